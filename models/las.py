@@ -1,7 +1,7 @@
 """Listen, attend and spell: a speech recogniser with an attention decoder.
 
 Legend: B batch, N samples, T frames of the encoder's output, U labels, R = U + 1 decoder steps,
-D embedding_dim, V tokens and the end token.
+D embedding_dim, V tokens and the end token, padded to vocab_multiple.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from tekso.framework.pieces import Flow, Piece
 from tekso.framework.theta import Theta
 from tekso.models.ctc_loss import ctc_frames_needed, ctc_loss
 from tekso.models.decoding.decoder import DecoderStep, repeat_rows, take_rows
+from tekso.models.layers import vocabulary
 from tekso.models.layers.dropout import Dropout
 from tekso.models.layers.embedding import Embedding
 from tekso.models.layers.frames import FrameSequence
@@ -55,6 +56,7 @@ class Las(SpeechModel):
     class Params(SpeechModel.Params):
         """Params of Las."""
 
+        vocab_multiple: int = param(vocabulary.ROWS_DOC, default=1)
         embedding_dim: int = param("Size of an embedded token.", default=96)
         decoder: RecurrentDecoder.Params = param(
             "The layers over the tokens, and the attention; the model sets their sizes.",
@@ -85,13 +87,12 @@ class Las(SpeechModel):
             if not 0.0 <= p.get(name) <= 1.0:
                 raise ValueError(f"{p.path_of(name)} is {p.get(name)}, must be in 0 … 1")
         tokens = p.vocab_size + 1
-        self.child("embedding", Embedding.Params(vocab_size=tokens, dim=p.embedding_dim))
+        rows = {"vocab_size": tokens, "vocab_multiple": p.vocab_multiple}
+        self.child("embedding", Embedding.Params(dim=p.embedding_dim, **rows))
         sizes = {"input_dim": p.embedding_dim, "memory_dim": self.encoder.output_dim}
         self.child("decoder", with_sizes(p.decoder, **sizes))
-        softmax = Softmax.Params(
-            vocab_size=tokens, input_dim=self.decoder.output_dim, use_bias=True
-        )
-        self.child("softmax", softmax)
+        output_dim = self.decoder.output_dim
+        self.child("softmax", Softmax.Params(input_dim=output_dim, use_bias=True, **rows))
         self.child("dropout", Dropout.Params(rate=p.dropout_rate))
         if p.ctc_weight:
             size = self.encoder.output_dim
@@ -165,7 +166,7 @@ class Las(SpeechModel):
         self, theta: Theta, ids: tf.Tensor, frames: FrameSequence, ctx: StepContext
     ) -> tf.Tensor:
         """Returns the decoder's output [B, R, output_dim], with drawn tokens as some inputs."""
-        batch = ids.shape[0]
+        batch, tokens = ids.shape[0], self.params.vocab_size + 1
         memory = self.decoder.memory(theta.decoder, frames.features, ctx)
         shared = Theta(
             embedding=theta.embedding,
@@ -182,8 +183,8 @@ class Las(SpeechModel):
                 theta.decoder, x, state["decoder"], ctx, memory=theta.memory, mask=theta.mask > 0
             )
             logits = tf.stop_gradient(self.softmax.logits(theta.softmax, found.output, ctx))
-            logits = ctx.constrain(tf.cast(logits, tf.float32), ("batch", None))
-            noise = ctx.uniform(self, [batch, logits.shape[1]], "draw")
+            logits = ctx.constrain(tf.cast(logits, tf.float32), ("batch", None))[:, :tokens]
+            noise = ctx.uniform(self, [batch, tokens], "draw")
             # The largest of log-probabilities with Gumbel noise is a draw.
             drawn = tf.argmax(logits - tf.math.log(-tf.math.log(noise)), 1, output_type=tf.int32)
             return {"decoder": after, "drawn": drawn}, found.output

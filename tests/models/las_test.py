@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 from tekso.framework.context import StepContext
+from tekso.framework.theta import Theta
 from tekso.models.las import Las
 from tekso.models.layers.frames import FrameSequence
 from tekso.models.layers.location_attention import LocationAwareAttention
@@ -111,6 +112,18 @@ def test_scheduled_sampling_feeds_drawn_tokens_in_training_only() -> None:
     assert np.abs(one - gold)[:, 1:].max() > 0.01 and np.abs(one - other)[:, 1:].max() > 0.01
     few = las(sampled_inputs=1e-9)
     np.testing.assert_allclose(nats(few), gold, rtol=1e-5)
+
+
+def test_padding_of_the_vocabulary_has_no_effect() -> None:
+    given, ctx = batch(), StepContext(mode="train", num_examples=2)
+    plain, padded = (las(sampled_inputs=1.0, vocab_multiple=n) for n in (1, 4))
+    theta = plain.init(seed=1)
+    expected = plain.fprop(theta, given, ctx)
+    zeros = {"table": [[0, 2], [0, 0]], "w": [[0, 2], [0, 0]], "b": [[0, 2]]}
+    for name, weights in (("embedding", theta.embedding), ("softmax", theta.softmax)):
+        theta[name] = Theta({key: tf.pad(w, zeros[key]) for key, w in weights.items()})
+    assert theta.softmax.w.shape[0] == 8
+    np.testing.assert_allclose(padded.fprop(theta, given, ctx), expected, rtol=1e-5)
 
 
 def test_drawn_tokens_follow_the_model() -> None:
