@@ -192,6 +192,7 @@ class Las(SpeechModel):
         begin = self.decoder.zero_state(
             batch, frames.features.dtype, source_length=frames.features.shape[1]
         )
+        begin = self.decoder.constrained(begin, ctx)
         state = {"decoder": begin, "drawn": tf.fill([batch], self.end_id)}
         _, y = ops.scan(ctx, step, shared, state, tf.transpose(ids))
         return ctx.constrain(tf.transpose(y, [1, 0, 2]), ("batch", None, "embed"))

@@ -191,7 +191,7 @@ class AttentiveRecurrent(ProjectionLayer):
         # The memory is passed like weights: every iteration reads it, and it gets gradients.
         shared = Theta(own=theta, memory=Theta(memory))
         state = self.zero_state(x.shape[0], x.dtype, source_length=encoded.shape[1])
-        state = self._constrained(state, ctx)
+        state = self.constrained(state, ctx)
         _, ys = ops.scan(ctx, self._iteration, shared, state, xs)
         dims = {"output": "embed", "context": "embed", "probabilities": None}
         return Attended(
@@ -273,7 +273,8 @@ class AttentiveRecurrent(ProjectionLayer):
             next_["attended"] = ctx.constrain(probabilities, ("batch", None))
         return Attended(y, context, probabilities), next_
 
-    def _constrained(self, state: Any, ctx: StepContext) -> Any:
+    def constrained(self, state: Any, ctx: StepContext) -> Any:
+        """Returns a state with sharding constraints, as a loop begins with it."""
         cells = [
             {name: ctx.constrain(v, cell.state_dims[name]) for name, v in own.items()}
             for cell, own in zip(self.cells, state["cells"], strict=True)

@@ -188,6 +188,15 @@ class RecurrentDecoder(Layer):
         attentive = self.attentive.zero_state(batch_size, dtype, source_length=source_length)
         return {"attentive": attentive, "layers": layers}
 
+    def constrained(self, state: dict[str, Any], ctx: StepContext) -> dict[str, Any]:
+        """Returns a state with sharding constraints, as a loop over `step` begins with it."""
+        layers = [
+            {name: ctx.constrain(v, layer.cell.state_dims[name]) for name, v in own.items()}
+            for layer, own in zip(self.layers, state["layers"], strict=True)
+        ]
+        attentive = self.attentive.constrained(state["attentive"], ctx)
+        return {"attentive": attentive, "layers": layers}
+
     def memory(self, theta: Theta, encoded: tf.Tensor, ctx: StepContext) -> Memory:
         """Returns keys and values of the sources [B, S, M], for `step`."""
         return self.attentive.attention.memory(theta.attentive.attention, encoded, ctx)
@@ -210,6 +219,7 @@ class RecurrentDecoder(Layer):
         """
         own = theta.attentive
         gates = self.attentive.project_inputs(own, x, ctx)
+        gates = ctx.constrain(gates, ("batch", None, "mlp"))
         found, attentive = self.attentive.step(
             own, gates, state["attentive"], ctx, memory=memory, mask=mask
         )

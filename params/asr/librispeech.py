@@ -153,6 +153,7 @@ class LasWordPieces(LibriSpeechExperiment):
         return LasTask.Params(
             model=Las.Params(
                 vocab_size=self.num_pieces,
+                vocab_multiple=8,
                 encoder=RecurrentEncoder.Params(num_filters=32, dim=640),
                 embedding_dim=self.embedding_dim,
                 decoder=RecurrentDecoder.Params(
