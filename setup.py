@@ -113,6 +113,8 @@ if __name__ == "__main__":
                 "tekso-worker=tekso.tools.entry:worker",
                 "tekso-ckpt=tekso.tools.entry:ckpt",
                 "tekso-decode=tekso.tools.entry:decode",
+                "tekso-compare=tekso.tools.entry:compare",
+                "tekso-sweep=tekso.tools.entry:sweep",
                 "tekso-new-task=tekso.tools.entry:new_task",
             ],
         },

@@ -243,7 +243,7 @@ def _tasks_of_nodes(environment: Mapping[str, str], count: int, nodes: int) -> l
     if name is None:
         if count % nodes:
             raise ClusterError(
-                f"SLURM_NTASKS {count} does not divide over the {nodes} nodes of "
+                f"SLURM_NTASKS {count} does not divide evenly over the {nodes} nodes of "
                 "SLURM_JOB_NODELIST, and SLURM_TASKS_PER_NODE is missing"
             )
         return [count // nodes] * nodes

@@ -129,7 +129,8 @@ class StepContext:
         message = f"a {type(self).__name__} has no attribute {name!r}"
         if name in PRIMITIVE_MODULES:
             package, _, module = PRIMITIVE_MODULES[name].rpartition(".")
-            message += f": write {module}.{name}(ctx, …), with `from {package} import {module}`"
+            imported = f"from {package} import {module}" if package else f"import {module}"
+            message += f": write {module}.{name}(ctx, …), with `{imported}`"
         raise AttributeError(message)
 
     @property

@@ -249,6 +249,11 @@ class Run(Configurable):
         checkpoint_every_steps: int = param(
             "Steps between two checkpoints; 0 writes one at the end only.", default=500
         )
+        weight_figures_every_steps: int = param(
+            "Steps between two comparisons of the weights before and after a step: norms, update "
+            "ratios and histograms by layer, in weights.jsonl and TensorBoard; 0: none.",
+            default=0,
+        )
         keep_last_checkpoints: int = param("Number of most recent checkpoints to keep.", default=3)
         keep_best: KeepBest.Params = param(
             "Which checkpoints are kept because of their evaluation.", default=KeepBest.Params()
@@ -279,6 +284,7 @@ class Run(Configurable):
             "log_every_steps": 1,
             "eval_every_steps": 0,
             "checkpoint_every_steps": 0,
+            "weight_figures_every_steps": 0,
             "keep_last_checkpoints": 1,
             "keep_best.count": 0,
             "early_stopping.patience": 0,

@@ -112,6 +112,23 @@ def _prefix(path: str) -> str:
     return f"{path}{SEPARATOR}" if path else ""
 
 
+def of_layers(
+    name: str, layers: Sequence[Layer], run: Callable[[int, Theta, Flow, StepContext], Flow]
+) -> list[Piece]:
+    """Returns one piece for each layer of a list, all of one kind.
+
+    Args:
+      name: path of the list; its pieces are named "<name>/<number>".
+      layers: the layers.
+      run: `run(number, theta, flow, ctx)` computes one layer.
+    """
+    return [
+        Piece(path, {path: layer}, functools.partial(run, i), kind=name)
+        for i, layer in enumerate(layers)
+        if (path := f"{name}{SEPARATOR}{i}")
+    ]
+
+
 def rows_of_stack(
     name: str,
     layers: Mapping[str, Layer],

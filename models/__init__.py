@@ -2,7 +2,7 @@
 
 if __name__ != "tekso.models":
     raise ImportError(
-        f"this folder was imported as {__name__!r}, and its one name is 'tekso.models'. Write "
+        f"this folder was imported as {__name__!r}, but its name is 'tekso.models'. Write "
         "'from tekso.models import ...'; in a checkout run `pip install -e .` first, "
         "or run from pytest, whose conftest.py makes the name available."
     )

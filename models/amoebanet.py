@@ -15,27 +15,22 @@ TensorFlow code (without its auxiliary head) and in torchgpipe.
 
 from __future__ import annotations
 
-import functools
 from typing import Any, Literal
 
 from tekso.framework import ops
 from tekso.framework.context import StepContext
 from tekso.framework.initializers import GlorotUniform, Initializer
-from tekso.framework.layer import Layer
 from tekso.framework.params import REQUIRED, param
-from tekso.framework.pieces import Flow, Piece
+from tekso.framework.pieces import Flow, Piece, of_layers
 from tekso.framework.theta import Theta
-from tekso.models.image_model import ImageModel
+from tekso.models.image_model import PooledImageModel
 from tekso.models.layers.amoeba_cell import BATCH_NORM, CELLS, AmoebaCell, Kind
 from tekso.models.layers.conv_norm import ConvNorm
 from tekso.models.layers.drop_path import linear_rates
-from tekso.models.layers.dropout import Dropout
-from tekso.models.layers.linear import Linear
 from tekso.models.layers.normalization import Norm
-from tekso.models.layers.pooling import GlobalAveragePool
 
 
-class AmoebaNet(ImageModel):
+class AmoebaNet(PooledImageModel):
     """An AmoebaNet for images; see the module. A pipeline can cut between any two cells.
 
     Shapes:
@@ -48,7 +43,7 @@ class AmoebaNet(ImageModel):
     Source: Real et al. 2019, "Regularized evolution for image classifier architecture search".
     """
 
-    class Params(ImageModel.Params):
+    class Params(PooledImageModel.Params):
         """Params of AmoebaNet."""
 
         variant: Literal["B", "D"] = param("Which cells; see amoeba_cell.CELLS.", default="D")
@@ -67,9 +62,6 @@ class AmoebaNet(ImageModel):
 
     stem: ConvNorm
     cells: list[AmoebaCell]
-    pool: GlobalAveragePool
-    dropout: Dropout
-    classifier: Linear
 
     def __init__(self, params: Any) -> None:
         super().__init__(params)
@@ -89,16 +81,7 @@ class AmoebaNet(ImageModel):
         )
         self.child("stem", stem)
         self.child_list("cells", self._cell_params())
-        self.child("pool", GlobalAveragePool.Params())
-        self.child("dropout", Dropout.Params(rate=p.dropout_rate))
-        classifier = Linear.Params(
-            dtype=p.dtype,
-            input_dim=self.cells[-1].output_dim,
-            output_dim=p.classes,
-            init=p.classifier_init,
-            dims=("channels", "classes"),
-        )
-        self.child("classifier", classifier)
+        self.classify_pooled(self.cells[-1].output_dim, p.classifier_init, p.dropout_rate)
 
     def _first_dims(self) -> tuple[int, int, int]:
         """Returns the channels of the stem and of the first two reduction cells."""
@@ -135,24 +118,10 @@ class AmoebaNet(ImageModel):
 
     def pieces(self) -> list[Piece]:
         """Returns the stem, one piece per cell, and the classifier: L + 6 pieces."""
-        cells = [
-            Piece(
-                f"cells/{i}",
-                {f"cells/{i}": cell},
-                functools.partial(self._run_cell, i),
-                kind="cells",
-            )
-            for i, cell in enumerate(self.cells)
-        ]
-        head: dict[str, Layer] = {
-            "pool": self.pool,
-            "dropout": self.dropout,
-            "classifier": self.classifier,
-        }
         return [
             Piece("stem", {"stem": self.stem}, self._run_stem),
-            *cells,
-            Piece("classifier", head, self._run_classifier),
+            *of_layers("cells", self.cells, self._run_cell),
+            self.classifier_piece(),
         ]
 
     def _run_stem(self, theta: Theta, flow: Flow, ctx: StepContext) -> Flow:
@@ -166,7 +135,4 @@ class AmoebaNet(ImageModel):
 
     def _run_classifier(self, theta: Theta, flow: Flow, ctx: StepContext) -> Flow:
         x = ops.activate(ctx, "relu", flow["x"])
-        x = self.pool.fprop(theta.pool, x, ctx)
-        x = self.dropout.fprop(theta.dropout, x, ctx)
-        x = self.logits(self.classifier.fprop(theta.classifier, x, ctx), ctx)
-        return {**flow, "x": x, "before": None}
+        return super()._run_classifier(theta, {**flow, "x": x, "before": None}, ctx)

@@ -35,6 +35,7 @@ from tekso.models.layers.sizes import with_sizes
 from tekso.models.layers.softmax import Softmax
 from tekso.models.layers.stack import Stack, StackBase, pieces_of_stack
 from tekso.models.layers.transformer import TransformerLayer
+from tekso.models.shared_tables import SharedTables
 
 Batch = Mapping[str, tf.Tensor]
 
@@ -54,7 +55,7 @@ def decoder_layer(encoder_layer: TransformerLayer.Params) -> TransformerLayer.Pa
 DECODER_LAYER = decoder_layer(ENCODER_LAYER)
 
 
-class EncoderDecoder(Layer):
+class EncoderDecoder(SharedTables):
     """Predicts every token of the target from those before it and the whole source.
 
     Shared tables: with neither `source_embedding` nor `softmax`, source, target and softmax share
@@ -75,7 +76,7 @@ class EncoderDecoder(Layer):
     Source: Vaswani et al. 2017; Press & Wolf 2017 (three tables in one).
     """
 
-    class Params(Layer.Params):
+    class Params(SharedTables.Params):
         """Params of EncoderDecoder."""
 
         source_vocab_size: int = param("Number of tokens of the source.", default=REQUIRED)
@@ -115,9 +116,6 @@ class EncoderDecoder(Layer):
             "Normalisation after the last layer of the decoder.", default=LayerNorm.Params()
         )
 
-    source_embedding: Embedding
-    target_embedding: Embedding
-    softmax: Softmax
     source_positions: PositionsBase
     target_positions: PositionsBase
     source_dropout: Dropout
@@ -130,19 +128,7 @@ class EncoderDecoder(Layer):
     def __init__(self, params: Any) -> None:
         super().__init__(params)
         p = self.params
-        if p.source_embedding is not None:
-            source = with_sizes(p.source_embedding, vocab_size=p.source_vocab_size, dim=p.dim)
-            self.child("source_embedding", source)
-        elif p.source_vocab_size != p.target_vocab_size:
-            raise ValueError(
-                f"EncoderDecoder: source_vocab_size {p.source_vocab_size} and target_vocab_size "
-                f"{p.target_vocab_size} differ, so they cannot share a table: set a separate "
-                "source_embedding, as in --set task.model.source_embedding="
-                "tekso.models.layers.embedding:Embedding --set "
-                f"task.model.source_embedding.scale={p.target_embedding.scale}"
-            )
-        target = with_sizes(p.target_embedding, vocab_size=p.target_vocab_size, dim=p.dim)
-        self.child("target_embedding", target)
+        self._add_embeddings()
         for side in ("source", "target"):
             if p.get(f"{side}_positions") is not None:
                 self.child(f"{side}_positions", with_sizes(p.get(f"{side}_positions"), dim=p.dim))
@@ -151,9 +137,7 @@ class EncoderDecoder(Layer):
             self.child(name, with_sizes(p.get(name), dim=p.dim))
             if p.get(f"{name}_norm") is not None:
                 self.child(f"{name}_norm", with_sizes(p.get(f"{name}_norm"), dim=p.dim))
-        if p.softmax is not None:
-            sizes = {"input_dim": p.dim, "vocab_size": p.target_vocab_size}
-            self.child("softmax", with_sizes(p.softmax, **sizes))
+        self._add_softmax(p.dim)
         self._check_attention()
 
     def _check_attention(self) -> None:
@@ -196,10 +180,7 @@ class EncoderDecoder(Layer):
           returns: [B, T] float32
         """
         theta, x = self._decoded(theta, batch, ctx)
-        name, softmax = self._softmax()
-        return softmax.cross_entropy(
-            theta[name], x, batch["target_labels"], ctx, label_smoothing=label_smoothing
-        )
+        return self._cross_entropy(theta, x, batch["target_labels"], ctx, label_smoothing)
 
     def logits(self, theta: Theta, batch: Batch, ctx: StepContext) -> tf.Tensor:
         """Returns the scores of the next token at every position of the target.
@@ -379,15 +360,9 @@ class EncoderDecoder(Layer):
     def _run_cross_entropy(
         self, label_smoothing: float, theta: Theta, flow: Flow, ctx: StepContext
     ) -> Flow:
-        name, softmax = self._softmax()
-        cross_entropy = softmax.cross_entropy(
-            theta[name],
-            flow["x"],
-            flow["target_labels"],
-            ctx,
-            label_smoothing=label_smoothing if ctx.is_training else 0.0,
-        )
-        return {**flow, "cross_entropy": cross_entropy}
+        smoothing = label_smoothing if ctx.is_training else 0.0
+        loss = self._cross_entropy(theta, flow["x"], flow["target_labels"], ctx, smoothing)
+        return {**flow, "cross_entropy": loss}
 
     # --- shared parts ---
 
@@ -413,22 +388,6 @@ class EncoderDecoder(Layer):
         if self.params.get(name) is None:
             return x
         return getattr(self, name).fprop(theta[name], x, ctx)
-
-    def _source_embedding(self) -> tuple[str, Embedding]:
-        """Returns the name of the layer with the source table, and the layer."""
-        if self.params.source_embedding is None:
-            return "target_embedding", self.target_embedding
-        return "source_embedding", self.source_embedding
-
-    def _softmax(self) -> tuple[str, Any]:
-        """Returns the name of the layer with the output table, and the layer."""
-        if self.params.softmax is None:
-            return "target_embedding", self.target_embedding
-        return "softmax", self.softmax
-
-    def _logits(self, theta: Theta, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
-        name, softmax = self._softmax()
-        return softmax.logits(theta[name], x, ctx)
 
 
 def _sides(batch: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,11 +8,15 @@ import tensorflow as tf
 
 from tekso.framework import ops
 from tekso.framework.context import StepContext
+from tekso.framework.initializers import Initializer
 from tekso.framework.layer import Layer
 from tekso.framework.params import REQUIRED, param
 from tekso.framework.pieces import Flow, Piece
 from tekso.framework.primitives.precision import widen
 from tekso.framework.theta import Theta
+from tekso.models.layers.dropout import Dropout
+from tekso.models.layers.linear import Linear
+from tekso.models.layers.pooling import GlobalAveragePool
 
 
 class ImageModel(Layer):
@@ -66,3 +70,42 @@ class ImageModel(Layer):
     def logits(self, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
         """Returns the scores in float32 or wider, sharded by examples only."""
         return widen(ctx.constrain(x, ("batch", None)))
+
+
+class PooledImageModel(ImageModel):
+    """Base of the image classifiers that end with global average pooling and a linear layer.
+
+    Shapes:
+      as ImageModel
+    Children:
+      pool, dropout, classifier: after all other children; see `classify_pooled`
+    """
+
+    pool: GlobalAveragePool
+    dropout: Dropout
+    classifier: Linear
+
+    def classify_pooled(
+        self, input_dim: int, init: Initializer.Params, dropout_rate: float
+    ) -> None:
+        """Adds the last layers: pooling, dropout and the classifier."""
+        self.child("pool", GlobalAveragePool.Params())
+        self.child("dropout", Dropout.Params(rate=dropout_rate))
+        classifier = Linear.Params(
+            dtype=self.params.dtype,
+            input_dim=input_dim,
+            output_dim=self.params.classes,
+            init=init,
+            dims=("channels", "classes"),
+        )
+        self.child("classifier", classifier)
+
+    def classifier_piece(self) -> Piece:
+        """Returns the last layers as a piece."""
+        layers = {"pool": self.pool, "dropout": self.dropout, "classifier": self.classifier}
+        return Piece("classifier", layers, self._run_classifier)
+
+    def _run_classifier(self, theta: Theta, flow: Flow, ctx: StepContext) -> Flow:
+        x = self.pool.fprop(theta.pool, flow["x"], ctx)
+        x = self.dropout.fprop(theta.dropout, x, ctx)
+        return {**flow, "x": self.logits(self.classifier.fprop(theta.classifier, x, ctx), ctx)}

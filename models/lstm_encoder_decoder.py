@@ -20,9 +20,8 @@ from typing import Any
 import tensorflow as tf
 
 from tekso.framework.context import StepContext
-from tekso.framework.layer import Layer
 from tekso.framework.params import REQUIRED, param
-from tekso.framework.pieces import Flow, Piece
+from tekso.framework.pieces import Flow, Piece, of_layers
 from tekso.framework.theta import Theta
 from tekso.models.decoding.decoder import DecoderStep, repeat_rows, take_rows
 from tekso.models.layers import masking
@@ -33,11 +32,12 @@ from tekso.models.layers.recurrent import RecurrentStack, segment_flags
 from tekso.models.layers.recurrent_decoder import RecurrentDecoder
 from tekso.models.layers.sizes import with_sizes
 from tekso.models.layers.softmax import Softmax
+from tekso.models.shared_tables import SharedTables
 
 Batch = Mapping[str, tf.Tensor]
 
 
-class LstmEncoderDecoder(Layer):
+class LstmEncoderDecoder(SharedTables):
     """Predicts every token of the target from those before it and the whole source.
 
     The decoder starts with zero states and receives information on the source only by attention.
@@ -58,7 +58,7 @@ class LstmEncoderDecoder(Layer):
       Bahdanau et al. 2015; Luong et al. 2015; Wu et al. 2016 (GNMT); Chen et al. 2018 (RNMT+).
     """
 
-    class Params(Layer.Params):
+    class Params(SharedTables.Params):
         """Params of LstmEncoderDecoder."""
 
         source_vocab_size: int = param("Number of tokens of the source.", default=REQUIRED)
@@ -89,9 +89,6 @@ class LstmEncoderDecoder(Layer):
             "Dropout of the embedded tokens and of the decoder's output.", default=0.0
         )
 
-    source_embedding: Embedding
-    target_embedding: Embedding
-    softmax: Softmax
     encoder: RecurrentStack
     decoder: RecurrentDecoder
     source_dropout: Dropout
@@ -101,27 +98,15 @@ class LstmEncoderDecoder(Layer):
     def __init__(self, params: Any) -> None:
         super().__init__(params)
         p = self.params
-        if p.source_embedding is not None:
-            source = with_sizes(p.source_embedding, vocab_size=p.source_vocab_size, dim=p.dim)
-            self.child("source_embedding", source)
-        elif p.source_vocab_size != p.target_vocab_size:
-            raise ValueError(
-                f"LstmEncoderDecoder: source_vocab_size {p.source_vocab_size} and "
-                f"target_vocab_size {p.target_vocab_size} differ, so they cannot share a table: "
-                "set source_embedding"
-            )
-        target = with_sizes(p.target_embedding, vocab_size=p.target_vocab_size, dim=p.dim)
-        self.child("target_embedding", target)
+        self._add_embeddings()
         for name in ("source_dropout", "target_dropout", "output_dropout"):
             self.child(name, Dropout.Params(rate=p.dropout_rate))
         self.child("encoder", with_sizes(_with_units(p.encoder, p.dim), input_dim=p.dim))
         sizes = {"input_dim": p.dim, "memory_dim": self.encoder.output_dim}
         self.child("decoder", with_sizes(_with_units(p.decoder, p.dim), **sizes))
         output_dim = self.decoder.output_dim
-        if p.softmax is not None:
-            sizes = {"vocab_size": p.target_vocab_size, "input_dim": output_dim}
-            self.child("softmax", with_sizes(p.softmax, **sizes))
-        elif output_dim != p.dim:
+        self._add_softmax(output_dim)
+        if p.softmax is None and output_dim != p.dim:
             raise ValueError(
                 f"LstmEncoderDecoder: the decoder's output has {output_dim} elements, but an "
                 f"embedded token has {p.dim}, so the softmax cannot be tied to the embedding: set "
@@ -140,13 +125,12 @@ class LstmEncoderDecoder(Layer):
           returns: [B, T] float32
         """
         x = self._dropped(self._decoded(theta, batch, ctx).output, ctx)
-        return self._cross_entropy(theta, x, batch, ctx, label_smoothing)
+        return self._cross_entropy(theta, x, batch["target_labels"], ctx, label_smoothing)
 
     def logits(self, theta: Theta, batch: Batch, ctx: StepContext) -> tf.Tensor:
         """Returns the scores of the next token at every position of the target: [B, T, V]."""
         x = self._dropped(self._decoded(theta, batch, ctx).output, ctx)
-        name, softmax = self._softmax()
-        return softmax.logits(theta[name], x, ctx)
+        return self._logits(theta, x, ctx)
 
     def attention(self, theta: Theta, batch: Batch, ctx: StepContext) -> tf.Tensor:
         """Returns attention weights of the target over the source: [B, T, S] float32.
@@ -187,26 +171,6 @@ class LstmEncoderDecoder(Layer):
     def _dropped(self, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
         return self.output_dropout.fprop(Theta(), x, ctx)
 
-    def _cross_entropy(
-        self, theta: Theta, x: tf.Tensor, batch: Batch, ctx: StepContext, label_smoothing: float
-    ) -> tf.Tensor:
-        name, softmax = self._softmax()
-        return softmax.cross_entropy(
-            theta[name], x, batch["target_labels"], ctx, label_smoothing=label_smoothing
-        )
-
-    def _source_embedding(self) -> tuple[str, Embedding]:
-        """Returns the name of the layer with the source table, and the layer."""
-        if self.params.source_embedding is None:
-            return "target_embedding", self.target_embedding
-        return "source_embedding", self.source_embedding
-
-    def _softmax(self) -> tuple[str, Any]:
-        """Returns the name of the layer with the output table, and the layer."""
-        if self.params.softmax is None:
-            return "target_embedding", self.target_embedding
-        return "softmax", self.softmax
-
     # --- in pieces ---
 
     def pieces(self, *, label_smoothing: float = 0.0) -> list[Piece]:
@@ -218,23 +182,18 @@ class LstmEncoderDecoder(Layer):
         [B, S, M] (from the target embedding), "context" [B, T, M] (from the attention) and at last
         "cross_entropy" [B, T].
         """
-        name, embedding = self._source_embedding()
-        pieces = [Piece("source_embedding", {name: embedding}, self._run_source)]
-        for i, layer in enumerate(self.encoder.layers):
-            path = f"encoder/layers/{i}"
-            run = functools.partial(self._run_encoder_layer, i)
-            pieces.append(Piece(path, {path: layer}, run, kind="encoder/layers"))
+        (source_name, source), (output_name, softmax) = self._source_embedding(), self._softmax()
         target = {"target_embedding": self.target_embedding}
-        pieces.append(Piece("target_embedding", target, self._run_target))
         attentive = {"decoder/attentive": self.decoder.attentive}
-        pieces.append(Piece("decoder/attentive", attentive, self._run_attentive))
-        for i, recurrent in enumerate(self.decoder.layers):
-            path = f"decoder/layers/{i}"
-            run = functools.partial(self._run_decoder_layer, i)
-            pieces.append(Piece(path, {path: recurrent}, run, kind="decoder/layers"))
-        name, softmax = self._softmax()
         last = functools.partial(self._run_softmax, label_smoothing)
-        return [*pieces, Piece("softmax", {name: softmax}, last)]
+        return [
+            Piece("source_embedding", {source_name: source}, self._run_source),
+            *of_layers("encoder/layers", self.encoder.layers, self._run_encoder_layer),
+            Piece("target_embedding", target, self._run_target),
+            Piece("decoder/attentive", attentive, self._run_attentive),
+            *of_layers("decoder/layers", self.decoder.layers, self._run_decoder_layer),
+            Piece("softmax", {output_name: softmax}, last),
+        ]
 
     def _run_source(self, theta: Theta, flow: Flow, ctx: StepContext) -> Flow:
         return {**flow, "x": self._embedded_source(theta, flow["source_ids"], ctx)}
@@ -271,7 +230,8 @@ class LstmEncoderDecoder(Layer):
     ) -> Flow:
         x = self._dropped(self.decoder.fprop_output(flow["x"], flow["context"], ctx), ctx)
         smoothing = label_smoothing if ctx.is_training else 0.0
-        return {**flow, "cross_entropy": self._cross_entropy(theta, x, flow, ctx, smoothing)}
+        loss = self._cross_entropy(theta, x, flow["target_labels"], ctx, smoothing)
+        return {**flow, "cross_entropy": loss}
 
     # --- token by token ---
 
@@ -307,8 +267,7 @@ class LstmEncoderDecoder(Layer):
             memory=source["memory"],
             mask=source["mask"],
         )
-        name, softmax = self._softmax()
-        logits = tf.cast(softmax.logits(theta[name], found.output, ctx), tf.float32)
+        logits = tf.cast(self._logits(theta, found.output, ctx), tf.float32)
         attention = tf.cast(found.probabilities, tf.float32)
         return DecoderStep(logits, attention, {"source": source, "hypotheses": hypotheses})
 

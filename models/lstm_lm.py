@@ -13,7 +13,7 @@ import tensorflow as tf
 from tekso.framework.context import StepContext
 from tekso.framework.layer import Layer
 from tekso.framework.params import REQUIRED, param
-from tekso.framework.pieces import Flow, Piece
+from tekso.framework.pieces import Flow, Piece, of_layers
 from tekso.framework.theta import Theta
 from tekso.models.layers.dropout import Dropout
 from tekso.models.layers.embedding import Embedding
@@ -198,13 +198,12 @@ class LstmLm(Layer):
         piece takes {"ids", "labels"} and, for packed texts, {"positions", "segment_ids"}. Pieces
         add "x" (activations) and at last "cross_entropy" [B, T].
         """
-        pieces = [Piece("embedding", {"embedding": self.embedding}, self._run_embedding)]
-        for i, layer in enumerate(self.stack.layers):
-            path = f"stack/layers/{i}"
-            run = functools.partial(self._run_layer, i)
-            pieces.append(Piece(path, {path: layer}, run, kind="stack/layers"))
         last = functools.partial(self._run_softmax, label_smoothing)
-        return [*pieces, Piece("softmax", {"softmax": self.softmax}, last)]
+        return [
+            Piece("embedding", {"embedding": self.embedding}, self._run_embedding),
+            *of_layers("stack/layers", self.stack.layers, self._run_layer),
+            Piece("softmax", {"softmax": self.softmax}, last),
+        ]
 
     def _run_embedding(self, theta: Theta, flow: Flow, ctx: StepContext) -> Flow:
         return {**flow, "x": self._embedded(theta, flow["ids"], ctx)}

@@ -19,7 +19,6 @@ padding does not depend on the size of the image, as in MLPerf and PyTorch.
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import tensorflow as tf
@@ -28,14 +27,12 @@ from tekso.framework.context import StepContext
 from tekso.framework.initializers import Initializer, Normal
 from tekso.framework.layer import Layer
 from tekso.framework.params import REQUIRED, param
-from tekso.framework.pieces import Flow, Piece
+from tekso.framework.pieces import Flow, Piece, of_layers
 from tekso.framework.theta import Theta
-from tekso.models.image_model import ImageModel
+from tekso.models.image_model import PooledImageModel
 from tekso.models.layers.conv_norm import ConvNorm
 from tekso.models.layers.drop_path import linear_rates
-from tekso.models.layers.dropout import Dropout
-from tekso.models.layers.linear import Linear
-from tekso.models.layers.pooling import GlobalAveragePool, MaxPool
+from tekso.models.layers.pooling import MaxPool
 from tekso.models.layers.residual_blocks import (
     BATCH_NORM,
     BasicBlock,
@@ -107,7 +104,7 @@ SMALL_STEM = Stem.Params(
 """The stem for images of 28 to 64 pixels: a 3x3 convolution of stride 1, without pooling."""
 
 
-class ResNet(ImageModel):
+class ResNet(PooledImageModel):
     """A residual network for images; see the module.
 
     Shapes:
@@ -120,7 +117,7 @@ class ResNet(ImageModel):
     Source: He et al. 2016, table 1; Goyal et al. 2017, section 5.1 (stride, initial values).
     """
 
-    class Params(ImageModel.Params):
+    class Params(PooledImageModel.Params):
         """Params of ResNet."""
 
         num_blocks: list[int] = param(
@@ -142,9 +139,6 @@ class ResNet(ImageModel):
 
     stem: Stem
     blocks: list[ResidualBlock]
-    pool: GlobalAveragePool
-    dropout: Dropout
-    classifier: Linear
 
     def __init__(self, params: Any) -> None:
         super().__init__(params)
@@ -154,16 +148,7 @@ class ResNet(ImageModel):
         stem = with_sizes(p.stem, input_dim=p.channels, output_dim=p.width)
         self.child("stem", stem.set(dtype=p.dtype))
         self.child_list("blocks", self._block_params())
-        self.child("pool", GlobalAveragePool.Params())
-        self.child("dropout", Dropout.Params(rate=p.dropout_rate))
-        classifier = Linear.Params(
-            dtype=p.dtype,
-            input_dim=self.blocks[-1].output_dim,
-            output_dim=p.classes,
-            init=p.classifier_init,
-            dims=("channels", "classes"),
-        )
-        self.child("classifier", classifier)
+        self.classify_pooled(self.blocks[-1].output_dim, p.classifier_init, p.dropout_rate)
 
     def _block_params(self) -> list[ResidualBlock.Params]:
         p = self.params
@@ -180,20 +165,10 @@ class ResNet(ImageModel):
 
     def pieces(self) -> list[Piece]:
         """Returns the stem, one piece per block, and the classifier."""
-        blocks = [
-            Piece(
-                f"blocks/{i}",
-                {f"blocks/{i}": block},
-                functools.partial(self._run_block, i),
-                kind="blocks",
-            )
-            for i, block in enumerate(self.blocks)
-        ]
-        head = {"pool": self.pool, "dropout": self.dropout, "classifier": self.classifier}
         return [
             Piece("stem", {"stem": self.stem}, self._run_stem),
-            *blocks,
-            Piece("classifier", head, self._run_classifier),
+            *of_layers("blocks", self.blocks, self._run_block),
+            self.classifier_piece(),
         ]
 
     def _run_stem(self, theta: Theta, flow: Flow, ctx: StepContext) -> Flow:
@@ -202,11 +177,6 @@ class ResNet(ImageModel):
 
     def _run_block(self, i: int, theta: Theta, flow: Flow, ctx: StepContext) -> Flow:
         return {**flow, "x": self.blocks[i].fprop(theta.blocks[i], flow["x"], ctx.fold(i))}
-
-    def _run_classifier(self, theta: Theta, flow: Flow, ctx: StepContext) -> Flow:
-        x = self.pool.fprop(theta.pool, flow["x"], ctx)
-        x = self.dropout.fprop(theta.dropout, x, ctx)
-        return {**flow, "x": self.logits(self.classifier.fprop(theta.classifier, x, ctx), ctx)}
 
 
 def resnet(depth: int, **changes: Any) -> ResNet.Params:

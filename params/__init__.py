@@ -5,7 +5,7 @@
 
 if __name__ != "tekso.params":
     raise ImportError(
-        f"this folder was imported as {__name__!r}, and its one name is 'tekso.params'. Write "
+        f"this folder was imported as {__name__!r}, but its name is 'tekso.params'. Write "
         "'from tekso.params import ...'; in a checkout run `pip install -e .` first, "
         "or run from pytest, whose conftest.py makes the name available."
     )

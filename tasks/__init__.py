@@ -5,7 +5,7 @@ Imports tekso.models and tekso.framework.
 
 if __name__ != "tekso.tasks":
     raise ImportError(
-        f"this folder was imported as {__name__!r}, and its one name is 'tekso.tasks'. Write "
+        f"this folder was imported as {__name__!r}, but its name is 'tekso.tasks'. Write "
         "'from tekso.tasks import ...'; in a checkout run `pip install -e .` first, "
         "or run from pytest, whose conftest.py makes the name available."
     )

@@ -265,7 +265,26 @@ HOW: list[tuple[str, Run | TestedBy]] = [
         r"tekso-trainer .*--mode=export .*",
         Run(prints=r"exported ", leaves="runs/*/export/saved_model.pb"),
     ),
+    (
+        r"tekso-compare .*",
+        TestedBy(
+            "tests/tools/compare_test.py"
+            "::test_the_page_is_one_file_without_scripts_and_the_csv_has_all_points"
+        ),
+    ),
+    (
+        r"tekso-sweep .*",
+        TestedBy(
+            "tests/tools/sweep_test.py"
+            "::test_a_sweep_that_is_killed_resumes_its_trial_and_runs_no_other_again"
+        ),
+    ),
+    (
+        r"tekso-trainer .*--profile_steps=.*",
+        TestedBy("tests/tools/trainer_test.py::test_a_profile_and_figures_of_weights_are_written"),
+    ),
     (r"tekso-trainer .*--output=schedule\.png", Run(leaves="schedule.png")),
+    (r"tekso-trainer .*--mode=plan .*", Run(prints=r"nothing speaks against this run")),
     (r"tekso-trainer .*--mode=inspect_.* --format=json", Run(prints=r"(?s)^\{\n.*\n\}$")),
     (r"tekso-trainer .*--mode=inspect_.*", Run(prints=r"(\n.*){5}")),
     (  # an experiment of the page's own, without an evaluation

@@ -85,7 +85,7 @@ def test_package_refuses_its_folder_name(package: str) -> None:
         timeout=120,
     )
     assert result.returncode != 0
-    assert f"its one name is 'tekso.{package}'" in result.stderr.decode()
+    assert f"but its name is 'tekso.{package}'" in result.stderr.decode()
 
 
 def test_a_process_that_a_test_starts_imports_the_checkout(tmp_path: Path) -> None:

@@ -144,7 +144,7 @@ def _report(above: str, name: str) -> None:
     print(f"wrote {os.path.join(above, name)}:")
     for file in sorted(os.listdir(os.path.join(above, name))):
         print(f"  {file}")
-    print("what to type next:")
+    print("next commands:")
     if above != os.getcwd():
         print(f"  cd {shlex.quote(above)}")
     trainer, pytest = typed("tekso-trainer", folder=above), typed("pytest", folder=above)

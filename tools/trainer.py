@@ -7,10 +7,12 @@ import functools
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tekso.tools import (
+    cluster_flags,
     command_errors,
     command_flags,
     experiment_flags,
@@ -22,7 +24,6 @@ from tekso.tools.command_errors import OK, UsageError
 from tekso.tools.trainer_flags import EXAMPLE, FLAGS, PROGRAM
 
 if TYPE_CHECKING:  # slow to import, so the functions below import these modules when they run
-    from tekso.framework.cluster import Cluster
     from tekso.framework.experiment import Tree
     from tekso.framework.run.checkpoints import Checkpoint
     from tekso.framework.run.job import Job
@@ -63,15 +64,16 @@ def _supervised(argv: list[str]) -> int:
 
 
 def _act(argv: list[str]) -> int:
+    begin = time.perf_counter()
     if FLAGS.logdir == "":
-        raise UsageError("--logdir is empty: give a folder, or leave it away for runs/MODEL")
+        raise UsageError("--logdir is empty: give a folder, or remove the flag to use runs/MODEL")
     if FLAGS["list"].value is None and FLAGS.mode != "replay":
         _logdir_path()  # an error before the slow imports
     experiment_flags.load(FLAGS.model, FLAGS["import"].value or [])
     if FLAGS["list"].value is not None:
         return list_mode.run(FLAGS["list"].value, as_json=FLAGS.format == "json")
     actions: dict[str, Callable[[list[str]], int]] = {
-        "train": _train,
+        "train": functools.partial(_train, begin=begin),
         "eval": _eval,
         "follow": _follow,
         "decode": _decode,
@@ -81,6 +83,7 @@ def _act(argv: list[str]) -> int:
         "inspect_model": _inspect_model,
         "inspect_sharding": _inspect_sharding,
         "inspect_pipeline": _inspect_pipeline,
+        "plan": _plan,
     }
     return actions[FLAGS.mode](argv)
 
@@ -153,7 +156,7 @@ def _job(model: str, tree: Tree.Params, registered: Tree.Params, argv: list[str]
     from tekso.framework.run.report.console import Console, console_for
 
     console: Console = console_for(sys.stderr if FLAGS.format == "json" else sys.stdout)
-    cluster = _cluster()
+    cluster = cluster_flags.find(FLAGS)
     if cluster is not None and cluster.process > 0:
         console = FollowingConsole(console, cluster.process)
     return Job(
@@ -174,34 +177,10 @@ def _job(model: str, tree: Tree.Params, registered: Tree.Params, argv: list[str]
     )
 
 
-def _cluster() -> Cluster | None:
-    from tekso.framework import cluster, exposure
-
-    if FLAGS.mode == "follow":  # a process of its own, beside those that train
-        return None
-
-    try:
-        found = cluster.find(FLAGS.cluster, FLAGS.process, os.environ)
-        if found is not None:
-            allowed = FLAGS.allow_unauthenticated_network
-            found = dataclasses.replace(found, allows_network=allowed)
-            exposure.check(
-                found.address, source=found.source, allowed=allowed, others=found.addresses
-            )
-    except (cluster.ClusterError, exposure.ExposureError) as error:
-        raise UsageError(str(error)) from None
-    if found is None and FLAGS.cluster is None and flag_modes.is_given(FLAGS["cluster_timeout_s"]):
-        raise UsageError(
-            "--cluster_timeout_s requires several processes, but this run has one: list them "
-            "all in --cluster=host:port,host:port"
-        )
-    return found
-
-
 # --- modes ---
 
 
-def _train(argv: list[str]) -> int:
+def _train(argv: list[str], *, begin: float) -> int:
     from tekso.framework.run import modes
 
     if FLAGS.format == "json":
@@ -214,7 +193,9 @@ def _train(argv: list[str]) -> int:
         from tekso.framework.run import pipeline_plan
 
         pipeline_plan.check_can_be_traced(tree)
-    return modes.train(_job(model, tree, registered, argv))
+    job = _job(model, tree, registered, argv)
+    profiled = trainer_flags.profile_steps()
+    return modes.train(dataclasses.replace(job, profile_steps=profiled, begin=begin))
 
 
 def _job_of_checkpoint(argv: list[str], *, reads_data: bool) -> tuple[Job, Checkpoint]:
@@ -364,6 +345,24 @@ def _inspect_pipeline(argv: list[str]) -> int:
         assets_dir=_assets_dir(model),
         as_json=FLAGS.format == "json",
         picture=FLAGS.output,
+    )
+
+
+def _plan(argv: list[str]) -> int:
+    from tekso.tools import plan_mode
+
+    model, tree, _ = _experiment()
+    logdir = _logdir()
+    logdir.check_model(model)
+    return plan_mode.run(
+        model,
+        tree,
+        logdir=logdir.path,
+        assets_dir=logdir.assets if logdir.model() is not None else None,
+        device=FLAGS.device if flag_modes.is_given(FLAGS["device"]) else "cpu",
+        num_devices=FLAGS.devices,
+        searches=FLAGS.auto,
+        as_json=FLAGS.format == "json",
     )
 
 

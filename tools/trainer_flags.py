@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import shlex
 from collections.abc import Sequence
 from typing import Any
@@ -41,7 +42,9 @@ def _define_run(f: flags.FlagValues) -> None:
         "layer by layer; inspect_params: print all Params with their docs; "
         "inspect_model: print the table of weights, without allocating them; inspect_sharding: "
         "print what each device of a mesh stores and exchanges; inspect_pipeline: print the stages "
-        "and the schedule of a pipeline. inspect_sharding and inspect_pipeline need no devices.",
+        "and the schedule of a pipeline; plan: print whether the run fits into memory and on the "
+        "disk, the estimated time of a step, and what it would resume; exit code 1 if it would "
+        "fail. The inspect modes and plan need no devices.",
         flag_values=f,
     )
     flags.DEFINE_multi_string(
@@ -79,21 +82,22 @@ def _define_devices(f: flags.FlagValues) -> None:
         "auto",
         False,
         "With inspect_sharding: search meshes and rules for the fastest step, estimated by a cost "
-        "model, and rank them.",
+        "model, and rank them. With plan: rank executions over --devices.",
         flag_values=f,
     )
     flags.DEFINE_integer(
         "devices",
         None,
         "With --auto: search all meshes over this number of devices. By default only the mesh of "
-        "the experiment.",
+        "the experiment. With plan: number of devices.",
         lower_bound=1,
         flag_values=f,
     )
     flags.DEFINE_string(
         "device",
         "tpu_v3",
-        "With --auto: device type: tpu_v2, tpu_v3 (cores), tpu_v4, v100, a100, h100 or cpu.",
+        "With --auto or plan: device type: tpu_v2, tpu_v3 (cores), tpu_v4, v100, a100, h100 or cpu "
+        "(the default of plan).",
         flag_values=f,
     )
 
@@ -132,6 +136,16 @@ def _define_outputs(f: flags.FlagValues) -> None:
         False,
         "With train: draw the measured timeline of a step of a pipeline next to the predicted one, "
         "and save the picture as pipeline.png in the logdir.",
+        flag_values=f,
+    )
+
+
+def _define_profile(f: flags.FlagValues) -> None:
+    flags.DEFINE_string(
+        "profile_steps",
+        None,
+        "With train: record TensorFlow's profile of these steps (10-14, or 10) in the folder "
+        "profile of the logdir, for TensorBoard.",
         flag_values=f,
     )
 
@@ -237,8 +251,8 @@ def _define_command(f: flags.FlagValues) -> None:
 
 
 for _define in (
-    _define_run, _define_devices, _define_outputs, _define_processes, _define_incident,
-    _define_command,
+    _define_run, _define_devices, _define_outputs, _define_profile, _define_processes,
+    _define_incident, _define_command,
 ):  # fmt: skip
     _define(FLAGS)
 
@@ -265,6 +279,25 @@ def parse(argv: Sequence[str]) -> None:
     if rest:
         hint = f"; did you mean --model={rest[0]}?" if not FLAGS.model and "." in rest[0] else ""
         raise UsageError(f"{rest[0]!r} is not a flag: flags begin with --{hint}")
+
+
+def profile_steps() -> tuple[int, int] | None:
+    """Returns the first and the last step of --profile_steps; None if it is not given.
+
+    Raises:
+      UsageError: they are no steps.
+    """
+    text = FLAGS.profile_steps
+    if text is None:
+        return None
+    found = re.fullmatch(r"(\d+)(?:-(\d+))?", text)
+    first, last = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
+    if not 1 <= first <= last:
+        raise UsageError(
+            f"--profile_steps={text}: expected the first and the last step, counted from 1, as in "
+            "--profile_steps=10-14, or one step"
+        )
+    return first, last
 
 
 def _setting_for_flag(words: Sequence[str]) -> str:
@@ -299,6 +332,7 @@ def help_text() -> str:
             "model": "key",
             "cluster": "addresses",
             "output": "path",
+            "profile_steps": "first-last",
         },
     )
     return (

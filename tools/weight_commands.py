@@ -214,7 +214,7 @@ def _experiment(file: WeightFile, model: str | None) -> tuple[str, Any, Any]:
         return registry.key_of(experiment), tree, tree.copy()
     if file.description is None:
         raise UsageError(
-            f"{file.path} does not say of which experiment its weights are: give --model=KEY"
+            f"{file.path} does not name the experiment of its weights: give --model=KEY"
         )
     tree = completed_tree(file.description, file.path)
     return file.description.model, tree, _registered(file.description.model, tree)
@@ -231,7 +231,9 @@ def _check_scales(task: Task, weights: StoredWeights) -> None:
 def _model(task: Task, key: str) -> Any:
     """Returns the model of a task, which may have a public layout."""
     if not hasattr(task, "model"):
-        raise Gpt2LayoutError(f"{key} has no model, which could have a public layout")
+        raise Gpt2LayoutError(
+            f"{key} cannot be read or written with --layout: its task has no model"
+        )
     return task.model
 
 

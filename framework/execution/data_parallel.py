@@ -226,9 +226,9 @@ def _warn_of_coupled_examples(task: Task, num_parts: int) -> None:
     ]
     if names:
         logging.warning(
-            "%s couples the examples of a batch, and each of %d parts of the batch (replicas x "
-            "accumulation steps) is computed on its own: the loss depends on their number. For the "
-            "same numbers as on one device set --execution=mesh_sharded, or one device and "
+            "%s couples the examples of a batch, but the batch is computed in %d separate parts "
+            "(replicas x accumulation steps), so the loss depends on their number. To match a "
+            "single device, set --execution=mesh_sharded, or one device and "
             "learner.accumulation_steps=1",
             listed(names),
             num_parts,

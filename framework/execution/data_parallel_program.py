@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -48,12 +48,11 @@ class DataParallelProgram(ExecutionProgram):
         self._accumulation = step.learner.params.accumulation_steps
         self._variables: State[tf.Variable] = State({}, {})
         self._fusions: dict[Any, XlaFusion] = {}
-        self._compiled_towers: dict[Any, Callable[..., Any]] = {}
+        self._compiled_functions: dict[Any, Callable[..., Any]] = {}
         self._calls: dict[Any, Callable[..., Any]] = {}
         self._train = tf.function(self._train_graph, autograph=False)
         self._train_loop = tf.function(self._train_loop_graph, autograph=False)
         self._eval = tf.function(self._eval_graph, autograph=False)
-        self._compiled_update = tf.function(self._new_state, jit_compile=True, autograph=False)
 
     # --- state ---
 
@@ -190,8 +189,9 @@ class DataParallelProgram(ExecutionProgram):
         size, number = size_of(batch), replica_number()
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
         replica += self._processes.process  # there is one replica if there are several processes
+        weights = self._variables.weights
         found = self.part_gradients(
-            _values(self._variables.weights),
+            {path: tf.convert_to_tensor(variable) for path, variable in weights.items()},
             self._step.loss_scale(self._variables.slots),
             batch,
             start=replica * size,
@@ -268,7 +268,7 @@ class DataParallelProgram(ExecutionProgram):
         """Returns `compute` as one XLA program for all traces with this key, if `xla` is step."""
         if self._xla != "step":
             return compute
-        return self._compiled_towers.setdefault(
+        return self._compiled_functions.setdefault(
             key, tf.function(compute, jit_compile=True, autograph=False)
         )
 
@@ -292,16 +292,6 @@ class DataParallelProgram(ExecutionProgram):
             fuse=self._fusion(key),
         )
 
-    def _new_state(
-        self,
-        state: State[Any],
-        gradients: Gradients,
-        sums: Sums,
-        step: tf.Tensor,
-        fuse: Any = no_fusion,
-    ) -> Any:
-        return self._step.update(state, added(gradients), sums, step, fuse=fuse)
-
     def updated(
         self,
         state: State[Any],
@@ -312,10 +302,14 @@ class DataParallelProgram(ExecutionProgram):
         replica: int = 0,
     ) -> Any:
         """Returns the result of `Step.update`, compiled once for batches of all shapes."""
-        if self._xla == "step":
-            return self._compiled_update(state, gradients, sums, step)
         fuse = self._fusion(("update", replica))
-        return self._new_state(state, gradients, sums, step, fuse=fuse)
+
+        def compute(
+            state: State[Any], gradients: Gradients, sums: Sums, step: tf.Tensor
+        ) -> tuple[State[tf.Tensor], Flat]:
+            return self._step.update(state, added(gradients), sums, step, fuse=fuse)
+
+        return self._compiled(("update",), compute)(state, gradients, sums, step)
 
     def _first(self, per_replica: Any) -> Any:
         return tf.nest.map_structure(
@@ -377,7 +371,3 @@ class DataParallelProgram(ExecutionProgram):
 
             self._calls[function] = tf.function(run, autograph=False)
         return self._calls[function](*inputs)
-
-
-def _values(variables: Mapping[str, tf.Variable]) -> Flat:
-    return {path: tf.convert_to_tensor(variable) for path, variable in variables.items()}

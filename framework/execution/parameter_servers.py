@@ -79,8 +79,8 @@ class Asynchronous(Updates):
             remote.split(address)
             if addresses.count(address) > 1:
                 raise ExecutionError(
-                    f"execution.updates names {address} twice: every worker and parameter server "
-                    "is a process of its own"
+                    f"execution.updates lists {address} twice: every worker and parameter server "
+                    "must be a separate process"
                 )
         self._servers: Servers | None = None
 
@@ -99,8 +99,8 @@ class Asynchronous(Updates):
         if tpu or (cpu_devices or 1) > 1:
             flag = "--tpu" if tpu else f"--cpu_devices={cpu_devices}"
             raise ExecutionError(
-                f"{flag} and execution.updates={kind}: the workers compute, each on one device; "
-                "leave out the flag, or set execution.updates to None"
+                f"{flag} does not work with execution.updates={kind}, whose workers compute on one "
+                "device each: remove the flag, or set execution.updates to None"
             )
         devices.setup_cpu(logical_devices=None, threads_per_op=1)
         self._servers = _connect(self.params.workers, self.params.parameter_servers)

@@ -13,7 +13,7 @@ import collections
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -157,25 +157,3 @@ def of_arrays(state: Mapping[str, np.ndarray]) -> Iterator[Shard]:
 
 def _read_array(array: np.ndarray, of: Slices, where: Slices) -> Any:
     return cut_out(array, where, of)
-
-
-def storable(shards: Iterable[Shard]) -> Iterator[Shard]:
-    """Yields the shards of this process; joins those that cannot be stored in several chunks."""
-    apart = []
-    for shard in shards:
-        if is_sliceable(shard.dtype) or shard.is_whole:
-            yield shard
-        else:
-            apart.append(shard)
-    yield from of_arrays(assembled(apart))
-
-
-def assembled(shards: Iterable[Shard]) -> dict[str, np.ndarray]:
-    """Returns whole arrays of a state whose shards are all in this process."""
-    state: dict[str, np.ndarray] = {}
-    for shard in shards:
-        if shard.key not in state:
-            dtype = tf.as_dtype(shard.dtype).as_numpy_dtype
-            state[shard.key] = np.empty(shard.shape, dtype)
-        state[shard.key][shard.where] = np.asarray(shard.read())
-    return state

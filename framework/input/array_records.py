@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from tekso.framework import files
 from tekso.framework.input.line_index import Chosen
+from tekso.framework.input.record_files import RecordFiles
 from tekso.framework.input.skips import BadRecordError, InputError, Origin
-from tekso.framework.input.sources import Digest, Source
-from tekso.framework.input.splits import Split, files_param, part, split_of
+from tekso.framework.input.sources import Digest
+from tekso.framework.input.splits import Split, part
 from tekso.framework.input.text_files import FileChoice
 from tekso.framework.input.tfrecords import feature_of
-from tekso.framework.params import param
 
 _TOGETHER = 256  # records that are read together, in order
 _OPEN = 64  # files that are open at the same time
@@ -28,28 +28,13 @@ _RECORDS_A_BYTE = 64  # more do not fit into a file, however well it is compress
 _READ = 1 << 20  # bytes that are read together
 
 
-class ArrayRecords(Source):
+class ArrayRecords(RecordFiles):
     """Records of ArrayRecord files: bytes, or one feature of a tf.train.Example."""
 
-    class Params(Source.Params):
+    class Params(RecordFiles.Params):
         """Params of ArrayRecords."""
 
-        files: str = param("Training files: globs, separated by commas.", default="")
-        dev_files: str = param("Files for dev; empty: hold out a part of `files`.", default="")
-        test_files: str = param("Files for test; empty: hold out a part of `files`.", default="")
-        feature: str = param(
-            "Feature to read from the tf.train.Example in each record; empty: the whole record.",
-            default="",
-        )
-        holdout: Literal["end", "hash"] = param(
-            "What is held out from `files`: the last records of each file, or records by a hash of "
-            "the file's name and their number.",
-            default="end",
-        )
-        dev_fraction: float = param("Fraction of `files` for dev, without dev_files.", default=0.1)
-        test_fraction: float = param(
-            "Fraction of `files` for test, without test_files.", default=0.0
-        )
+    format_name = "ArrayRecord"
 
     def __init__(self, params: Any, *, split: Split = "train") -> None:
         """Finds the files and counts their records.
@@ -88,10 +73,6 @@ class ArrayRecords(Source):
             self._fingerprint = self._digest()
         return self._fingerprint
 
-    def describe(self) -> str:
-        """Returns a short description of the collection."""
-        return f"ArrayRecord files {self.params.get(files_param(self.params, self.split))}"
-
     def _digest(self) -> str:
         total = Digest()
         for path, chosen in zip(self._paths, self._chosen, strict=True):
@@ -120,16 +101,14 @@ class ArrayRecords(Source):
 
     def _masks(self, path: str, count: int, choice: FileChoice) -> Iterator[np.ndarray]:
         """Yields which of the records of a file are in this split."""
-        dev, test = choice.dev_fraction, choice.test_fraction
-        first, last = part(count, self.split, dev, test)
-        name = files.base_name(path)
+        first, last = part(count, self.split, choice.dev_fraction, choice.test_fraction)
         for begin in range(0, count, _BLOCK):
-            number = np.arange(begin, min(begin + _BLOCK, count))
+            numbers = range(begin, min(begin + _BLOCK, count))
             if self.params.holdout == "end":
+                number = np.arange(numbers.start, numbers.stop)
                 yield (number >= first) & (number < last)
             else:
-                splits = (split_of(f"{name}:{i}", dev, test) for i in number.tolist())
-                yield np.fromiter((split == self.split for split in splits), bool)
+                yield self._chosen_by_hash(path, numbers, choice)
 
     def _place(self, index: int) -> tuple[int, int]:
         """Returns the index of the file of a record, and its number in the file."""

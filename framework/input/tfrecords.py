@@ -21,17 +21,17 @@ import gzip
 import struct
 import zlib
 from collections.abc import Iterator
-from typing import IO, Any, Literal
+from typing import IO, Any
 
 import google_crc32c
 import numpy as np
 
 from tekso.framework import files
+from tekso.framework.input.record_files import RecordFiles
 from tekso.framework.input.skips import BadRecordError, Origin
-from tekso.framework.input.sources import Source, digest
-from tekso.framework.input.splits import Split, files_param, part, split_of
+from tekso.framework.input.sources import digest
+from tekso.framework.input.splits import Split, part
 from tekso.framework.input.text_files import FileChoice
-from tekso.framework.params import param
 
 _HEADER = struct.Struct("<QI")
 _HEADER_DTYPE = np.dtype([("length", "<u8"), ("checksum", "<u4")])
@@ -42,28 +42,13 @@ _BLOCK = 1 << 20  # bytes that are decompressed together
 _GZIP = b"\x1f\x8b"
 
 
-class TfRecords(Source):
+class TfRecords(RecordFiles):
     """Records of TFRecord files: bytes, or one feature of a tf.train.Example."""
 
-    class Params(Source.Params):
+    class Params(RecordFiles.Params):
         """Params of TfRecords."""
 
-        files: str = param("Training files: globs, separated by commas.", default="")
-        dev_files: str = param("Files for dev; empty: hold out a part of `files`.", default="")
-        test_files: str = param("Files for test; empty: hold out a part of `files`.", default="")
-        feature: str = param(
-            "Feature to read from the tf.train.Example in each record; empty: the whole record.",
-            default="",
-        )
-        holdout: Literal["end", "hash"] = param(
-            "What is held out from `files`: the last records of each file, or records by a hash of "
-            "the file's name and their number.",
-            default="end",
-        )
-        dev_fraction: float = param("Fraction of `files` for dev, without dev_files.", default=0.1)
-        test_fraction: float = param(
-            "Fraction of `files` for test, without test_files.", default=0.0
-        )
+    format_name = "TFRecord"
 
     def __init__(self, params: Any, *, split: Split = "train") -> None:
         """Finds the files and indexes them.
@@ -104,10 +89,6 @@ class TfRecords(Source):
         kept = [self._file.tobytes(), self._records.tobytes(), self.params.feature.encode()]
         return digest([*self._digests, *kept])
 
-    def describe(self) -> str:
-        """Returns a short description of the collection."""
-        return f"TFRecord files {self.params.get(files_param(self.params, self.split))}"
-
     def _walk(self, path: str) -> Frames | None:
         try:
             size = files.size_bytes(path)
@@ -137,12 +118,9 @@ class TfRecords(Source):
                 yield unpacked  # type: ignore[misc]
 
     def _chosen(self, path: str, count: int, choice: FileChoice) -> slice | np.ndarray:
-        dev, test = choice.dev_fraction, choice.test_fraction
         if self.params.holdout == "end":
-            return slice(*part(count, self.split, dev, test))
-        name = files.base_name(path)
-        splits = (split_of(f"{name}:{i}", dev, test) for i in range(count))
-        return np.fromiter((split == self.split for split in splits), bool, count)
+            return slice(*part(count, self.split, choice.dev_fraction, choice.test_fraction))
+        return self._chosen_by_hash(path, range(count), choice)
 
     def _read(self, index: int) -> Any:
         origin = self.origin(index)

@@ -204,7 +204,7 @@ def verdict(ranking: Sequence[Ranked]) -> str:
             factor = ranked.cost.seconds / best.cost.seconds
             said.append(
                 f"The given layout, {layout_text(ranked.layout)}{how}, takes {factor:.3g} "
-                f"times as long and is at place {ranked.place}."
+                f"times as long and has rank {ranked.place}."
             )
     return " ".join(said)
 

@@ -122,6 +122,31 @@ def rank(
     return _ranking(costs, compare, found_device)
 
 
+def price(
+    task: Task,
+    learner: LearnerBase,
+    signature: Signature,
+    layout: MeshLayout,
+    *,
+    device: str,
+    activation_dtype: str = "float32",
+) -> Ranked:
+    """Returns one layout with the cost of a step, without a search; the arguments are of `rank`.
+
+    Raises:
+      ExecutionError: the device type is unknown, or the batch does not divide evenly over the
+        accumulation steps.
+      LayoutError: the layout is not legal.
+    """
+    found_device = device_types.find(device)
+    parts = learner.params.accumulation_steps
+    batch = part_of(signature, parts)
+    model, legality = _prepare(task, learner, batch, found_device, parts, activation_dtype)
+    layout.check(legality.specs, activations=legality.constrained)
+    cost = model.cost(layout)
+    return Ranked(1, layout, cost, found_device, cost, is_asked=True)
+
+
 def factorisations(num_devices: int) -> Iterator[MeshShape]:
     """Yields every mesh of up to three axes over `num_devices`: "data", "model", "model2".
 

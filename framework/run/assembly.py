@@ -235,7 +235,7 @@ def _check_steps_per_call(given: int, concurrent: int) -> None:
     """Raises an ExecutionError if a call has fewer steps than are computed at the same time."""
     if given < concurrent:
         raise ExecutionError(
-            f"run.steps_per_call is {given}, but the execution computes {concurrent} steps of a "
-            "call at the same time: with fewer, workers would be idle. Set run.steps_per_call to "
-            f"at least {concurrent}, better to {20 * concurrent}"
+            f"run.steps_per_call is {given}, but the execution computes {concurrent} steps at the "
+            "same time, so some workers would be idle. Set run.steps_per_call to at least "
+            f"{concurrent}; {20 * concurrent} is better"
         )

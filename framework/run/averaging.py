@@ -65,7 +65,7 @@ def check_same_tensors(checkpoints: Sequence[Checkpoint]) -> None:
     for one in checkpoints[:-1]:
         if one.description.model != last.description.model:
             raise CheckpointError(
-                f"{one.path} is of {one.description.model} and {last.path} of "
+                f"{one.path} is a checkpoint of {one.description.model}, and {last.path} of "
                 f"{last.description.model}: only checkpoints of one experiment can be averaged"
             )
         if other := sorted(one.keys ^ last.keys):
@@ -95,7 +95,7 @@ def differences(checkpoints: Sequence[Checkpoint]) -> list[str]:
         if changed:
             more = "; …" if len(changed) > _SHOWN else ""
             told.append(
-                f"{one.path} was trained with other Params than {last.path}: "
+                f"{one.path} was trained with Params that differ from those of {last.path}: "
                 f"{'; '.join(changed[:_SHOWN])}{more}"
             )
     return told

@@ -222,7 +222,7 @@ def _opened(job: Job, open_: Callable[[str], Checkpoint], step: int) -> Checkpoi
         return open_(str(step))
     except (CheckpointError, OSError) as error:
         if not _explain_if_deleted(job, step):
-            job.console.line(f"step {step} is left out: {error}", "warning")
+            job.console.line(f"step {step} is skipped: {error}", "warning")
         return None
 
 
@@ -241,7 +241,7 @@ def _explain_if_deleted(job: Job, step: int) -> bool:
     if files.exists(job.checkpoints().path(step)):
         return False
     job.console.line(
-        f"step {step} is left out: training deleted the checkpoint before it was read "
+        f"step {step} is skipped: training deleted the checkpoint before it was read "
         "(run.keep_last_checkpoints)",
         "warning",
     )

@@ -35,10 +35,10 @@ def check_settings(group: ProcessGroup, tree: Params, settings: Mapping[str, Any
         ]
         if other_params != params:
             first, other = Params.from_text(params), Params.from_text(other_params)
-            differences += first.diff(other).splitlines() or ["other Params"]
+            differences += first.diff(other).splitlines() or ["different Params"]
         if differences:
             raise ClusterError(
-                f"{group.name(process)} was started with other settings than process 0: "
+                f"the settings of {group.name(process)} differ from those of process 0: "
                 f"{'; '.join(differences[:_DIFFERENCES])}"
             )
 
@@ -54,6 +54,6 @@ def check_data(group: ProcessGroup, batch: Mapping[str, np.ndarray]) -> None:
     differing = [p for p, other in enumerate(checksums) if other != checksums[0]]
     if differing:
         raise ClusterError(
-            f"{group.name(differing[0])} reads other data than process 0 (the first batch "
-            "differs): give all processes the same files and packages"
+            f"the first batch of {group.name(differing[0])} differs from that of process 0: give "
+            "all processes the same files and packages"
         )

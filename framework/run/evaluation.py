@@ -68,6 +68,15 @@ def evaluate_and_score(
     return Evaluation(figures | (scored.figures if scored is not None else {}), scored)
 
 
+def flat(evaluations: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """Returns the figures of evaluations as {"evaluation/metric": value}."""
+    return {
+        f"{name}/{metric}": value
+        for name, values in evaluations.items()
+        for metric, value in values.items()
+    }
+
+
 def step_figures(task: Task, metrics: Mapping[str, Any]) -> dict[str, float]:
     """Returns the figures of a training step for the report; waits until they are computed."""
     return task_results.summarize(

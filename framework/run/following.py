@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+import numpy as np
+
 from tekso.framework.run import checkpoint_files
 from tekso.framework.run.checkpoints import Checkpoint, Checkpoints, Description
 from tekso.framework.run.pace import Reading
 from tekso.framework.run.report.console import Console, Style
 from tekso.framework.run.report.report import Report
 from tekso.framework.run.tensor_files import Piece
+from tekso.framework.run.time_use import TimeUse
 from tekso.framework.task import Scored
 
 
@@ -76,7 +79,7 @@ class FollowingReport(Report):
     """Reports nothing."""
 
     def __init__(self) -> None:
-        pass
+        self.time_use = TimeUse()
 
     def go_on_from(self, step: int) -> None:
         """Does nothing."""
@@ -88,6 +91,9 @@ class FollowingReport(Report):
     def history(self, metric: str, *, since: int = -1) -> list[tuple[int, float | None]]:
         """Returns an empty list, like `evaluated`."""
         return []
+
+    def count(self, units: int) -> None:
+        """Does nothing."""
 
     def train(
         self, step: int, values: Mapping[str, float], reading: Reading | None, *, unit: str
@@ -105,6 +111,11 @@ class FollowingReport(Report):
     def scored(self, name: str, step: int, scored: Scored) -> None:
         """Does nothing."""
 
+    def weights(
+        self, step: int, values: Mapping[str, float], layers: Mapping[str, np.ndarray]
+    ) -> None:
+        """Does nothing."""
+
     def warn(self, text: str) -> None:
         """Does nothing."""
 
@@ -117,7 +128,7 @@ class FollowingReport(Report):
     def draw_curves(self, *, references: Mapping[str, float] | None = None) -> None:
         """Does nothing."""
 
-    def sync(self) -> None:
+    def sync(self, step: int) -> None:
         """Does nothing."""
 
     def close(self) -> None:

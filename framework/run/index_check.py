@@ -54,7 +54,7 @@ def check_tensors(
         if dtypes[key].is_numpy_compatible and dtypes[key].name != "string"
     )
     if claimed > there:
-        raise ValueError(f"its tensors have {claimed:,} bytes, but its data files {there:,}")
+        raise ValueError(f"its tensors have {claimed:,} bytes, but its data files have {there:,}")
 
 
 def _check_place(begin: int, length: int, size: int) -> None:

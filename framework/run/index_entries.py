@@ -112,7 +112,7 @@ def _tensor(
 ) -> TensorInFiles:
     number = entry.numbers.get(_DTYPE, 0)
     if number not in _DTYPES:
-        raise ValueError(f"it has data type {number} of TensorFlow, which is no type of numbers")
+        raise ValueError(f"it has data type {number} of TensorFlow, which is not numeric")
     dtype = _DTYPES[number]
     dims = [dim for shape in entry.messages(_SHAPE) for dim in shape.messages(_DIM)]
     shape = tuple(dim.numbers.get(_DIM_SIZE, 0) for dim in dims)
@@ -127,7 +127,7 @@ def _tensor(
                 f"{list(box)} has {wanted:,}"
             )
         if file >= count:
-            raise ValueError(f"it is in data file {file}, but the index has {count}")
+            raise ValueError(f"it is in data file {file}, but the index lists {count} data files")
         path = f"{prefix}.data-{file:05d}-of-{count:05d}"
         crc32c = unmasked(about.numbers.get(_CRC32C, 0))
         return StoredPiece(path, about.numbers.get(_OFFSET, 0), size, start, box, crc32c)
@@ -138,7 +138,7 @@ def _tensor(
     for part in entry.messages(_SLICES):
         extents = part.messages(_EXTENT)
         if len(extents) != len(shape):
-            raise ValueError(f"it has {len(shape)} dims, but one of its slices {len(extents)}")
+            raise ValueError(f"it has {len(shape)} dims, but one of its slices has {len(extents)}")
         starts = [extent.numbers.get(_START, 0) for extent in extents]
         lengths = [extent.numbers.get(_LENGTH, -1) for extent in extents]
         if (key := slice_key(name, starts, lengths)) not in table:

@@ -79,7 +79,7 @@ def varint(data: bytes, at: int) -> tuple[int, int]:
         number |= (byte & 0x7F) << (7 * i)
         if byte < 0x80:
             return number, at + i + 1
-    raise ValueError("it has a number without an end")
+    raise ValueError("it has an integer that does not end")
 
 
 def unmasked(checksum: int) -> int:
@@ -118,7 +118,7 @@ def _block_entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
         own, at = varint(block, at)
         length, at = varint(block, at)
         if max(shared, own) > _LONGEST_KEY or at + own + length > end:
-            raise ValueError("it has an entry that is longer than its block or a key may be")
+            raise ValueError("it has an entry or a key that is too long")
         key = key[:shared] + block[at : at + own]
         at += own
         yield key, block[at : at + length]

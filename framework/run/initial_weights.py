@@ -334,8 +334,8 @@ class _Source:
                     return match.expand(to)
                 except (re.error, IndexError) as error:
                     raise WarmStartError(
-                        f"run.warm_start.{self.name}.rules: {to!r} for {pattern.pattern!r} is no "
-                        rf"replacement: {error}; \1 is the first group of the pattern"
+                        f"run.warm_start.{self.name}.rules: {to!r} is not a valid replacement for "
+                        rf"{pattern.pattern!r}: {error}; \1 is the first group of the pattern"
                     ) from None
         return path
 
@@ -364,7 +364,7 @@ class _Source:
             if files.exists(own) and files.read(own) != files.read(other):
                 raise WarmStartError(
                     f"{name} was learned from the text of the new run, and {other} differs: rows "
-                    f"of {of_vocab[0]} would stand for other tokens. Set "
+                    f"of {of_vocab[0]} would mean other tokens. Set "
                     f"run.warm_start.{self.name}.tokenizers=True, or add these weights to `ignore`"
                 )
 

@@ -108,8 +108,8 @@ def check_alike(inputs: Mapping[str, Input]) -> None:
         if wanted is None or form is None or form == wanted:
             continue
         raise InputError(
-            f"{path} has other arrays than the training input: {form_text(form)}; in training "
-            f"{form_text(wanted)}. Names, shapes and dtypes of an example must be the same"
+            f"the arrays of {path} differ from those of the training input: {form_text(form)}; in "
+            f"training {form_text(wanted)}. Names, shapes and dtypes of an example must be the same"
         )
 
 

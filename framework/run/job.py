@@ -8,6 +8,7 @@ import functools
 import os
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -47,6 +48,8 @@ class Job:
       wait_limit_s: limit of a wait, after which the watchdog ends the process; 0: none.
       shows_step: whether to show the timeline of the devices in a training step, if the execution
         records it.
+      profile_steps: first and last step to record TensorFlow's profile of; None: none.
+      begin: when the command began, in seconds of `time.perf_counter`.
     """
 
     model: str
@@ -63,6 +66,8 @@ class Job:
     cluster_token_file: str | None = None
     wait_limit_s: float = 0.0
     shows_step: bool = False
+    profile_steps: tuple[int, int] | None = None
+    begin: float = dataclasses.field(default_factory=time.perf_counter)
 
     @property
     def is_first(self) -> bool:

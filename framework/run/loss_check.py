@@ -132,7 +132,7 @@ def _check_is_sum(trial: Trial, batch: Batch, mode: Mode) -> list[str]:
     name = type(trial.task).__name__
     if trial.differ(both.loss, again.loss, scale=abs(both.loss)):
         raise LossError(
-            f"{name} computes another loss each time for the same examples and weights "
+            f"{name} computes a different loss each time for the same examples and weights "
             f"({both.loss:g}, then {again.loss:g}): a layer or the task uses np.random, Python's "
             "random, the time, or an attribute that it changes in a call. Checkpoints would not "
             "reproduce its figures. Take random numbers from the context: ctx.uniform(self, shape) "

@@ -50,5 +50,5 @@ def goal_of(tree: Any, rule: Rule) -> Goal:
     raise ValueError(
         f"run.{rule}.metric is {metric!r}, and {name} does not declare whether larger or smaller "
         f"values are better: --set run.{rule}.goal=max or --set run.{rule}.goal=min, "
-        f"or set goals = {{{metric!r}: 'max'}} in {name}; declared are {goals}"
+        f"or set goals = {{{metric!r}: 'max'}} in {name}; the declared ones are {goals}"
     )

@@ -20,6 +20,8 @@ from tekso.framework import bounded, files
 STEP = "step"
 SPLIT = "split"
 TRAIN = "train"
+SEEN = "_seen"  # ends the name of the units that training has processed, "tokens_seen"
+SECONDS = "seconds"  # what the time was spent on, {activity: seconds}; see `time_use.py`
 
 Record = Mapping[str, Any]
 

@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tekso.framework import execution, files, task_results
@@ -19,6 +20,7 @@ from tekso.framework.run import (
     metric_names,
     reproducibility,
     rescue,
+    time_use,
 )
 from tekso.framework.run.assembly import Assembly
 from tekso.framework.run.checkpoints import Checkpoint, Checkpoints
@@ -30,9 +32,12 @@ from tekso.framework.run.process_group import ProcessGroup
 from tekso.framework.run.report import summary
 from tekso.framework.run.report.lines import size, wrapped
 from tekso.framework.run.report.report import Report
+from tekso.framework.run.step_calls import AroundSteps
+from tekso.framework.run.step_profile import StepProfile
 from tekso.framework.run.stop_signals import exit_code
 from tekso.framework.run.timetable import Timetable
 from tekso.framework.run.training_loop import Outcome, TrainingLoop
+from tekso.framework.run.weight_figures import WeightFigures
 from tekso.framework.task import Task
 
 
@@ -49,7 +54,6 @@ def train(job: Job) -> int:
 
 
 def _train(job: Job, group: ProcessGroup) -> int:
-    begin = time.perf_counter()
     checkpoints, checkpoint = _claim(job, group)
     if checkpoint is not None and checkpoint.step > job.tree.run.steps:
         return _has_nothing_to_do(job, checkpoint, checkpoints)
@@ -67,12 +71,14 @@ def _train(job: Job, group: ProcessGroup) -> int:
     run = parts.run.params
     report: Report = FollowingReport()
     if group.is_first:
-        report = Report(job.logdir, job.console, title=job.model, steps=run.steps)
+        use = time_use.TimeUse(job.begin)
+        report = Report(job.logdir, job.console, title=job.model, steps=run.steps, time_use=use)
     try:
         with group.explaining():
             input_checks.check_lasts(parts.input, run.steps)
             metric_names.check(job.tree, parts.task, parts.eval_inputs)
-            loop = _loop(job, parts, checkpoints, report, group)
+            profile = _profile(job)
+            loop = _loop(job, parts, checkpoints, report, group, profile)
             step = loop.restore(checkpoint)
             if checkpoint is not None and step != checkpoint.step:
                 job.console.line(f"resuming from {checkpoints.path(step)} instead", "good")
@@ -84,12 +90,15 @@ def _train(job: Job, group: ProcessGroup) -> int:
             if group.is_first:  # only now it is certain that the experiment fits the logdir
                 job.logdir.write_params(job.model, job.tree, job.registered)
                 job.logdir.add_command(job.command)
-            outcome = rescue.run(job, loop, report, step)
+            with profile or contextlib.nullcontext():
+                outcome = rescue.run(job, loop, report, step)
+            report.time_use.switch(time_use.OTHER)
             report.draw_curves()
             if outcome.stopped_by is not None:
                 path = checkpoints.path(outcome.step)
                 name = outcome.stopped_by.name
-                for line in summary.stopped(name, outcome.step, run.steps, path):
+                told = summary.stopped(name, outcome.step, run.steps, path)
+                for line in told + time_use.lines(report.time_use.seconds()):
                     job.console.line(line)
                 return exit_code(outcome.stopped_by)
             report.progress(outcome.step, "decoding")
@@ -105,14 +114,14 @@ def _train(job: Job, group: ProcessGroup) -> int:
             report.draw_curves(references=next(iter(references.values())))
         job.console.close()
         _show(job, decoded)
-        seconds = time.perf_counter() - begin
+        spent = time_use.lines(report.time_use.seconds(), width=job.console.width)
         decodes = type(parts.task).decode is not Task.decode
         if run.decode_at_end:
             decodes = (
                 decoded is not None
                 or task_results.setting_to_try(parts.task, parts.eval_inputs) is not None
             )
-        _conclude(job, parts, outcome, references, checkpoints.best_step(), seconds, decodes)
+        _conclude(job, parts, outcome, references, checkpoints.best_step(), spent, decodes)
     finally:
         report.close()
         checkpoints.close()
@@ -135,8 +144,8 @@ def _claim(job: Job, group: ProcessGroup) -> tuple[Checkpoints, Checkpoint | Non
 def _has_nothing_to_do(job: Job, checkpoint: Checkpoint, checkpoints: Checkpoints) -> int:
     """Reports that a run has done more steps than it should; its files stay as they are."""
     job.console.line(
-        f"{job.logdir.path} is at step {checkpoint.step} already, after the last step "
-        f"(run.steps is {job.tree.run.steps}): nothing to do",
+        f"nothing to do: {job.logdir.path} is already at step {checkpoint.step}, and run.steps is "
+        f"{job.tree.run.steps}",
         "warning",
     )
     checkpoint.release()
@@ -169,9 +178,19 @@ def _tell_bits(job: Job, parts: Assembly, path: str, checkpoints: Checkpoints) -
 
 
 def _loop(
-    job: Job, parts: Assembly, checkpoints: Checkpoints, report: Report, group: ProcessGroup
+    job: Job,
+    parts: Assembly,
+    checkpoints: Checkpoints,
+    report: Report,
+    group: ProcessGroup,
+    profile: StepProfile | None,
 ) -> TrainingLoop:
     run = parts.run.params
+    every, around = run.weight_figures_every_steps, []
+    if profile is not None:
+        around.append(profile.around)
+    if every:
+        around.append(WeightFigures(parts.program, every, report.weights).around)
     return TrainingLoop(
         program=parts.program,
         task=parts.task,
@@ -194,7 +213,26 @@ def _loop(
         max_rollbacks=parts.learner.params.max_rollbacks,
         score=parts.score,
         show_step=functools.partial(_show_step, job, parts) if job.shows_step else None,
+        around_steps=functools.partial(_all_of, around),
     )
+
+
+@contextlib.contextmanager
+def _all_of(contexts: Sequence[AroundSteps], first: int, last: int) -> Iterator[None]:
+    """Enters the contexts of a call of steps."""
+    with contextlib.ExitStack() as stack:
+        for context in contexts:
+            stack.enter_context(context(first, last))
+        yield
+
+
+def _profile(job: Job) -> StepProfile | None:
+    """Returns what records the profile of steps, in the first process."""
+    if job.profile_steps is None or not job.is_first:
+        return None
+    first, last = job.profile_steps
+    folder = job.logdir.file("profile")
+    return StepProfile(first, last, folder=folder, tell=job.console.line)
 
 
 def _incidents(job: Job, parts: Assembly) -> Incidents:
@@ -220,7 +258,7 @@ def _introduce(job: Job, checkpoint: Checkpoint | None) -> None:
             some = ", ".join(lost[:3]) + (", …" if len(lost) > 3 else "")
             job.console.line(
                 f"this command does not repeat {counted(len(lost), 'setting')} of the run "
-                f"({some}): to keep the settings of a run, leave --model away",
+                f"({some}): to keep all settings of a run, leave out --model",
                 "warning",
             )
 
@@ -286,17 +324,17 @@ def _conclude(
     outcome: Outcome,
     references: Mapping[str, Mapping[str, float]],
     best_step: int | None,
-    seconds: float,
+    spent: Sequence[str],
     decodes: bool,
 ) -> None:
     lines = summary.finished(
         steps=outcome.step,
-        seconds=seconds,
+        seconds=time.perf_counter() - job.begin,
         evaluations=outcome.evaluations,
         references=references,
         ended_early=outcome.ended_early,
     )
-    lines += [f"  {line}" for line in parts.program.summary()]
+    lines += [*(f"  {line}" for line in parts.program.summary()), *spent]
     width = job.console.width
     lines += summary.places(job.logdir, newest=outcome.step, best=best_step, width=width)
     lines += summary.next_commands(

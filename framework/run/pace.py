@@ -7,6 +7,8 @@ import dataclasses
 import time
 from collections.abc import Callable, Iterator
 
+from tekso.framework.run.time_use import INPUT, TimeUse
+
 _MEMORY = 0.8  # weight of the past in the running mean, from which the remaining time is estimated
 
 
@@ -26,10 +28,17 @@ class Reading:
 
 
 class Pace:
-    """A stopwatch for training; `clock` returns seconds."""
+    """A stopwatch for training.
 
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._clock = clock
+    Args:
+      clock: returns seconds.
+      time_use: is told what the time is spent on.
+    """
+
+    def __init__(
+        self, clock: Callable[[], float] = time.perf_counter, time_use: TimeUse | None = None
+    ) -> None:
+        self._clock, self._time_use = clock, time_use or TimeUse()
         self._mean: float | None = None
         self.restart()
 
@@ -48,15 +57,17 @@ class Pace:
     def waiting(self) -> Iterator[None]:
         """Counts the time of the block as waiting for input."""
         begin = self._clock()
-        yield
+        with self._time_use.during(INPUT):
+            yield
         self._waited_s += self._clock() - begin
 
     @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
-        """Excludes the time of the block, such as an evaluation or a checkpoint."""
+    def paused(self, activity: str) -> Iterator[None]:
+        """Excludes the time of the block, which is spent on an activity, such as an evaluation."""
         begin = self._clock()
         try:
-            yield
+            with self._time_use.during(activity):
+                yield
         finally:
             self._paused_s += self._clock() - begin
 

@@ -121,9 +121,9 @@ def _layout(figures: PipelineFigures) -> str:
         mesh = figures.on_mesh.layout.mesh
         of = f"{_count(mesh.size, 'device')} ({mesh})"
         where = f"{_count(plan.num_devices, 'mesh', 'es')} of {of}"
-    text = f"{_count(len(figures.stages), 'stage')} on {where} in a row"
+    text = f"{_count(len(figures.stages), 'stage')} on {where}"
     if plan.num_replicas > 1:
-        text += f", {plan.num_replicas} such rows"
+        text += f", {plan.num_replicas} replicas"
     text += f"; {_count(plan.batch_size, 'example')} in "
     if plan.num_parts > 1:
         text += f"{plan.num_parts} parts of "

@@ -177,8 +177,8 @@ class Rendezvous:
         given = tuple(map(str, addresses)) if isinstance(addresses, list) else ()
         if given != self._cluster.addresses:
             return (
-                f"process {process} was started with other addresses than process 0: "
-                f"{','.join(given)} instead of {','.join(self._cluster.addresses)}"
+                f"process {process} was started with the addresses {','.join(given)}, but process "
+                f"0 with {','.join(self._cluster.addresses)}"
             )
         if not 0 < process < self._cluster.size:
             return (
@@ -209,8 +209,8 @@ class Rendezvous:
                     return self._wait_for_others(connection, answer)
                 connection.close()
                 reason = stranger = (
-                    "the program that answers is not a process of this run, or has another token; "
-                    f"here it is from {self._token.source}"
+                    "the program that answers is not a process of this run, or has a different "
+                    f"token; the token of this process is from {self._token.source}"
                 )
             if time.monotonic() > self._deadline:
                 raise self._missing([0], f" ({reason})")

@@ -58,16 +58,21 @@ def line(before: Description, now: Description, tree: Any) -> str:
         return ""
     if any(not text.startswith("execution") for text in changed):
         return ""
-    reasons = ["other Params of the execution"] if changed else []
+    reasons = ["changed Params of the execution"] if changed else []
     if type(tree.execution).owner.__name__ == _UP_TO_ROUNDING:
         reasons.append("two runs in an SPMD pipeline differ in last bits")
     reasons += _changes(before.conditions, now.conditions)
     reasons += _change("TensorFlow", before.versions.get("tensorflow"), tf.__version__)
     if reasons:
-        return f"equal to an uninterrupted run up to rounding: {'; '.join(reasons)}"
+        return (
+            f"the results equal those of an uninterrupted run up to rounding: {'; '.join(reasons)}"
+        )
     if not tree.run.deterministic:
-        return "equal to an uninterrupted run; with --deterministic, to the last bit"
-    return "equal to an uninterrupted run to the last bit"
+        return (
+            "the results equal those of an uninterrupted run, except for ops whose order "
+            "TensorFlow does not fix; with --deterministic, to the last bit"
+        )
+    return "the results equal those of an uninterrupted run to the last bit"
 
 
 def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

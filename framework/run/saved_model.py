@@ -284,7 +284,7 @@ def _told(exported: ExportedFunction) -> dict[str, Any]:
         inputs[SEED] = {
             "dtype": "int64",
             "shape": [],
-            "doc": "another seed draws other random numbers",
+            "doc": "each seed draws different random numbers",
         }
     has_rows = any(one.has_length for one in exported.inputs.values())
     return {

@@ -135,8 +135,9 @@ class Session:
         if self.step + steps > min(ends):
             raise SessionError(
                 f"cannot train {steps} steps: {self.step} are done, run.steps is "
-                f"{self.tree.run.steps} and the input has {self.input.num_batches or 'endless'} "
-                "batches. Build the session with a larger run.steps in its settings"
+                f"{self.tree.run.steps}, and the number of batches of the input is "
+                f"{self.input.num_batches or 'unlimited'}. Build the session with a larger "
+                "run.steps in its settings"
             )
         self._check_task()
         first = len(self.history)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Callable
 from typing import Any
 
 from tekso.framework import task_results, watchdog
@@ -12,7 +14,11 @@ from tekso.framework.run.pace import Pace
 from tekso.framework.run.process_group import ProcessGroup
 from tekso.framework.run.report.report import Report
 from tekso.framework.run.step_checks import Figures, StepChecks
+from tekso.framework.run.time_use import COMPILE
 from tekso.framework.task import Task
+
+AroundSteps = Callable[[int, int], contextlib.AbstractContextManager[None]]
+"""Returns the context of a call, given the numbers of its first and its last step (from 1)."""
 
 
 class StepCalls:
@@ -25,6 +31,7 @@ class StepCalls:
       pace: measures the speed, without the first call of each kind, which is compiled.
       report: shows which calls are compiled.
       group: the processes of the run.
+      around: returns the context of every call.
     """
 
     def __init__(
@@ -35,7 +42,9 @@ class StepCalls:
         pace: Pace,
         report: Report,
         group: ProcessGroup,
+        around: AroundSteps = lambda first, last: contextlib.nullcontext(),
     ) -> None:
+        self._around = around
         self._program, self._task, self._checks = program, task, checks
         self._pace, self._report, self._group = pace, report, group
         self._compiled: set[Any] = set()  # (steps in a call, shapes of its batches)
@@ -59,7 +68,8 @@ class StepCalls:
         if is_new and is_later:
             self._report.progress(step, f"compiling for {what}")
         begin = time.perf_counter()
-        found = self._call(batches, step, is_new=is_new)
+        with self._around(step + 1, step + len(batches)):
+            found = self._call(batches, step, is_new=is_new)
         self._checks.ran(step + len(batches), found[-1])
         if is_new and is_later:
             self._report.compiled(step + 1, what, seconds=time.perf_counter() - begin)
@@ -68,7 +78,7 @@ class StepCalls:
     def _call(self, batches: list[Batch], step: int, *, is_new: bool) -> list[Figures]:
         name = f"step {step + len(batches)} of the devices{self._group.others()}"
         if is_new:
-            with self._pace.paused(), watchdog.waiting(name, factor=watchdog.PREPARING):
+            with self._pace.paused(COMPILE), watchdog.waiting(name, factor=watchdog.PREPARING):
                 return [*self._program.train_steps(batches, step)]
         with watchdog.waiting(name):
             found: list[Figures] = [*self._program.train_steps(batches, step)]

@@ -102,7 +102,7 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
         return found
     if name in _OF_NUMPY:
         return np.dtype(name)
-    raise ValueError(f"{name} is no type of numbers that can be read")
+    raise ValueError(f"{name} is not a numeric type that can be read")
 
 
 def check_tensor(name: str, shape: Sequence[int]) -> None:

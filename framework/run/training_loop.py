@@ -19,7 +19,7 @@ from typing import Any
 from tekso.framework import task_results, watchdog
 from tekso.framework.execution.base import ExecutionProgram
 from tekso.framework.learning_step import LearnerBase, NonFiniteStepsError
-from tekso.framework.run import comparable, rollback
+from tekso.framework.run import comparable, rollback, time_use
 from tekso.framework.run.batch_groups import Batch, BatchGroups
 from tekso.framework.run.checkpoints import (
     Checkpoint,
@@ -32,6 +32,7 @@ from tekso.framework.run.evaluation import (
     Stopped,
     StoppedError,
     evaluate_and_score,
+    flat,
     step_figures,
 )
 from tekso.framework.run.incidents import Incidents
@@ -41,7 +42,7 @@ from tekso.framework.run.process_group import ProcessGroup
 from tekso.framework.run.report.report import Report
 from tekso.framework.run.restore import restore
 from tekso.framework.run.skipped_batches import SkippedBatches
-from tekso.framework.run.step_calls import StepCalls
+from tekso.framework.run.step_calls import AroundSteps, StepCalls
 from tekso.framework.run.step_checks import StepChecks
 from tekso.framework.run.stop_signals import AgreedStop, StopSignals
 from tekso.framework.run.timetable import Timetable
@@ -95,6 +96,7 @@ class TrainingLoop:
       incidents: records the first non-finite step of every series; None: in other processes.
       score: decodes an evaluation input after its pass.
       show_step: shows the timeline of the devices in a step; called once, after the warm-up steps.
+      around_steps: returns the context of every call; see `StepCalls`.
     """
 
     def __init__(
@@ -115,6 +117,7 @@ class TrainingLoop:
         incidents: Incidents | None = None,
         score: Score = lambda name, is_last, stopped: None,
         show_step: Callable[[], None] | None = None,
+        around_steps: AroundSteps = lambda first, last: contextlib.nullcontext(),
     ) -> None:
         self._program, self._task = program, task
         self._batches, self._eval_batches = batches, eval_batches
@@ -125,8 +128,10 @@ class TrainingLoop:
         self._max_rollbacks = max_rollbacks
         self._checks = StepChecks(learner, program, incidents, self._group)
         self._score, self._show_step = score, show_step
-        self._pace = Pace()
-        self._calls = StepCalls(program, task, self._checks, self._pace, report, self._group)
+        self._pace = Pace(time_use=report.time_use)
+        self._calls = StepCalls(
+            program, task, self._checks, self._pace, report, self._group, around_steps
+        )
         self._step = 0  # steps done
 
     def restore(self, checkpoint: Checkpoint | None) -> int:
@@ -200,6 +205,7 @@ class TrainingLoop:
         numbered = skipped.batches(self._batches, step)
         batches = BatchGroups(numbered, self._timetable.steps_per_call)
         self._pace.restart()
+        self._report.time_use.switch(time_use.STEP)
         self._report.progress(step, "first step")
         with contextlib.closing(batches):
             while not ended_early and step < self._timetable.steps and not stop.poll():
@@ -282,7 +288,7 @@ class TrainingLoop:
         if evaluations and not history:
             self._save(step, evaluations)
             self._checkpoints.wait()
-            there = [key for key in _flat(evaluations) if not key.endswith("eval_seconds")]
+            there = [key for key in flat(evaluations) if not key.endswith("eval_seconds")]
             raise ValueError(
                 f"run.early_stopping.metric is {rule.metric.partition('/')[2]!r}, but the "
                 f"evaluation reports only {', '.join(there)}. Step {step} is saved: repeat the "
@@ -311,6 +317,8 @@ class TrainingLoop:
     ) -> None:
         """Reports a step: the first of a process, or the last of its call, or another one."""
         self._report.progress(step)
+        count, unit = task_results.count(self._task, batch)
+        self._report.count(count * self._program.part[1])
         if not self._timetable.logs(step):
             if is_first:
                 self._pace.restart()  # the first step of a process is traced and compiled
@@ -318,14 +326,14 @@ class TrainingLoop:
         with watchdog.waiting(f"the figures of step {step}{self._group.others()}"):
             values = step_figures(self._task, metrics)
         reading = self._pace.read() if is_last and not is_first else None
-        with self._pace.paused():
-            self._report.train(step, values, reading, unit=task_results.count(self._task, batch)[1])
+        with self._pace.paused(time_use.OTHER):
+            self._report.train(step, values, reading, unit=unit)
         if is_first:
             self._pace.restart()
 
     def _show(self) -> None:
         if self._show_step is not None:
-            with self._pace.paused():
+            with self._pace.paused(time_use.OTHER):
                 self._show_step()
 
     def _evaluate_if_due(
@@ -338,7 +346,7 @@ class TrainingLoop:
             return done
         if stop.poll():
             return {}
-        with self._pace.paused():
+        with self._pace.paused(time_use.EVALUATION):
             for name, batches in left.items():
                 self._report.progress(step, f"evaluating {name}")
                 begin = time.perf_counter()
@@ -358,7 +366,7 @@ class TrainingLoop:
                     return {}
                 values, scored = found.figures, found.scored
                 done[name] = values
-                is_best = self._checkpoints.would_be_best(_flat({name: values}))
+                is_best = self._checkpoints.would_be_best(flat({name: values}))
                 seconds = time.perf_counter() - begin
                 self._report.evaluation(name, step, values, seconds=seconds, is_best=is_best)
                 if scored is not None:
@@ -370,7 +378,7 @@ class TrainingLoop:
     def _is_save_due(self, step: int, evaluations: Evaluations) -> bool:
         if self._timetable.saves(step) or not evaluations:
             return self._timetable.saves(step)
-        found: bool = self._group.from_first(self._checkpoints.would_be_best(_flat(evaluations)))
+        found: bool = self._group.from_first(self._checkpoints.would_be_best(flat(evaluations)))
         return found
 
     def save_in(self, checkpoints: Checkpoints) -> int:
@@ -385,15 +393,8 @@ class TrainingLoop:
 
     def _save(self, step: int, evaluations: Evaluations) -> None:
         name = f"the state of step {step} and the file system of the checkpoints"
-        with self._pace.paused(), watchdog.waiting(name, factor=watchdog.PREPARING):
-            self._report.sync()
-            description = self._description.at(step, _flat(evaluations))
+        is_prepared = watchdog.waiting(name, factor=watchdog.PREPARING)
+        with self._pace.paused(time_use.CHECKPOINT), is_prepared:
+            self._report.sync(step)
+            description = self._description.at(step, flat(evaluations))
             self._checkpoints.save(self._program.shards, description)
-
-
-def _flat(evaluations: Evaluations) -> dict[str, float]:
-    return {
-        f"{name}/{metric}": value
-        for name, values in evaluations.items()
-        for metric, value in values.items()
-    }

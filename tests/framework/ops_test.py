@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from tekso.framework import ops, primitive, workarounds
+from tekso.framework import context, ops, primitive, workarounds
 from tekso.framework.context import StepContext, filling_in_place
 from tekso.framework.execution.data_parallel_program import ReplicaContext
 from tekso.framework.execution.mesh import activations
@@ -120,6 +120,16 @@ def test_a_primitive_is_no_method_of_the_context() -> None:
     assert workarounds.capture(StepContext(), (1,)) == (1,)
     with pytest.raises(AttributeError, match=r"has no attribute 'nothing'$"):
         StepContext().nothing  # noqa: B018
+
+
+def test_the_import_of_a_primitive_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    modules = {"alone": "my_ops", "within": "my_lab.my_ops"}
+    for name, module in modules.items():
+        monkeypatch.setitem(context.PRIMITIVE_MODULES, name, module)
+    with pytest.raises(AttributeError, match=r"with `import my_ops`$"):
+        StepContext().alone(1)
+    with pytest.raises(AttributeError, match=r"with `from my_lab import my_ops`$"):
+        StepContext().within(1)
 
 
 def test_the_context_stays_small() -> None:

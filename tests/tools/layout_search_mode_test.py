@@ -39,7 +39,7 @@ def test_mesh_of_an_experiment_is_searched_and_its_layout_is_ranked(
     assert {layout["mesh"] for layout in record["layouts"]} == {"data:2;model:4"}
     (asked,) = [layout for layout in record["layouts"] if layout["asked_for"]]
     assert asked["rules"] == "batch:data;mlp:model;heads:model;vocab:model"
-    assert f"at place {asked['place']}." in record["verdict"] or asked["place"] == 1
+    assert f"has rank {asked['place']}." in record["verdict"] or asked["place"] == 1
 
 
 def test_layout_for_other_devices_than_are_searched_is_not_ranked(

@@ -30,7 +30,7 @@ def test_text_shows_stages_devices_and_the_schedule(capsys: pytest.CaptureFixtur
     text = capsys.readouterr().out
     lines = text.splitlines()
     assert lines[0] == "lm.python_source.TinyPipeline"
-    assert lines[2].startswith("4 stages on 4 devices in a row; 16 examples in 8 micro-batches of")
+    assert lines[2].startswith("4 stages on 4 devices; 16 examples in 8 micro-batches of")
     assert "  model/embedding … model/stack/layers/0 (2)" in lines
     assert "total: 853,120 weights" in text
     assert re.search(r"^ +1 +3\.1 MB +3 +\d\.\d MB$", text, re.MULTILINE)  # 4 numbers a weight

@@ -217,6 +217,26 @@ def test_a_run_leaves_all_that_is_promised(whole: Any) -> None:
     assert {path.name for path in (logdir / "events").iterdir()} == {"train", "dev"}
 
 
+def test_a_profile_and_figures_of_weights_are_written(package: Path, tmp_path: Path) -> None:
+    from tensorflow.tsl.profiler.protobuf import xplane_pb2
+
+    every = "--set=run.weight_figures_every_steps=4"
+    flags = [LINE, f"--logdir={tmp_path}", "--steps=9", "--profile_steps=3-5", every]
+    done = run(package, *flags)
+    assert done.returncode == 0, done.stderr
+    assert f"profile of steps 3-5: {tmp_path}/profile" in done.stdout
+    assert re.search(r"(?s)time of the run: .*compile ", done.stdout), done.stdout
+    (path,) = tmp_path.glob("profile/plugins/profile/*/*.xplane.pb")
+    space = xplane_pb2.XSpace.FromString(path.read_bytes())
+    names = [m.name for plane in space.planes for m in plane.event_metadata.values()]
+    assert any(name.startswith("train") for name in names)
+    rows = [json.loads(line) for line in (tmp_path / "weights.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [4, 8]
+    assert all(0 < row["update_ratio/w"] < 1 < 10 * row["norm/w"] for row in rows)
+    events = [path.read_bytes() for path in tmp_path.glob("events/weights/events.*")]
+    assert len(events) == 1 and b"update_ratio/w" in events[0]
+
+
 def test_output_to_a_pipe_is_plain_lines_and_nothing_of_others(whole: Any) -> None:
     _, done = whole
     lines = done.stdout.splitlines()
@@ -227,7 +247,7 @@ def test_output_to_a_pipe_is_plain_lines_and_nothing_of_others(whole: Any) -> No
     assert re.match(
         r"step 20/40 +loss \d\.\d+ +grad .* +lr .* ex/s +wait +\d+% .* left$", steps[19]
     )
-    assert any("what to type next" in line for line in lines)
+    assert any("next commands" in line for line in lines)
 
 
 def test_what_to_type_next_works(package: Path, whole: Any) -> None:
@@ -279,7 +299,7 @@ def test_a_signal_saves_and_the_same_command_goes_on(
     step = int(re.findall(r"after step (\d+) of 40", stopped)[0])
     again = run(package, LINE, f"--logdir={tmp_path}", *DETERMINISTIC)
     assert f"step_{step:08d}: {40 - step} steps are left" in again.stdout, again.stderr
-    assert "\n  equal to an uninterrupted run to the last bit\n" in again.stdout
+    assert "\n  the results equal those of an uninterrupted run to the last bit\n" in again.stdout
     assert losses(tmp_path) == losses(whole[0])
 
 

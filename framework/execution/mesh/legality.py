@@ -131,8 +131,8 @@ def _uneven(layout: _Layout, dim: str, axis: str, tensors: Sequence[Tensor]) -> 
             choices.append(f"{PADDING_FIELDS[dim]}={count}, which pads {dim} to {below + count}")
         choices += _without(layout, dim, tensors)
         yield (
-            f"rule {dim}:{axis}: {dim} of {size} does not divide over the {count} devices of axis "
-            f"{axis}: {_named(having)}; alternatives: {', or '.join(choices)}"
+            f"rule {dim}:{axis}: {dim} of {size} does not divide evenly over the {count} devices "
+            f"of axis {axis}: {_named(having)}; alternatives: {', or '.join(choices)}"
         )
 
 

@@ -130,8 +130,8 @@ def warn_of_idle_axes(layout: MeshLayout) -> None:
     idle, params = layout.idle_axes(), layout.mesh.params
     if idle:
         logging.warning(
-            "%s.mesh %s: nothing is sharded over %s, so its devices all compute the same; name it "
-            "in %s.rules or %s.slots_axis",
+            "%s.mesh %s: no tensor is sharded over axis %s, so all its devices compute the same; "
+            "add a rule for it to %s.rules, or set %s.slots_axis",
             params,
             layout.mesh,
             " and ".join(idle),

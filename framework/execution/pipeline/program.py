@@ -36,10 +36,10 @@ from tekso.framework.execution.pipeline.schedule_run import ScheduleRun
 from tekso.framework.execution.pipeline.stage_backend import StageBackend
 from tekso.framework.execution.pipeline.stage_evaluation import StageEvaluation
 from tekso.framework.execution.pipeline.stage_functions import StageFunctions
-from tekso.framework.execution.pipeline.stage_state import StageState
+from tekso.framework.execution.pipeline.stage_state import StageState, assembled, storable
 from tekso.framework.execution.pipeline.stage_update import CopyGradients, StageUpdate
 from tekso.framework.execution.pipeline.workers import StageError, Worker, Workers, reason_of
-from tekso.framework.execution.shards import Shard, assembled, storable
+from tekso.framework.execution.shards import Shard
 from tekso.framework.execution.state import ReadKey
 from tekso.framework.exit_codes import ExitCode
 from tekso.framework.signature import Signature

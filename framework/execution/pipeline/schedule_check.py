@@ -97,7 +97,7 @@ def _misplaced(actions: list[Action], num_devices: int) -> Iterable[str]:
     for action in actions:
         holder = device_of(action.stage, num_devices)
         if action.device != holder:
-            yield f"{action.work} is on device {action.device}, but device {holder} holds the stage"
+            yield f"{action.work} is on device {action.device}, but the stage is on device {holder}"
 
 
 def _counts(actions: list[Action], sizes: dict[str, int]) -> Iterable[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,14 @@ import tensorflow as tf
 from tekso.framework.execution.pipeline.stage_backend import Kind, Part, StageBackend
 from tekso.framework.execution.pipeline.stage_specs import StageSpecs
 from tekso.framework.execution.pipeline.stages import Rows, StagePlan
-from tekso.framework.execution.shards import Shard, Slices, chunks, cut_out
+from tekso.framework.execution.shards import (
+    Shard,
+    Slices,
+    chunks,
+    cut_out,
+    is_sliceable,
+    of_arrays,
+)
 from tekso.framework.execution.state import ReadKey
 from tekso.framework.learning_step import APPLIED
 from tekso.framework.state import LEARNER, WEIGHTS, State
@@ -181,3 +188,25 @@ def _chunks(
 ) -> Iterator[Shard]:
     """Yields the chunks of a shard; `read` returns its value, and `of` is its position."""
     return chunks(key, spec.shape, spec.dtype, lambda where: cut_out(read(), where, of), of)
+
+
+def storable(shards: Iterable[Shard]) -> Iterator[Shard]:
+    """Yields the shards of this process; joins those that cannot be stored in several chunks."""
+    apart = []
+    for shard in shards:
+        if is_sliceable(shard.dtype) or shard.is_whole:
+            yield shard
+        else:
+            apart.append(shard)
+    yield from of_arrays(assembled(apart))
+
+
+def assembled(shards: Iterable[Shard]) -> dict[str, np.ndarray]:
+    """Returns whole arrays of a state whose shards are all in this process."""
+    state: dict[str, np.ndarray] = {}
+    for shard in shards:
+        if shard.key not in state:
+            dtype = tf.as_dtype(shard.dtype).as_numpy_dtype
+            state[shard.key] = np.empty(shard.shape, dtype)
+        state[shard.key][shard.where] = np.asarray(shard.read())
+    return state

@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+
+import numpy as np
 
 from tekso.framework import files
 from tekso.framework.run.logdir import Logdir
-from tekso.framework.run.metrics_log import SPLIT, STEP, TRAIN, MetricsLog, history
+from tekso.framework.run.metrics_log import (
+    SECONDS,
+    SEEN,
+    SPLIT,
+    STEP,
+    TRAIN,
+    MetricsLog,
+    Record,
+    history,
+)
 from tekso.framework.run.pace import Reading
 from tekso.framework.run.report import curves, lines
 from tekso.framework.run.report.console import Console
 from tekso.framework.run.report.tensorboard import TensorBoardEvents
+from tekso.framework.run.time_use import TimeUse, valid
 from tekso.framework.task import Scored
 
 _CURVES_EVERY_S = 20.0
 _CHECK_EVERY_S = 1.0
-_NO_FIGURES = (SPLIT, STEP, "eval_seconds", "elapsed_seconds")  # of a record
+_NO_FIGURES = (SPLIT, STEP, "eval_seconds", "elapsed_seconds", SECONDS)  # of a record
 
 
 class Report:
@@ -27,6 +39,7 @@ class Report:
       console: shows lines.
       title: title of the run: the key of its experiment.
       steps: number of steps of the whole run.
+      time_use: measures what the time is spent on; every record has its seconds.
     """
 
     def __init__(
@@ -36,11 +49,16 @@ class Report:
         *,
         title: str,
         steps: int,
+        time_use: TimeUse | None = None,
     ) -> None:
+        self.time_use = time_use or TimeUse()
         self._logdir, self._console = logdir, console
         self._title, self._steps = title, steps
         self._log = MetricsLog(logdir.metrics)
+        self._weights = MetricsLog(logdir.file("weights.jsonl"))
+        self._marks = MetricsLog(logdir.file("progress.jsonl"))
         self._events = TensorBoardEvents(logdir.events)
+        self._seen = 0.0  # units that training has processed, in all processes of the run
         self._begin = time.perf_counter()
         self._drawn = -_CURVES_EVERY_S
         self._checked = -_CHECK_EVERY_S
@@ -48,8 +66,19 @@ class Report:
     def go_on_from(self, step: int) -> None:
         """Removes what was reported after the step that was restored."""
         self._logdir.check()
+        records, marks = self._log.read(), self._marks.read()
+        every = [*records, *marks]
+        kept = [record for record in every if record[STEP] <= step]
+        self.time_use.resume(_most_seconds(kept), _most_seconds(every))
+        exact = (mark.get(SEEN) for mark in marks if mark[STEP] == step)
+        known = next((float(seen) for seen in exact if isinstance(seen, int | float)), None)
+        self._seen = _seen(records, step) if known is None else known
+        self._marks.close()
+        self._marks.keep_until(step)
         self._log.close()  # files are replaced; they are opened again by the next report
+        self._weights.close()
         self._events.close()
+        self._weights.keep_until(step)
         self._log.keep_until(step)
         self._log.open()
         for path in self._events.keep_until(step):
@@ -75,13 +104,17 @@ class Report:
         """
         return history(self._log.read(), metric, since=since)
 
+    def count(self, units: int) -> None:
+        """Counts the units of a batch that is trained on."""
+        self._seen += units
+
     def train(
         self, step: int, values: Mapping[str, float], reading: Reading | None, *, unit: str
     ) -> None:
         """Reports a training step; `reading` is the pace since the previous report, if known."""
-        speed: dict[str, float] = {}
+        speed: dict[str, float] = {f"{unit}{SEEN}": self._seen}
         if reading is not None:
-            speed = {f"{unit}_per_second": reading.units_per_s, "wait_share": reading.wait_share}
+            speed |= {f"{unit}_per_second": reading.units_per_s, "wait_share": reading.wait_share}
         self._write(step, TRAIN, {**values, **speed})
         left = reading.seconds_per_step * (self._steps - step) if reading is not None else None
         line = lines.train_line(
@@ -127,9 +160,25 @@ class Report:
             folder = self._logdir.decoded(name)
             self._console.line(f"cannot write {folder}: {error.strerror}", "warning")
 
+    def weights(
+        self, step: int, values: Mapping[str, float], layers: Mapping[str, np.ndarray]
+    ) -> None:
+        """Writes figures of weights to weights.jsonl, and with histograms to TensorBoard.
+
+        Args:
+          step: steps done.
+          values: {figure: value}.
+          layers: {path: the weight of a layer}.
+        """
+        self._logdir.check()
+        self._weights.append({STEP: step, SPLIT: "weights", **values})
+        self._events.append(step, "weights", values)
+        self._events.append_histograms(step, "weights", layers)
+
     def _write(self, step: int, split: str, values: Mapping[str, float]) -> None:
         elapsed = time.perf_counter() - self._begin
-        self._log.append({STEP: step, SPLIT: split, **values, "elapsed_seconds": elapsed})
+        times = {"elapsed_seconds": elapsed, SECONDS: self._spent()}
+        self._log.append({STEP: step, SPLIT: split, **values, **times})
         self._logdir.check()
         self._events.append(step, split, values)
 
@@ -172,12 +221,41 @@ class Report:
         """Returns the content of metrics.jsonl, also if the logdir was removed meanwhile."""
         return self._log.content()
 
-    def sync(self) -> None:
-        """Waits until all reported figures are on the disk; to be called before a checkpoint."""
+    def sync(self, step: int) -> None:
+        """Waits until all reported figures are on the disk; to be called before a checkpoint.
+
+        It also writes what a process that resumes from the checkpoint has to know of the time and
+        the units so far to progress.jsonl.
+        """
+        self._marks.append({STEP: step, SPLIT: TRAIN, SEEN: self._seen, SECONDS: self._spent()})
         self._log.sync()
+
+    def _spent(self) -> dict[str, float]:
+        return {name: round(value, 3) for name, value in self.time_use.seconds().items()}
 
     def close(self) -> None:
         """Closes files and console."""
         self._log.close()
+        self._weights.close()
+        self._marks.close()
         self._events.close()
         self._console.close()
+
+
+def _most_seconds(records: Sequence[Record]) -> Mapping[str, float]:
+    """Returns the largest seconds of a record; {} if none has them."""
+    found = [valid(one) for r in records if isinstance(one := r.get(SECONDS), dict)]
+    return max(found, key=lambda one: sum(one.values()), default={})
+
+
+def _seen(records: Sequence[Record], step: int) -> float:
+    """Returns about the units that training had processed at a step without a mark.
+
+    The steps since its last record count as much as those before, on average.
+    """
+    for record in reversed(records):
+        if 0 < record[STEP] <= step:
+            for name, value in record.items():
+                if name.endswith(SEEN) and isinstance(value, int | float):
+                    return float(value * step / record[STEP])
+    return 0.0

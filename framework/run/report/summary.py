@@ -102,7 +102,7 @@ def next_commands(
     more = "--set run.early_stopping.patience=0" if ended_early else f"--steps={2 * max(steps, 50)}"
     setting = f" --set {shlex.quote(decoding)}" if decoding else ""
     return [
-        "what to type next:",
+        "next commands:",
         *([f"  {base} --mode=decode{setting}"] if decodes else []),
         *([f"  {base} --mode=eval"] if evaluates else []),
         f"  {base} {more}",

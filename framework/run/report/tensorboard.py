@@ -17,6 +17,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 from google.protobuf.message import DecodeError
 
@@ -28,6 +29,7 @@ _STAMP = re.compile(rf"{re.escape(_PATTERN)}\.(\d+\.\d+)\.")
 _LENGTH_BYTES = 8
 _HEADER, _FOOTER = struct.Struct("<QI"), struct.Struct("<I")  # length and its checksum; checksum
 _FIRST_BYTE = b"\x09"  # of every Event: the tag of its wall time
+_BUCKETS = 30  # of a histogram
 _PNG_SIZE_AT = 16  # offset of width and height, after the signature and the first chunk's header
 
 
@@ -94,6 +96,18 @@ class TensorBoardEvents:
         )
         self._append(step, split, [tf.compat.v1.Summary.Value(tag=tag, image=image)])
 
+    def append_histograms(self, step: int, split: str, arrays: Mapping[str, np.ndarray]) -> None:
+        """Writes a histogram of the finite elements of every array.
+
+        Raises:
+          OSError: the file cannot be written.
+        """
+        values = [
+            tf.compat.v1.Summary.Value(tag=tag, histo=_histogram(array))
+            for tag, array in arrays.items()
+        ]
+        self._append(step, split, values)
+
     def _append(self, step: int, split: str, values: Sequence[Any]) -> None:
         summary = tf.compat.v1.Summary(value=values)
         event = tf.compat.v1.Event(wall_time=time.time(), step=step, summary=summary)
@@ -128,6 +142,24 @@ class TensorBoardEvents:
             )
             writer.write(event.SerializeToString())
         return writer
+
+
+def _histogram(array: np.ndarray) -> Any:
+    """Returns TensorBoard's form of a histogram with 30 buckets of equal width."""
+    values = array.astype(np.float64).ravel()
+    values = values[np.isfinite(values)]
+    if not values.size:
+        values = np.zeros(1)
+    counts, limits = np.histogram(values, bins=_BUCKETS)
+    return tf.compat.v1.HistogramProto(
+        min=values.min(),
+        max=values.max(),
+        num=values.size,
+        sum=values.sum(),
+        sum_squares=np.square(values).sum(),
+        bucket_limit=limits[1:],
+        bucket=counts,
+    )
 
 
 def _later_stamp(names: Sequence[str]) -> float:

@@ -135,7 +135,7 @@ def test_what_has_no_average_is_refused_and_leaves_nothing(tmp_path: Path) -> No
     more = saved(tmp_path / "more", 9, arrays(1) | {"weights/b": np.zeros(1, np.float32)})
     bad = saved(tmp_path / "bad", 6, arrays(1) | {"weights/a/w": np.full((2, 3), np.nan, "f4")})
     for checkpoints, message in (
-        ([other, two], "lm.Other and .*lm.Some: only checkpoints of one experiment"),
+        ([other, two], "lm.Other, and .*lm.Some: only checkpoints of one experiment"),
         ([wide, two], r"weights/a/w has shape \[3, 2\] in .*wide and \[2, 3\] in .*c2"),
         ([more, two], "weights/b is only in .*more"),
         ([two, more], "weights/b is only in .*more"),

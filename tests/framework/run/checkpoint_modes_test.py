@@ -136,7 +136,7 @@ def test_a_checkpoint_that_training_deletes_is_left_out_with_a_line(
 
     monkeypatch.setattr(FakeProgram, "restore", restore_late)
     assert job.follow() == {30: 3.0, 40: 4.0}
-    assert "step 10 is left out: training deleted the checkpoint" in job.output.getvalue()
+    assert "step 10 is skipped: training deleted the checkpoint" in job.output.getvalue()
 
 
 def test_a_damaged_checkpoint_is_left_out_with_its_reason(tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_a_damaged_checkpoint_is_left_out_with_its_reason(tmp_path: Path) -> Non
     job.save(10, 20)
     (tmp_path / "checkpoints" / "step_00000010" / "checkpoint.json").write_text("{")
     assert job.follow() == {20: 2.0}
-    assert "step 10 is left out: " in job.output.getvalue()
+    assert "step 10 is skipped: " in job.output.getvalue()
 
 
 def test_ends_where_early_stopping_ended_the_run(tmp_path: Path) -> None:

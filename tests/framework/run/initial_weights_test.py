@@ -224,7 +224,11 @@ def test_moving_averages_or_what_training_continues_from(tmp_path: Path) -> None
         ({}, {"only": ["head/.*"]}, "body/w is in no `only` of run.warm_start"),
         ({}, {"rules": {"feet/.*": "x"}}, r"run.warm_start.main.rules: 'feet/.\*' matches no we"),
         ({}, {"ignore": ["table"]}, r"main.ignore: 'table' matches no weight as a whole"),
-        ({}, {"rules": {"head/table": r"\1"}}, r"'\\\\1' for 'head/table' is no replacement"),
+        (
+            {},
+            {"rules": {"head/table": r"\1"}},
+            r"'\\\\1' is not a valid replacement for 'head/table'",
+        ),
         ({}, {"rules": {"head/(": "x"}}, "is not a valid regular expression"),
         ({"head/table": np.full([4, 2], np.nan)}, {}, "has values that are not finite"),
     ],
@@ -315,7 +319,7 @@ def test_weights_of_another_vocabulary_are_refused(tmp_path: Path) -> None:
     own = tmp_path / "own_assets"
     initial_weights.take_tokenizers(sources, assets=str(own), warn=pytest.fail)
     assert learned(own, b"other text") == "other text"
-    with pytest.raises(WarmStartError, match="rows of head/table would stand for other tokens"):
+    with pytest.raises(WarmStartError, match="rows of head/table would mean other tokens"):
         begin(layer, tmp_path, main=source)
     begin(layer, tmp_path, main={**source, "ignore": ["head/.*"]})
     other = run_with(tmp_path / "b", repeated())

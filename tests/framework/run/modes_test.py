@@ -34,7 +34,7 @@ def test_a_run_that_is_past_its_last_step_stays_as_it_is(tmp_path: Path) -> None
         console=PlainConsole(output),
     )  # fmt: skip
     assert modes.train(job) == ExitCode.OK
-    assert "is at step 30 already, after the last step (run.steps is 25)" in output.getvalue()
+    assert "is already at step 30, and run.steps is 25" in output.getvalue()
     assert len(output.getvalue().splitlines()) == 1
     assert sorted(set(os.listdir(tmp_path)) - {".lock"}) == ["checkpoints"]
 

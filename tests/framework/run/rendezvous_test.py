@@ -246,7 +246,7 @@ def test_program_without_the_token_at_the_address_of_process_0_is_not_joined() -
         futures = [pool.submit(hold(0, TOKEN)), pool.submit(hold(1, other))]
         errors = [str(future.exception(DEADLINE_S)) for future in futures]
     assert "process 1" in errors[0] and "did not connect within 1 s" in errors[0]
-    assert "has another token; here it is from another" in errors[1]
+    assert "has a different token; the token of this process is from another" in errors[1]
 
 
 def test_only_the_named_address_is_listened_at(run: Run) -> None:

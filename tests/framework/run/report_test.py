@@ -457,7 +457,7 @@ def test_pace_counts_waiting_and_leaves_pauses_out() -> None:
             clock.now += 0.5
         clock.now += 1.5
         pace.step(300)
-    with pace.paused():
+    with pace.paused("evaluation"):
         clock.now += 50.0
     reading = pace.read()
     assert reading == Reading(units_per_s=150.0, wait_share=0.25, seconds_per_step=2.0)

@@ -21,8 +21,8 @@ BEFORE = Description(
     conditions=reproducibility.conditions(),
     versions={"tensorflow": tf.__version__},
 )
-SAME = "equal to an uninterrupted run to the last bit"
-ROUNDING = "equal to an uninterrupted run up to rounding: "
+SAME = "the results equal those of an uninterrupted run to the last bit"
+ROUNDING = "the results equal those of an uninterrupted run up to rounding: "
 
 
 def line(settings: dict[str, Any] | None = None, **conditions: Any) -> str:
@@ -51,7 +51,7 @@ def test_an_spmd_pipeline_continues_up_to_rounding() -> None:
 
 
 def test_another_execution_is_a_reason_and_other_params_end_the_comparison() -> None:
-    assert line({"execution.xla": "none"}) == ROUNDING + "other Params of the execution"
+    assert line({"execution.xla": "none"}) == ROUNDING + "changed Params of the execution"
     assert line({"learner.schedule.initial_value": 0.5}) == ""
 
 

@@ -16,6 +16,7 @@ import pytest
 import tensorflow as tf
 
 from tekso.framework.execution import shards
+from tekso.framework.execution.pipeline.stage_state import storable
 from tekso.framework.execution.shards import Shard, chunks, cut_out, of_arrays, whole
 from tekso.framework.run import checkpoint_files, tensor_files
 from tekso.framework.run.checkpoint_files import (
@@ -310,6 +311,6 @@ def test_pieces_cover_a_tensor_once_and_are_small(tiny_pieces: None) -> None:
 def test_tensors_that_cannot_be_sliced_are_joined() -> None:
     halves = [(slice(i, i + 2), slice(0, 3)) for i in (0, 2)]
     apart = [s for w in halves for s in chunks("h", (4, 3), "float16", HALF.__getitem__, w)]
-    (joined,) = shards.storable(apart)
+    (joined,) = storable(apart)
     assert joined.is_whole
     np.testing.assert_array_equal(joined.read(), HALF)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
+import itertools
 import json
 import os
 import shutil
@@ -28,7 +29,7 @@ from tekso.framework.execution.shards import Shard, of_arrays
 from tekso.framework.execution.state import Stored, checked_state
 from tekso.framework.exit_codes import ExitCode
 from tekso.framework.learner import NonFiniteStepsError
-from tekso.framework.run import rollback, tensor_files
+from tekso.framework.run import rollback, tensor_files, time_use
 from tekso.framework.run.checkpoints import CheckpointError, Checkpoints, Description
 from tekso.framework.run.early_stopping import EarlyStoppingRule
 from tekso.framework.run.logdir import Logdir
@@ -142,6 +143,7 @@ class Run:
         incidents: Any = None,
         steps_per_call: int = 1,
         eval_data: str = "a",
+        time_use: time_use.TimeUse | None = None,
         **options: Any,
     ) -> Outcome:
         self.program = program or FakeProgram()
@@ -152,7 +154,11 @@ class Run:
         )
         checkpoints.prepare()
         report = Report(
-            Logdir(str(self.path)), PlainConsole(self.output), title="m.Model", steps=steps
+            Logdir(str(self.path)),
+            PlainConsole(self.output),
+            title="m.Model",
+            steps=steps,
+            time_use=time_use,
         )
         loop = TrainingLoop(
             program=self.program,
@@ -454,6 +460,56 @@ def killed_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def killed_run(killed_runs: Path, tmp_path: Path) -> Callable[[str], Run]:
     """Returns what a run that was killed at a moment left."""
     return lambda moment: Run(Path(shutil.copytree(killed_runs / moment, tmp_path / moment)))
+
+
+def test_every_second_is_attributed_and_the_work_after_a_checkpoint_is_lost(
+    tmp_path: Path,
+) -> None:
+    run, ticks = Run(tmp_path), itertools.count()  # a second passes whenever the time is asked for
+
+    def fail(step: int) -> None:
+        if step == 11:
+            raise RuntimeError("as if it had been killed")
+
+    use = time_use.TimeUse(clock=lambda: float(next(ticks)))
+    with pytest.raises(RuntimeError):
+        run.train(program=FakeProgram(at_step=fail), time_use=use)
+    before = run.records()
+    marks = [json.loads(line) for line in (tmp_path / "progress.jsonl").read_text().splitlines()]
+    assert [mark["step"] for mark in marks] == [4, 8]
+    kept = marks[-1]["seconds"]
+    assert before[-1]["step"] == 11 and list(kept) == list(time_use.ACTIVITIES)
+    assert sum(use.seconds().values()) == next(ticks) - 1
+
+    use = time_use.TimeUse(clock=lambda: float(next(ticks)))
+    begin = next(ticks) - 1
+    run.train(time_use=use)
+    last = run.records()[-1]["seconds"]
+    lost = sum(before[-1]["seconds"].values()) - sum(kept.values())
+    assert last["lost"] == lost > 0
+    spent = use.seconds()
+    assert sum(spent.values()) == sum(before[-1]["seconds"].values()) + next(ticks) - 1 - begin
+    assert all(last[name] > kept[name] for name in ("start", "step", "compile", "evaluation"))
+    assert all(spent[name] > 0 for name in ("input", "checkpoint", "other"))
+
+
+def test_units_seen_are_those_of_an_uninterrupted_run(tmp_path: Path) -> None:
+    def batches(start: int) -> Iterator[dict[str, np.ndarray]]:
+        for step in range(start, 10**6):
+            yield {"x": np.ones((2 + step % 5, 3))}
+
+    def fail(step: int) -> None:
+        if step == 11:
+            raise RuntimeError("as if it had been killed")
+
+    whole, killed = Run(tmp_path / "whole"), Run(tmp_path / "killed")
+    whole.train(log_every=3, batches=batches, keep_best=0)
+    with pytest.raises(RuntimeError):
+        killed.train(log_every=3, batches=batches, keep_best=0, program=FakeProgram(at_step=fail))
+    killed.train(log_every=3, batches=batches, keep_best=0, steps_per_call=3)
+    seen = {r["step"]: r["examples_seen"] for r in killed.records("train")}
+    assert seen == {n: sum(2 + i % 5 for i in range(n)) for n in (1, 3, 6, 9, 12, 15, 18, 20)}
+    assert seen == {r["step"]: r["examples_seen"] for r in whole.records("train")}
 
 
 @pytest.mark.parametrize("moment", KILLED)

@@ -45,7 +45,12 @@ def test_activations_are_named_by_their_dims() -> None:
         ("dense", "data:2", "batch:data;vocab:data", "batch/-/vocab [batch=8, 8, vocab=32]"),
         ("untied", "data:2", "batch:data;vocab:data", "batch/-/vocab [batch=8, 8, vocab=32]"),
         ("images", "a:3", "height:a", "[batch=8, height=16, width=16, channels=3]"),
-        ("images", "a:2;b:3", "height:a;width:b", "width of 16 does not divide over the 3 devices"),
+        (
+            "images",
+            "a:2;b:3",
+            "height:a;width:b",
+            "width of 16 does not divide evenly over the 3 devices",
+        ),
     ],
 )
 def test_rules_that_no_activation_can_follow_are_refused(

@@ -299,7 +299,7 @@ def test_size_that_does_not_divide_is_refused_with_the_nearest_choices() -> None
     assert refusal(layout, *names, spec("ffn", mlp=64)) == (
         "execution.mesh 'data:2;model:4' and execution.rules 'heads:model;mlp:model' do not fit "
         "the model:\n"
-        "  rule heads:model: heads of 6 does not divide over the 4 devices of axis model: "
+        "  rule heads:model: heads of 6 does not divide evenly over the 4 devices of axis model: "
         "layers/0/q [embed=16, heads=6] and 2 other tensors; alternatives: axis model of 2 or 3 "
         "or 6 (2 for all dims that the rules shard over it), or heads of 4 or 8, or heads:data, "
         "or no rule for heads (execution.rules='mlp:model')"
@@ -333,7 +333,7 @@ def test_a_rule_for_images_is_refused_only_where_it_splits_none(dim: str) -> Non
     images = {f"activation {n}": (("batch", dim), (4, n)) for n in (18, 16, 7)}
     layout_of("a:4", f"{dim}:a").check({}, activations=images)
     text = refusal(layout_of("a:5", f"{dim}:a"), **images)
-    assert f"{dim} of 18 does not divide over the 5 devices of axis a: activation 18" in text
+    assert f"{dim} of 18 does not divide evenly over the 5 devices of axis a: activation 18" in text
     assert text.count("does not divide") == 1
 
 

@@ -149,7 +149,7 @@ def test_different_settings_are_told_to_all(package: Path, tmp_path: Path) -> No
     started = [Trainer(package, *args, f"--process={p}", f"--seed={p}") for p in range(2)]
     for code, _, err in (trainer.end(deadline) for trainer in started):
         assert code == ExitCode.FAILED
-        assert "was started with other settings than process 0: run.seed : 0 -> 1" in err
+        assert "differ from those of process 0: run.seed : 0 -> 1" in err
     assert not (tmp_path / "metrics.jsonl").exists()
 
 

@@ -149,12 +149,12 @@ def test_what_goes_together_is_accepted() -> None:
         ({"workers": ["localhost:7001"]}, r"execution.workers is set"),
         (
             {"stages_on.mesh": "model:3"},
-            r"execution.stages_on.mesh 'model:3'.*heads of 4 does not divide over the 3 devices",
+            r"stages_on.mesh 'model:3'.*heads of 4 does not divide evenly over the 3 devices",
         ),
         ({"stages_on.rules": "mpl:model"}, r"rule mpl:model: no tensor.*did you mean mlp"),
         (
             {"stages_on.mesh": "data:8", "stages_on.rules": "batch:data"},
-            r"batch of 4 does not divide over the 8 devices of axis data",
+            r"batch of 4 does not divide evenly over the 8 devices of axis data",
         ),
         ({"stages_on.mesh": None}, r"execution.stages_on.mesh is not set"),
         (
@@ -205,8 +205,10 @@ def test_an_axis_over_which_nothing_of_a_stage_is_split_is_warned_of(
         return list(said)
 
     (one,) = warned("batch:data")
-    assert one.startswith("execution.stages_on.mesh data:2;model:2: nothing is sharded over model,")
-    assert "execution.stages_on.rules or execution.stages_on.slots_axis" in one
+    assert one.startswith(
+        "execution.stages_on.mesh data:2;model:2: no tensor is sharded over axis model,"
+    )
+    assert "execution.stages_on.rules, or set execution.stages_on.slots_axis" in one
     assert not warned(f"batch:data;{TENSOR}")
 
 

@@ -1,4 +1,4 @@
-"""What a step of a pipeline does beside gradients: effects, statistics, what it holds, how it ends.
+"""What a step of a pipeline does beside gradients: effects, statistics, positions, how it ends.
 
 All stages lie on one device of this process, each with a thread of its own.
 """
@@ -8,134 +8,28 @@ from __future__ import annotations
 import collections
 import functools
 import threading
-from collections.abc import Callable
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from pipeline_chain import DIM, EXAMPLES, Chain, Map, batch, build, chain, learner
 from sampling import sample
 
 from tekso.framework import ops
 from tekso.framework.context import StepContext
-from tekso.framework.costs.piece_traces import trace_all
-from tekso.framework.execution import ExecutionError, Pipelined
-from tekso.framework.execution.base import signature_of
+from tekso.framework.execution import ExecutionError
 from tekso.framework.execution.pipeline import program as program_module
 from tekso.framework.execution.pipeline import remote, stage_backend, stage_evaluation
-from tekso.framework.execution.pipeline.program import PipelineProgram
 from tekso.framework.execution.pipeline.workers import StageError
-from tekso.framework.execution.pipelined import device_backends
 from tekso.framework.foreign_variables import ForeignVariableError
-from tekso.framework.initializers import Normal
 from tekso.framework.layer import Layer
-from tekso.framework.learner import Learner
-from tekso.framework.optimizers.sgd import SGD
 from tekso.framework.params import param
 from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece
-from tekso.framework.planning.saved_bytes import saved_bytes
-from tekso.framework.planning.simulator import simulate
-from tekso.framework.planning.stage_figures import figures_of
 from tekso.framework.primitives.fusion import XlaFusion
-from tekso.framework.schedules import Constant
-from tekso.framework.step import Step
 from tekso.framework.task import Task, TaskError
 from tekso.framework.theta import Theta
 from tekso.models.layers.normalization import BatchNorm
-
-DIM, EXAMPLES = 3, 8
-
-
-class Map(Layer):
-    """y = tanh(x w)."""
-
-    class Params(Layer.Params):
-        """Params of Map."""
-
-        dtype: str = param("Of the weight.", default="float64")
-
-    def __init__(self, params: Any) -> None:
-        super().__init__(params)
-        self.weight("w", [DIM, DIM], dims=("in", "embed"), init=Normal.Params(stddev=0.5))
-
-    def fprop(self, theta: Theta, x: Any, ctx: Any) -> Any:
-        return tf.tanh(tf.linalg.matmul(x, tf.cast(theta.w, x.dtype)))
-
-
-class Chain(Task):
-    """Maps one after the other; `between` is run before each: (number, x) -> x."""
-
-    class Params(Task.Params):
-        """Params of Chain."""
-
-        num_maps: int = param("Number of maps.", default=4)
-        weight_dtype: str = param("Of the weights.", default="float64")
-
-    between: Callable[[int, Any], Any] = staticmethod(lambda number, x: x)
-
-    def __init__(self, params: Any) -> None:
-        super().__init__(params)
-        self.child_list("maps", [Map.Params(dtype=self.params.weight_dtype)] * self.params.num_maps)
-
-    def loss_weight(self, batch: Any) -> tf.Tensor:
-        return tf.cast(tf.shape(batch["x"])[0], tf.float32)
-
-    def pieces(self) -> list[Piece]:
-        pieces = [
-            Piece(f"maps/{i}", {f"maps/{i}": layer}, functools.partial(self._map, i))
-            for i, layer in enumerate(self.maps)
-        ]
-        return [*pieces, Piece("last", {}, self._last)]
-
-    def _map(self, i: int, theta: Theta, flow: Flow, ctx: Any) -> Flow:
-        x = self.between(i, flow["x"])
-        return {**flow, "x": self.maps[i].fprop(theta.maps[str(i)], x, ctx)}
-
-    def _last(self, theta: Theta, flow: Flow, ctx: Any) -> Flow:
-        return {**flow, LOSS_SUM: tf.reduce_sum(tf.square(flow["x"])), METRICS: {}}
-
-
-def chain(between: Any = None, **params: Any) -> Chain:
-    task = Chain.Params(**params).instantiate()
-    if between is not None:
-        task.between = between
-    return task
-
-
-def batch(step: int = 0, dtype: str = "float64") -> dict[str, np.ndarray]:
-    return {"x": np.random.default_rng(step).normal(size=(EXAMPLES, DIM)).astype(dtype)}
-
-
-def learner(**changes: Any) -> Any:
-    params = Learner.Params(optimizer=SGD.Params(), schedule=Constant.Params(value=0.1))
-    return params.set(changes).instantiate()
-
-
-def build(
-    task: Task,
-    stages: int,
-    micro_batches: int,
-    *,
-    of: dict[str, np.ndarray] | None = None,
-    by: Any = None,
-    **params: Any,
-) -> PipelineProgram:
-    params_ = Pipelined.Params(num_stages=stages, num_micro_batches=micro_batches, **params)
-    execution, signature = params_.instantiate(), signature_of(of or batch())
-    by, devices = by or learner(), ["CPU:0"] * stages * params_.num_replicas
-    parts = by.params.accumulation_steps
-    plan = execution.plan(task, signature, parts=parts, devices=devices)
-    program = PipelineProgram(
-        Step(task, by, seed=3),
-        plan,
-        device_backends(plan),
-        batch=signature,
-        replan=lambda other: execution.plan(
-            task, other, parts=parts, devices=devices, earlier=plan
-        ),
-    )
-    program.initialize()
-    return program
 
 
 class Shifted(Chain):
@@ -181,7 +75,7 @@ class WithoutMetricsInEvaluation(Chain):
 
 def test_an_evaluation_without_the_sums_of_the_loss_names_the_method() -> None:
     program = build(WithoutMetricsInEvaluation.Params().instantiate(), 2, 2)
-    with pytest.raises(TaskError, match=r"pieces .*program_test.py:\d+.* must add 'loss_sum' and"):
+    with pytest.raises(TaskError, match=r"pipeline_chain.py:\d+.* must add 'loss_sum' and"):
         program.eval_step(batch())
 
 
@@ -412,133 +306,6 @@ def test_random_numbers_of_a_seed_are_no_reason_to_refuse() -> None:
     assert np.isfinite(float(build(chain(between), 2, 4).train_step(batch(), 0)["loss"]))
 
 
-# --- what is held ---
-
-
-class Watched(program_module.ScheduleRun):
-    """Notes after every action what its stage holds: {(stage, micro-batch): its tensors}."""
-
-    notes: ClassVar[list[tuple[Any, dict[tuple[int, int], list[Any]]]]] = []
-    runs: ClassVar[list[Any]] = []
-
-    def perform(self, worker: Any, action: Any) -> None:
-        super().perform(worker, action)
-        with self._lock:
-            held = {
-                (stage, m): list(self._saved[replica, stage, m].values())
-                for replica, stage, m in list(self._saved)
-                if stage % self._plan.num_devices == action.device
-            }
-        self.notes.append((action, held))
-        self.runs.append(self)
-
-
-@pytest.fixture
-def watched(monkeypatch: pytest.MonkeyPatch) -> type[Watched]:
-    monkeypatch.setattr(program_module, "ScheduleRun", Watched)
-    Watched.notes, Watched.runs = [], []
-    return Watched
-
-
-def num_bytes(held: dict[Any, list[Any]]) -> int:
-    """Scalars, such as the seed of a loss, do not count."""
-    tensors = (t for each in held.values() for t in each if t.shape.rank)
-    return sum(t.shape.num_elements() * t.dtype.size for t in tensors)
-
-
-@pytest.mark.parametrize("rematerialize", sample(["none", "all"], quick=["none"]))
-@pytest.mark.parametrize(
-    ("schedule", "stages", "most"),
-    [
-        ("gpipe", 3, [8, 8, 8]),
-        ("1f1b", 3, [3, 2, 1]),
-        ("interleaved_1f1b", 2, [5, 3]),  # halves of a micro-batch: two stages a device
-        ("zero_bubble_h1", 3, [3, 3, 3]),
-    ],
-)
-def test_as_many_micro_batches_are_held_as_the_schedule_says(
-    watched: type[Watched], schedule: str, stages: int, most: list[int], rematerialize: str
-) -> None:
-    program = build(chain(), stages, 8, schedule=schedule, rematerialize=rematerialize)
-    program.train_step(batch(), 0)
-    found = [
-        max(len(held) for action, held in watched.notes if action.device == device)
-        for device in range(stages)
-    ]
-    assert found == most
-    plan = program.plan
-    timeline = simulate(
-        (a for order in plan.by_device for a in order),
-        num_devices=stages,
-        durations=lambda stage, kind: 1.0,
-    )
-    share = len(plan.stage_plan.stages) // stages
-    assert [share * each for each in timeline.held] == most
-    for run in watched.runs:  # nothing is left behind
-        assert (run._saved, run._values, run._gradients) == ({}, {}, {})
-
-
-def test_stages_hold_inputs_and_outputs_of_products_and_no_weight_of_another_type(
-    watched: type[Watched],
-) -> None:
-    of = batch(dtype="float32")
-    program = build(chain(weight_dtype="float64"), 2, 4, of=of, schedule="gpipe", balance=[2, 3])
-    program.train_step(of, 0)
-    x = EXAMPLES // 4 * DIM * 4  # bytes of what a map is given, or makes, of a micro-batch
-    for action, held in watched.notes:
-        if action.kind == "forward":
-            # The first map of a stage its input, and each its output, that of tanh.
-            assert num_bytes(held) == len(held) * 3 * x, action
-
-
-def forks(number: int, x: Any) -> Any:
-    """A product with itself, and a view: what a piece is given is kept, and is what it was."""
-    return tf.reshape(x * x, x.shape) if number % 2 else tf.identity(x)
-
-
-@pytest.mark.parametrize("balance", sample([[1, 4], [2, 3], [3, 2]], quick=[[2, 3]]))
-@pytest.mark.parametrize("schedule", ["gpipe", "zero_bubble_h1"])
-def test_what_pieces_of_a_stage_share_is_held_and_counted_once(
-    watched: type[Watched], schedule: str, balance: list[int]
-) -> None:
-    task, of = chain(forks), batch()
-    program = build(task, 2, 4, schedule=schedule, balance=balance)
-    program.train_step(of, 0)
-    micro = {"x": ((EXAMPLES // 4, DIM), "float64")}
-    pieces, specs = task.pieces(), task.specs()
-    kept = saved_bytes(pieces, trace_all(pieces, specs, micro), specs, set(specs), micro)
-    for own in figures_of(schedule, program.plan, learner(), specs, kept).stages:
-        stage, counted = (
-            own.stage.index,
-            {"forward": own.saved_bytes, "backward": own.between_bytes},
-        )
-        for action, held in watched.notes:
-            if action.stage == stage and (stage, action.micro_batch) in held:
-                tensors = held[stage, action.micro_batch]
-                memory = {t.numpy().tobytes() for t in tensors if t.shape.rank}  # views are one
-                assert sum(map(len, memory)) == counted[action.kind], action
-
-
-def test_between_the_gradients_only_what_that_of_the_weights_needs_is_held(
-    watched: type[Watched],
-) -> None:
-    def between(number: int, x: Any) -> Any:
-        return tf.sin(tf.sin(x))  # its derivative needs what it was given
-
-    program = build(chain(between), 2, 4, schedule="zero_bubble_h1", balance=[2, 3])
-    program.train_step(batch(), 0)
-    x = EXAMPLES // 4 * DIM * 8
-    after = [
-        (held[action.stage, action.micro_batch], action)
-        for action, held in watched.notes
-        if action.kind == "backward" and action.stage == 1
-    ]
-    assert len(after) == 4
-    for tensors, action in after:  # of both maps: what is multiplied, and the product's gradient
-        assert num_bytes({0: tensors}) == 2 * 2 * x, action
-        assert len(tensors) <= 2 * 2 + 1
-
-
 # --- a process that is lost ---
 
 
@@ -607,38 +374,6 @@ def test_stages_work_at_the_same_time(schedule: str) -> None:
     found = {event.action.work: event for events in program.events.values() for event in events}
     first, second = (found[s, m, "forward"] for s, m in ((0, 1), (1, 0)))
     assert max(first.start, second.start) < min(first.end, second.end)
-
-
-# --- evaluation ---
-
-
-def test_evaluation_holds_few_micro_batches_however_large_the_batch(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    most_at_once = []
-    ahead = threading.Event()
-
-    class Counted(stage_evaluation._Pass):
-        def perform(self, worker: Any, action: Any) -> None:
-            if (action.stage, action.micro_batch) == (0, 2):
-                ahead.set()
-            elif action.stage == 1:  # the last stage is slow: the first one goes as far as it may
-                ahead.wait(60)
-            super().perform(worker, action)
-            most_at_once.append(len(self.flows))
-            if action.stage == 1:
-                assert action.micro_batch not in self.flows
-
-    monkeypatch.setattr(stage_evaluation, "_Pass", Counted)
-    task = chain()
-    program = build(task, 2, 8)
-    of = {"x": np.tile(batch()["x"], [3, 1])[:-1]}
-    sums = program.eval_step(of)
-    assert len(most_at_once) == 2 * 23 and max(most_at_once) == 3
-    x = of["x"]
-    for i in range(4):
-        x = np.tanh(x @ program.state()[f"weights/maps/{i}/w"])
-    np.testing.assert_allclose([float(s) for s in sums["loss"]], [np.sum(x**2), 23], rtol=1e-12)
 
 
 # --- replicas ---

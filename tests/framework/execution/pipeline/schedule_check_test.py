@@ -67,7 +67,7 @@ def test_device_that_does_not_hold_the_stage_is_named() -> None:
     i = at(actions, 1, 0, FORWARD)
     actions[i] = actions[i]._replace(device=0, tick=-4)
     assert message(actions) == (
-        OF + "forward of micro-batch 0 at stage 1 is on device 0, but device 1 holds the stage"
+        OF + "forward of micro-batch 0 at stage 1 is on device 0, but the stage is on device 1"
     )
 
 

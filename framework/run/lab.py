@@ -1,0 +1,233 @@
+"""Works with an experiment in a notebook: Params with origins, training with a live plot, samples.
+
+    lab = Lab("lm.python_source.Tiny", set={"input.batch_size": 8})
+    lab.params          # a tree that opens on a click
+    lab.fit(50)         # draws the curves while it trains
+    lab.sample()
+    lab.session         # weights, losses, gradients: see session.py
+
+Results show themselves in a notebook, and are text elsewhere.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from html import escape
+from typing import Any
+
+from tekso.framework import task_results
+from tekso.framework.experiment import Experiment
+from tekso.framework.params.origins import hide_from_origins
+from tekso.framework.registry import key_of
+from tekso.framework.run import inspection, session
+from tekso.framework.run.metrics_log import SPLIT, STEP, TRAIN
+from tekso.framework.run.report import curves, lines
+from tekso.framework.run.session import Session, SessionError
+
+for _file in (__file__, session.__file__):  # settings come from the notebook
+    hide_from_origins(_file)
+
+_LINES_OF_FIT = 10
+_PLOT_EVERY_S = 2.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Shown:
+    """A result that a notebook shows as HTML or as a picture, and everything else as text.
+
+    Attributes:
+      text: the text.
+      html: the HTML; "": none.
+      png: the bytes of a PNG; None: no picture.
+    """
+
+    text: str
+    html: str = ""
+    png: bytes | None = None
+
+    def __repr__(self) -> str:
+        """Returns the text."""
+        return self.text
+
+    def _repr_html_(self) -> str | None:
+        return self.html or None
+
+    def _repr_png_(self) -> bytes | None:
+        return self.png
+
+
+class Lab:
+    """An experiment in a notebook, with initialized weights.
+
+    Args:
+      experiment: key of a registered experiment, or the class of an experiment.
+      set: changes to its Params, {path: value}.
+      cpu_devices: number of logical CPU devices; None: as many as the execution needs.
+
+    Attributes:
+      session: the session that trains; its weights, losses and gradients.
+      records: the figures of all steps and evaluations so far, as in `metrics.jsonl`.
+
+    Raises:
+      SessionError: the experiment is neither a key nor a class.
+      ValueError: as `Session`.
+    """
+
+    def __init__(
+        self,
+        experiment: str | type[Experiment],
+        set: Mapping[str, Any] | None = None,
+        *,
+        cpu_devices: int | None = None,
+    ) -> None:
+        self.session = Session(experiment, set, cpu_devices=cpu_devices)
+        self.records: list[dict[str, Any]] = []
+        self._title = experiment if isinstance(experiment, str) else key_of(experiment)
+
+    @property
+    def params(self) -> Shown:
+        """All Params with their docs, and where each was set."""
+        record = inspection.params_record(self._title, self.session.tree)
+        return Shown(inspection.params_text(record), params_html(record))
+
+    def model(self) -> Shown:
+        """Returns the table of the weights."""
+        record = inspection.model_record(self._title, self.session.task)
+        text = inspection.model_text(record)
+        return Shown(text, f"<pre>{escape(text)}</pre>")
+
+    def fit(self, steps: int) -> Shown:
+        """Trains some steps, and returns the curves; a notebook shows them meanwhile.
+
+        Outside of a notebook, it prints some lines. An interruption takes effect at the end of a
+        step; call `fit` again to continue.
+
+        Raises:
+          SessionError: the run or its input has fewer steps left, or `steps` is negative.
+          ValueError: as `Session.train`.
+        """
+        ends = (self.session.tree.run.steps, self.session.input.num_batches)
+        left = min(end for end in ends if end is not None) - self.session.step
+        if not 0 <= steps <= left:
+            self.session.train(steps)  # raises an error that says why
+        update = _live_display()
+        unit = task_results.count(self.session.task, self.session.input.batch(0))[1]
+        every, end, drawn = -(-steps // _LINES_OF_FIT), self.session.step + steps, -_PLOT_EVERY_S
+        while (done := self.session.step) < end:
+            # A notebook's plot is drawn every few seconds; each line is of the last of some steps.
+            wanted = min(1 if update else every, end - done)
+            found = self.session.train(wanted)
+            for i, figures in enumerate(found, start=done + 1):
+                self.records.append({STEP: i, SPLIT: TRAIN, **figures})
+            if update is None and found:
+                self._print(found[-1], end, unit)
+            if update is not None and time.perf_counter() - drawn >= _PLOT_EVERY_S:
+                update(self.plot())
+                drawn = time.perf_counter()
+            if len(found) < wanted:  # interrupted
+                break
+        shown = self.plot()
+        if update is not None:
+            update(shown)
+        return shown if update is None else Shown("")
+
+    def _print(self, figures: Mapping[str, float], end: int, unit: str) -> None:
+        line = lines.train_line(
+            self.session.step, end, figures, speed=None, unit=unit, wait_share=None,
+            seconds_left=None,
+        )  # fmt: skip
+        print(line)
+
+    def sample(self) -> Shown:
+        """Returns what the task decodes, as at the end of a run.
+
+        Raises:
+          SessionError: the task decodes nothing.
+        """
+        decoded = task_results.decode(self.session.task, self.session.program, self.session.input)
+        if decoded is None:
+            raise SessionError(f"{type(self.session.task).__name__} decodes nothing")
+        return Shown(decoded.text, f"<pre>{escape(decoded.text)}</pre>")
+
+    def evaluate(self, *names: str, max_batches: int | None = None) -> dict[str, dict[str, float]]:
+        """Evaluates evaluation inputs; returns {name: figures}.
+
+        Args:
+          *names: names of evaluation inputs; by default all.
+          max_batches: number of batches of each; None: all, and scores of decoded text.
+
+        Raises:
+          SessionError: there is no such evaluation input.
+        """
+        found = {}
+        for name in names or tuple(self.session.eval_inputs):
+            found[name] = self.session.evaluate(name, max_batches=max_batches)
+            self.records.append({STEP: self.session.step, SPLIT: name, **found[name]})
+        return found
+
+    def plot(self) -> Shown:
+        """Returns the curves of all steps and evaluations so far."""
+        picture = curves.draw(self.records, title=self._title)
+        if picture is None:
+            return Shown("nothing to plot: call fit first")
+        last = next((r for r in reversed(self.records) if r[SPLIT] == TRAIN), None)
+        text = f"loss {lines.number(last['loss'])} at step {last[STEP]}" if last else "evaluations"
+        return Shown(f"curves of {self._title}: {text}", png=picture)
+
+
+def _live_display() -> Callable[[Shown], None] | None:
+    """Returns a function that shows a result in place of the one before; None: no notebook."""
+    if "IPython" not in sys.modules:
+        return None
+    ipython: Any = sys.modules["IPython"]  # the notebook has imported it
+    if not hasattr(ipython.get_ipython(), "kernel"):
+        return None
+    handle = ipython.display.display(Shown(""), display_id=True)
+
+    def update(shown: Shown) -> None:
+        handle.update(shown)
+
+    return update
+
+
+def params_html(record: Mapping[str, Any]) -> str:
+    """Returns Params as nested HTML details elements, the first level open.
+
+    Args:
+      record: the result of `inspection.params_record`.
+    """
+    owners: dict[str, str] = record["owners"]
+    rows: dict[str, list[Mapping[str, Any]]] = {path: [] for path in owners}
+    inside: dict[str, list[str]] = {path: [] for path in owners}
+    for path in owners:
+        if path:
+            inside[_above(path, [other for other in owners if other != path])].append(path)
+    for row in record["params"]:
+        rows[_above(row["path"], owners)].append(row)
+
+    def node(path: str, parent: str) -> str:
+        name = escape(path[len(parent) :].lstrip(".") or record["model"])
+        table = "".join(_row(row, path) for row in rows[path])
+        children = "".join(node(child, path) for child in inside[path])
+        return (
+            f"<details{' open' if not path else ''}><summary><b>{name}</b> "
+            f"<code>{escape(owners[path])}</code></summary>"
+            f'<table>{table}</table><div style="margin-left:1.5em">{children}</div></details>'
+        )
+
+    return node("", "")
+
+
+def _above(path: str, nodes: Iterable[str]) -> str:
+    """Returns the nearest node that contains a path."""
+    return max((n for n in nodes if not n or path.startswith((f"{n}.", f"{n}["))), key=len)
+
+
+def _row(row: Mapping[str, Any], parent: str) -> str:
+    name = row["path"][len(parent) :].lstrip(".")
+    origin = "" if row["origin"] == "default" else f"[{row['origin']}] "
+    cells: Sequence[str] = (name, row["value"], f"{origin}{row['doc']}")
+    return f"<tr>{''.join(f'<td>{escape(text)}</td>' for text in cells)}</tr>"

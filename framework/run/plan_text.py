@@ -1,0 +1,115 @@
+"""Shows the plan of a run as text and as JSON data."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import Any
+
+from tekso.framework.planning.layout_ranking import bytes_text, seconds_text
+from tekso.framework.run.report.lines import WIDTH, duration
+from tekso.framework.run.run_plan import RunPlan
+from tekso.framework.run.step_plan import StepPlan
+from tekso.framework.tables import table
+
+_NAMES = {"used_weights": "copies of weights"}
+
+
+def record(plan: RunPlan) -> dict[str, Any]:
+    """Returns the plan as JSON data."""
+    return {
+        "model": plan.model,
+        "device": plan.device.name,
+        "memory_limit_bytes": int(plan.device.memory_bytes),
+        "weights": plan.weights,
+        "ok": not plan.problems,
+        "problems": plan.problems,
+        "step": None if plan.step is None else _step_record(plan, plan.step),
+        "others": [_step_record(plan, step) for step in plan.others],
+        "rejected": dict(plan.rejected),
+        "checkpoint_bytes": plan.checkpoint_bytes,
+        "checkpoints": plan.checkpoints,
+        "disk_bytes": plan.disk_bytes,
+        "free_bytes": plan.free_bytes,
+        "logdir": plan.logdir,
+        "resumes_from": plan.resumes_from,
+        "steps": plan.steps,
+    }
+
+
+def _step_record(plan: RunPlan, step: StepPlan) -> dict[str, Any]:
+    return {
+        "execution": step.name,
+        "devices": step.devices,
+        "fits": plan.fits(step),
+        "bytes_per_device": int(step.total_bytes),
+        "memory": {name: int(value) for name, value in step.memory.items()},
+        "flops_per_device": step.flops,
+        "seconds": step.seconds,
+        "idle_share": step.idle_share,
+        "notes": list(step.notes),
+    }
+
+
+def text(plan: RunPlan, *, width: int | None = None) -> str:
+    """Returns the plan as text, for a terminal of `width` columns if given."""
+    prose = width or WIDTH
+    lines = [plan.model, ""]
+    if plan.step is not None:
+        lines += _step(plan, plan.step, prose)
+    lines += ["", *_run(plan)]
+    if plan.others:
+        rows = [
+            (
+                seconds_text(step.seconds),
+                bytes_text(step.total_bytes),
+                step.name + ("" if plan.fits(step) else "  (does not fit)"),
+            )
+            for step in plan.others
+        ]
+        lines += ["", *table(("step", "memory", "execution"), rows, right=(0, 1), width=width)]
+    for name, why in plan.rejected.items():
+        lines += textwrap.wrap(f"{name}: {why}", prose, subsequent_indent="    ")
+    lines.append("")
+    for problem in plan.problems or ["nothing speaks against this run"]:
+        lines += textwrap.wrap(
+            f"problem: {problem}" if plan.problems else problem, prose, subsequent_indent="    "
+        )
+    return "\n".join(lines)
+
+
+def _step(plan: RunPlan, step: StepPlan, width: int) -> list[str]:
+    whole = plan.device.memory_bytes
+    lines = [
+        f"execution   {step.name}",
+        f"devices     {step.devices} × {plan.device.name}",
+        f"weights     {plan.weights:,}",
+        f"memory      {bytes_text(step.total_bytes)} of {bytes_text(whole)} per device:",
+    ]
+    for name, value in step.memory.items():
+        if value:
+            lines.append(f"              {_NAMES.get(name, name):<20} {bytes_text(value):>8}")
+    lines += [
+        f"step        {step.flops / 1e9:,.4g} GFLOP per device, about {seconds_text(step.seconds)}",
+    ]
+    for note in step.notes:
+        lines += textwrap.wrap(
+            note, width, initial_indent="              ", subsequent_indent=" " * 16
+        )
+    return lines
+
+
+def _run(plan: RunPlan) -> list[str]:
+    done = plan.resumes_from or 0
+    left = max(0, plan.steps - done)
+    how = (
+        f"a new run in {plan.logdir}"
+        if plan.resumes_from is None
+        else f"resumes from step {done} in {plan.logdir}"
+    )
+    time = f", about {duration(left * plan.step.seconds)}" if plan.step is not None else ""
+    free = "" if plan.free_bytes is None else f"; {bytes_text(plan.free_bytes)} are free"
+    return [
+        f"run         {how}: {left} steps are left{time}",
+        f"disk        checkpoints of {bytes_text(plan.checkpoint_bytes)}, at most "
+        f"{plan.checkpoints} of them: {bytes_text(plan.disk_bytes)}{free}",
+    ]

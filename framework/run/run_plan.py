@@ -1,0 +1,163 @@
+"""Plans a run before its first step: memory, time, checkpoints, what it would resume.
+
+Nothing is allocated, no device is needed, and data is read only if the Params do not determine the
+shapes of a batch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+from collections.abc import Mapping
+
+from tekso.framework import files, schedules
+from tekso.framework.costs import device_types
+from tekso.framework.costs.device_types import DeviceType
+from tekso.framework.execution.errors import ExecutionError
+from tekso.framework.experiment import Tree
+from tekso.framework.planning import layout_ranking
+from tekso.framework.run import inspection
+from tekso.framework.run.checkpoints import Checkpoints
+from tekso.framework.run.job import checkpoints_of
+from tekso.framework.run.logdir import Logdir
+from tekso.framework.run.step_plan import StepParts, StepPlan, other_plans, step_plan
+
+
+@dataclasses.dataclass(frozen=True)
+class RunPlan:
+    """The plan of a run.
+
+    Attributes:
+      model: key of the experiment.
+      device: type of the devices.
+      weights: number of elements of all weights.
+      step: the step under the execution of the experiment; None: it is impossible.
+      problem: why the step is impossible, or "".
+      others: steps under other executions, the fastest that fits first.
+      rejected: {execution: why it is impossible}.
+      checkpoint_bytes: bytes of a checkpoint.
+      checkpoints: largest number of checkpoints on the disk, with one that is being written.
+      free_bytes: free bytes of the disk of the logdir; None: unknown.
+      logdir: the logdir.
+      resumes_from: step of the newest checkpoint in the logdir; None: a new run.
+      steps: steps of the whole run.
+    """
+
+    model: str
+    device: DeviceType
+    weights: int
+    step: StepPlan | None
+    problem: str
+    others: tuple[StepPlan, ...]
+    rejected: Mapping[str, str]
+    checkpoint_bytes: int
+    checkpoints: int
+    free_bytes: int | None
+    logdir: str
+    resumes_from: int | None
+    steps: int
+
+    def fits(self, step: StepPlan) -> bool:
+        """Whether a step fits into the memory of a device."""
+        return step.total_bytes <= self.device.memory_bytes
+
+    @property
+    def disk_bytes(self) -> int:
+        """Bytes of all checkpoints."""
+        return self.checkpoint_bytes * self.checkpoints
+
+    @property
+    def problems(self) -> list[str]:
+        """Why the run would fail; empty if it would not."""
+        found = [self.problem] if self.problem else []
+        text = layout_ranking.bytes_text
+        if self.step is not None and not self.fits(self.step):
+            found.append(
+                f"a step needs {text(self.step.total_bytes)} of memory per device, but "
+                f"{self.device.name} has {text(self.device.memory_bytes)}"
+            )
+        if self.free_bytes is not None and self.disk_bytes > self.free_bytes:
+            found.append(
+                f"{self.checkpoints} checkpoints need {text(self.disk_bytes)}, but "
+                f"{text(self.free_bytes)} are free on the disk of {self.logdir}; "
+                "run.keep_last_checkpoints sets how many are kept"
+            )
+        return found
+
+
+def plan(
+    model: str,
+    tree: Tree.Params,
+    *,
+    logdir: str,
+    assets_dir: str | None = None,
+    device: str,
+    num_devices: int | None = None,
+    searches: bool = False,
+) -> RunPlan:
+    """Returns the plan of a run.
+
+    Args:
+      model: key of the experiment.
+      tree: its Params.
+      logdir: the logdir of the run, which may not exist.
+      assets_dir: folder of the assets of a run, if there was one.
+      device: type of the devices, see `device_types`.
+      num_devices: number of devices; None: one, or as many as the execution needs.
+      searches: whether to plan other executions over as many devices too.
+
+    Raises:
+      ExecutionError: the device type is unknown.
+      ValueError: Params of the task, the input or the learner are invalid.
+    """
+    parts = StepParts(
+        tree,
+        inspection.task_of(tree, assets_dir=assets_dir),
+        schedules.end_with_run(tree.learner, tree.run.steps).instantiate(),
+        inspection.batch_of(tree, assets_dir=assets_dir),
+        device_types.find(device),
+        assets_dir,
+    )
+    step, problem = None, ""
+    try:
+        step = step_plan(parts, num_devices)
+    except ExecutionError as error:
+        problem = str(error)
+    others: list[StepPlan] = []
+    rejected: dict[str, str] = {}
+    if searches:
+        others, rejected = other_plans(parts, num_devices or (step.devices if step else 1))
+    specs = parts.task.specs()
+    state = [*specs.values(), *parts.learner.slots(specs).values()]
+    place = Logdir(logdir)
+    kept = checkpoints_of(Checkpoints, tree, place, warn=lambda text: None)
+    steps = kept.steps()
+    return RunPlan(
+        model,
+        parts.device,
+        sum(spec.size for spec in specs.values()),
+        step,
+        problem,
+        tuple(sorted(others, key=lambda s: (s.total_bytes > parts.device.memory_bytes, s.seconds))),
+        rejected,
+        sum(spec.size_bytes for spec in state),
+        tree.run.keep_last_checkpoints + tree.run.keep_best.count + 1,
+        _free_bytes(logdir),
+        logdir,
+        steps[-1] if steps else None,
+        tree.run.steps,
+    )
+
+
+def _free_bytes(path: str) -> int | None:
+    """Returns the free bytes of the disk on which a folder is or would be; None: unknown."""
+    if not files.is_local(path):
+        return None
+    folder = os.path.abspath(path)
+    while not os.path.exists(folder):
+        folder = os.path.dirname(folder)
+    try:
+        return shutil.disk_usage(folder).free
+    except OSError:
+        return None

@@ -1,0 +1,247 @@
+"""Estimates the memory and the time of a training step under each execution.
+
+    data_parallel   the cost model of a mesh "data:N" that shards the batch only
+    mesh_sharded    the cost model of its mesh and rules
+    pipelined       the figures of its stages, and its simulated schedule
+
+All figures are estimates; see `planning/costs.py` for what they leave out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from tekso.framework.costs.device_types import DeviceType
+from tekso.framework.counting import counted
+from tekso.framework.execution.base import part_of
+from tekso.framework.execution.data_parallel import DataParallel
+from tekso.framework.execution.errors import ExecutionError
+from tekso.framework.execution.mesh.layouts import MeshLayout, MeshShape, Rules
+from tekso.framework.execution.mesh.presets import DATA
+from tekso.framework.execution.mesh_sharded import MeshSharded
+from tekso.framework.execution.pipeline.staged_execution import StagedExecution
+from tekso.framework.execution.pipelined import Pipelined
+from tekso.framework.experiment import Tree
+from tekso.framework.learning_step import LearnerBase
+from tekso.framework.planning import layout_ranking, layout_search
+from tekso.framework.planning.layout_search import Ranked
+from tekso.framework.planning.stage_figures import PipelineFigures, StageFigures
+from tekso.framework.run import pipeline_plan
+from tekso.framework.signature import Signature, num_examples
+from tekso.framework.task import Task
+
+_MICRO_BATCHES_PER_STAGE = (4, 2, 1)  # of the pipelines that a search tries, the first that divides
+
+
+@dataclasses.dataclass(frozen=True)
+class StepPlan:
+    """A training step under one execution.
+
+    Attributes:
+      name: the execution with its layout.
+      devices: number of devices.
+      memory: bytes of the device that needs most, by what they hold.
+      flops: floating-point operations of the device that computes most.
+      seconds: estimated time.
+      idle_share: share of the time in which devices of a pipeline are idle; 0 without a pipeline.
+      notes: where the time and the memory go.
+    """
+
+    name: str
+    devices: int
+    memory: Mapping[str, float]
+    flops: float
+    seconds: float
+    idle_share: float = 0.0
+    notes: tuple[str, ...] = ()
+
+    @property
+    def total_bytes(self) -> float:
+        """Bytes of the device that needs most."""
+        return math.fsum(self.memory.values())
+
+
+@dataclasses.dataclass(frozen=True)
+class StepParts:
+    """The parts of an experiment that determine the cost of a step.
+
+    Attributes:
+      tree: the Params.
+      task: the task.
+      learner: the learner.
+      batch: signature of the global batch.
+      device: type of the devices.
+      assets_dir: folder of the assets of a run, if there was one.
+    """
+
+    tree: Tree.Params
+    task: Task
+    learner: LearnerBase
+    batch: Signature
+    device: DeviceType
+    assets_dir: str | None
+
+    def dtype(self, execution: Any) -> str:
+        """Returns the type in which layers compute under an execution."""
+        found: str = execution.activation_dtype(self.tree.run.activation_dtype)
+        return found
+
+
+def step_plan(parts: StepParts, num_devices: int | None = None) -> StepPlan:
+    """Returns the step under the execution of the experiment.
+
+    Args:
+      parts: the parts of the experiment.
+      num_devices: number of devices; None: one, or as many as the execution needs.
+
+    Raises:
+      ExecutionError: the step is impossible.
+    """
+    owner: Any = parts.tree.execution.owner
+    if issubclass(owner, StagedExecution):
+        return _pipelined(parts, parts.tree)
+    if issubclass(owner, MeshSharded):
+        execution = parts.tree.execution.instantiate()
+        accumulated = parts.learner.params.accumulation_steps
+        layout = execution.layout(
+            parts.task, part_of(parts.batch, accumulated), num_devices=num_devices
+        )
+        return _priced(parts, layout, "mesh_sharded", parts.dtype(execution))
+    if issubclass(owner, DataParallel):
+        return _data_parallel(parts, num_devices or 1)
+    raise ExecutionError(
+        f"the execution {owner.__name__} cannot be planned: set --execution=data_parallel, "
+        "mesh_sharded, pipelined or spmd_pipelined"
+    )
+
+
+def _data_parallel(parts: StepParts, devices: int) -> StepPlan:
+    size, accumulated = num_examples(parts.batch), parts.learner.params.accumulation_steps
+    if size % (devices * accumulated):
+        raise ExecutionError(
+            f"input.batch_size {size} does not divide evenly over {devices} devices and "
+            f"{accumulated} accumulation steps"
+        )
+    layout = MeshLayout(MeshShape(((DATA, devices),)), Rules((("batch", DATA),)))
+    return _priced(parts, layout, "data_parallel", parts.tree.run.activation_dtype)
+
+
+def _priced(parts: StepParts, layout: MeshLayout, name: str, dtype: str) -> StepPlan:
+    ranked = layout_search.price(
+        parts.task, parts.learner, parts.batch, layout,
+        device=parts.device.name, activation_dtype=dtype,
+    )  # fmt: skip
+    return _of_ranked(ranked, name)
+
+
+def _of_ranked(ranked: Ranked, name: str) -> StepPlan:
+    cost, devices = ranked.cost, ranked.layout.mesh.size
+    memory = dataclasses.asdict(cost.memory)
+    where = counted(devices, "device")
+    if name != "data_parallel":
+        where = layout_ranking.layout_text(ranked.layout)
+    notes = tuple(layout_ranking.reasons(ranked))
+    return StepPlan(f"{name}, {where}", devices, memory, cost.flops, cost.seconds, notes=notes)
+
+
+def _pipelined(parts: StepParts, tree: Tree.Params) -> StepPlan:
+    figures = pipeline_plan.figures(tree, assets_dir=parts.assets_dir)
+    plan, device = figures.plan, parts.device
+    count = plan.num_devices * plan.num_replicas
+    memory = [_stage_memory(figures, i) for i in range(plan.num_devices)]
+    worst = max(memory, key=lambda one: math.fsum(one.values()))
+    itemsize = {"bfloat16": 2, "float16": 2}.get(parts.dtype(tree.execution.instantiate()), 4)
+    peak = device.flops_per_s["bfloat16" if itemsize == 2 else "float32"] * device.reached
+    micro_batches = plan.num_micro_batches * plan.num_parts
+    again = sum(not plan.saves(m) for m in range(plan.num_micro_batches)) / plan.num_micro_batches
+
+    def flops(stage: StageFigures) -> float:
+        return stage.flops_with_backward + (again * stage.flops if stage.stage.outputs else 0.0)
+
+    slowest = max(flops(stage) for stage in figures.stages)
+    work = figures.timeline.makespan * slowest / peak * plan.num_parts
+    per_device = [
+        micro_batches * math.fsum(flops(stage) for stage in figures.on_device(i))
+        for i in range(plan.num_devices)
+    ]
+    sent = max(
+        math.fsum(s.handed_bytes for s in figures.on_device(i)) for i in range(plan.num_devices)
+    )
+    sent_s = 2 * micro_batches * sent / device.link(count)[0]  # outputs, and their gradients
+    moved = 3 * worst["weights"] + 2 * worst["slots"]
+    seconds = work + moved / device.memory_bytes_per_s
+    idle = figures.timeline.idle_share
+    name = "pipelined" if isinstance(tree.execution.instantiate(), Pipelined) else "spmd_pipelined"
+    notes = [
+        f"is idle for {100 * idle:.0f}% of the time (the bubble of {figures.schedule})",
+        f"sends {layout_ranking.bytes_text(2 * micro_batches * sent)} per device, "
+        f"{layout_ranking.seconds_text(sent_s)} if nothing is computed meanwhile; not in the time",
+    ]
+    if figures.on_mesh is not None:
+        notes.append("every stage is on a mesh: time and memory are those of a stage on one device")
+    text = f"{len(figures.stages)} stages × {plan.num_replicas} replicas"
+    micro = f"{plan.num_micro_batches} micro-batches"
+    return StepPlan(
+        f"{name}, {text}, {micro}", count, worst, max(per_device), seconds, idle, tuple(notes)
+    )
+
+
+def _stage_memory(figures: PipelineFigures, device: int) -> dict[str, float]:
+    own = figures.on_device(device)
+    return {
+        "weights": math.fsum(stage.weight_bytes for stage in own),
+        "used_weights": math.fsum(stage.copy_bytes for stage in own),
+        "slots": math.fsum(stage.slot_bytes for stage in own),
+        "gradients": math.fsum(stage.gradient_bytes for stage in own),
+        "activations": figures.held_bytes[device],
+    }
+
+
+# --- a search over executions ---
+
+
+def other_plans(parts: StepParts, devices: int) -> tuple[list[StepPlan], dict[str, str]]:
+    """Returns steps of all executions over a number of devices, and why others are impossible."""
+    found: list[StepPlan] = []
+    rejected: dict[str, str] = {}
+
+    def add(name: str, step: Any) -> None:
+        try:
+            found.append(step())
+        except ExecutionError as error:
+            rejected[name] = str(error)
+
+    add("data_parallel", lambda: _data_parallel(parts, devices))
+    if devices > 1:
+        add("mesh_sharded", lambda: _best_mesh(parts, devices))
+    for stages in (n for n in range(2, devices + 1) if devices % n == 0):
+        add(f"pipelined, {stages} stages", lambda n=stages: _pipeline_over(parts, devices, n))
+    return found, rejected
+
+
+def _best_mesh(parts: StepParts, devices: int) -> StepPlan:
+    ranking = layout_search.rank(
+        parts.task, parts.learner, parts.batch, num_devices=devices, device=parts.device.name,
+        activation_dtype=parts.tree.run.activation_dtype,
+    )  # fmt: skip
+    return _of_ranked(ranking[0], "mesh_sharded")
+
+
+def _pipeline_over(parts: StepParts, devices: int, stages: int) -> StepPlan:
+    """Returns a step of a pipeline with as many micro-batches as the batch allows."""
+    replicas = devices // stages
+    size = num_examples(parts.batch) // parts.learner.params.accumulation_steps
+    micro = [stages * n for n in _MICRO_BATCHES_PER_STAGE if size % (stages * n * replicas) == 0]
+    if not micro:
+        raise ExecutionError(
+            f"{size} examples do not divide evenly into {stages} micro-batches of "
+            f"{replicas} replicas"
+        )
+    tree = parts.tree.copy()
+    tree.execution = Pipelined.Params(
+        num_stages=stages, num_replicas=replicas, num_micro_batches=micro[0]
+    )
+    return _pipelined(parts, tree)

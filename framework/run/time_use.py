@@ -1,0 +1,144 @@
+"""Attributes every second of a run to what it was spent on.
+
+    start │ input │ compile │ input │ step │ input │ step │ evaluation │ checkpoint │ step …
+
+Exactly one activity is current at any time, so the seconds of all activities add up to the time of
+the process. A process that resumes takes over the seconds of the earlier ones; those after the step
+that it restores become `LOST`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from tekso.framework.run.report.lines import WIDTH, duration, wrapped
+
+START = "start"
+INPUT = "input"
+COMPILE = "compile"
+STEP = "step"
+EVALUATION = "evaluation"
+CHECKPOINT = "checkpoint"
+OTHER = "other"
+LOST = "lost"
+
+ACTIVITIES = {
+    START: "imports, data, building and restoring the model",
+    INPUT: "training steps that wait for their batch",
+    COMPILE: "the first call of a step with batches of a new shape",
+    STEP: "all other training steps",
+    EVALUATION: "evaluation passes and their decoding",
+    CHECKPOINT: "checkpoints, while training waits for them",
+    OTHER: "log lines, curves, timelines, decoding at the end",
+    LOST: "work after a checkpoint that was done again, because the run resumed from there",
+}
+"""{activity: what it contains}, in the order of a run."""
+
+# {activity: (share of the run that makes it the bottleneck, what to do)}
+_ADVICE = {
+    INPUT: (0.2, "training waits for its input: cache or simplify the preprocessing"),
+    EVALUATION: (0.4, "evaluate less often (run.eval_every_steps) or fewer batches (max_batches)"),
+    CHECKPOINT: (0.2, "save less often (run.checkpoint_every_steps)"),
+    LOST: (0.1, "save more often (run.checkpoint_every_steps)"),
+    COMPILE: (0.4, "a longer run, or fewer shapes of batches, has less of it"),
+    START: (0.4, "a longer run has less of it"),
+}
+
+
+class TimeUse:
+    """A stopwatch for activities.
+
+    Args:
+      begin: when the process began, by the same clock; None: now.
+      clock: returns seconds.
+    """
+
+    def __init__(
+        self, begin: float | None = None, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self._clock = clock
+        self._since = clock() if begin is None else begin
+        self._current, self._is_resumed = START, False
+        self._seconds = dict.fromkeys(ACTIVITIES, 0.0)
+
+    def switch(self, activity: str) -> str:
+        """Ends the current activity and begins another; returns the one that ended."""
+        now, before = self._clock(), self._current
+        self._seconds[before] += now - self._since
+        self._since, self._current = now, activity
+        return before
+
+    @contextlib.contextmanager
+    def during(self, activity: str) -> Iterator[None]:
+        """Attributes the time of a block to an activity, except for blocks inside of it."""
+        before = self.switch(activity)
+        try:
+            yield
+        finally:
+            self.switch(before)
+
+    def seconds(self) -> dict[str, float]:
+        """Returns {activity: seconds so far}, over all processes of the run."""
+        self.switch(self._current)
+        return dict(self._seconds)
+
+    def resume(self, kept: Mapping[str, Any], last: Mapping[str, Any]) -> None:
+        """Takes over the seconds of earlier work of a run that resumes.
+
+        If this process did that work and was rolled back, its own time since `kept` is lost.
+
+        Args:
+          kept: `seconds()` at the last record up to the restored step; {} if there is none.
+          last: `seconds()` at the last record of all.
+        """
+        kept, last = valid(kept), valid(last)
+        own = self.seconds()
+        if self._is_resumed:
+            self._seconds = dict.fromkeys(ACTIVITIES, 0.0)
+            last = own
+        self._is_resumed = True
+        for activity, seconds in kept.items():
+            self._seconds[activity] += seconds
+        self._seconds[LOST] += max(0.0, math.fsum(last.values()) - math.fsum(kept.values()))
+
+
+def valid(seconds: Mapping[str, Any]) -> dict[str, float]:
+    """Returns the seconds of known activities that a record has, without damaged ones."""
+    found = {name: seconds.get(name) for name in ACTIVITIES} if seconds else {}
+    return {
+        name: float(value)
+        for name, value in found.items()
+        if isinstance(value, int | float) and math.isfinite(value) and value > 0
+    }
+
+
+def lines(seconds: Mapping[str, float], *, width: int = WIDTH) -> list[str]:
+    """Returns where the time of a run went, as text, and its bottleneck if there is one."""
+    total = math.fsum(seconds.values())
+    if total <= 0:
+        return []
+    shown = sorted(ACTIVITIES, key=lambda name: -seconds.get(name, 0.0))
+    parts = [
+        f"{name} {duration(seconds[name])} ({100 * seconds[name] / total:.0f}%)"
+        for name in shown
+        if seconds.get(name, 0.0) >= 0.005 * total
+    ]
+    texts = [f"  time of the run: {duration(total)}: {', '.join(parts)}"]
+    if sentence := bottleneck(seconds):
+        texts.append(f"  {sentence}")
+    return [line for text in texts for line in wrapped(text, width)]
+
+
+def bottleneck(seconds: Mapping[str, float]) -> str:
+    """Returns a sentence about the activity that takes too large a share of a run, or ""."""
+    total = math.fsum(seconds.values())
+    shares = {name: seconds.get(name, 0.0) / total for name in _ADVICE} if total > 0 else {}
+    found = [name for name, share in shares.items() if share >= _ADVICE[name][0]]
+    if not found:
+        return ""
+    name = max(found, key=lambda name: shares[name] / _ADVICE[name][0])
+    return f"bottleneck: {name}, {100 * shares[name]:.0f}% of the time; {_ADVICE[name][1]}"

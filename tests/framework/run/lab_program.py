@@ -1,0 +1,38 @@
+"""What a notebook does with a Lab; prints what came out, as JSON.
+
+lab_program.py FOLDER    FOLDER/text has a text
+"""
+
+import json
+import sys
+
+from tekso.framework.run.lab import Lab
+
+
+def main(folder: str) -> None:
+    settings = {
+        "input.files": f"{folder}/text/*.txt",
+        "input.batch_size": 4,
+        "*.num_layers": 1,
+        "run.steps": 6,
+        "task.decode.max_new_tokens": 4,
+        "execution.xla": "none",
+    }
+    lab = Lab("lm.text_files.Bytes", set=settings)
+    found: dict[str, object] = {"params": lab.params._repr_html_(), "model": repr(lab.model())}
+    found["before"] = repr(lab.plot())
+    found["fit"] = repr(lab.fit(3))
+    found["more"] = repr(lab.fit(2))
+    found["evaluated"] = lab.evaluate(max_batches=1)
+    found["plot"] = lab.plot()._repr_png_()[:8].hex()  # type: ignore[index]
+    found["sample"] = repr(lab.sample())
+    found["records"] = [(record["step"], record["split"]) for record in lab.records]
+    found["history"] = [figures["loss"] for figures in lab.session.history]
+    try:
+        lab.fit(2)
+    except ValueError as error:
+        found["end"] = str(error)
+    print(json.dumps(found))
+
+
+main(sys.argv[1])

@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import json
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import processes
+import pytest
+
+from tekso.framework.run import lab as lab_module
+from tekso.framework.run.lab import Lab, Shown, params_html
+
+RECORD = {
+    "model": "lm.some.Model",
+    "owners": {"": "a:Tree", "task": "b:Task", "task.layers[0]": "c:Layer", "run": "d:Run"},
+    "params": [
+        {"path": "task.dim", "value": "'<b>'", "doc": "Size.", "origin": "lab.py:3"},
+        {"path": "task.layers[0].rate", "value": "0.1", "doc": "Rate.", "origin": "default"},
+        {"path": "run.steps", "value": "7", "doc": "Steps.", "origin": "default"},
+    ],
+}
+
+
+class Outline(HTMLParser):
+    """The names of nodes and fields with their depth."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.depth, self.found, self.wanted = 0, list[tuple[int, str]](), ""
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        self.depth += tag == "details"
+        self.wanted = tag if tag in ("b", "td") else self.wanted
+
+    def handle_endtag(self, tag: str) -> None:
+        self.depth -= tag == "details"
+
+    def handle_data(self, data: str) -> None:
+        if self.wanted:
+            self.found.append((self.depth, data))
+            self.wanted = ""
+
+
+def test_params_are_nested_and_show_values_origins_and_docs() -> None:
+    outline = Outline()
+    outline.feed(params_html(RECORD))
+    assert outline.depth == 0
+    assert outline.found == [
+        (1, "lm.some.Model"),
+        (2, "task"), (2, "dim"), (2, "'<b>'"), (2, "[lab.py:3] Size."),
+        (3, "layers[0]"), (3, "rate"), (3, "0.1"), (3, "Rate."),
+        (2, "run"), (2, "steps"), (2, "7"), (2, "Steps."),
+    ]  # fmt: skip
+    assert params_html(RECORD).count("<details open>") == 1
+
+
+def test_a_lab_trains_evaluates_samples_and_plots(tmp_path: Path) -> None:
+    (tmp_path / "text").mkdir()
+    text = "".join(f"line {i} of a text\n" for i in range(900))
+    (tmp_path / "text" / "a.txt").write_text(text)
+    program = Path(__file__).with_name("lab_program.py")
+    done = processes.run([program, str(tmp_path)])
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert "<summary><b>lm.text_files.Bytes</b>" in found["params"]
+    assert "lab_program.py:" in found["params"] and "Number of training steps." in found["params"]
+    assert "total: " in found["model"] and found["before"] == "nothing to plot: call fit first"
+    assert found["fit"].startswith("curves of lm.text_files.Bytes: loss ")
+    assert found["fit"].endswith("at step 3") and found["more"].endswith("at step 5")
+    assert len([line for line in done.stdout.splitlines() if line.startswith("step ")]) == 5
+    assert found["records"] == [*([i, "train"] for i in range(1, 6)), [5, "dev"]]
+    assert len(found["history"]) == 5 and found["evaluated"]["dev"]["loss"] > 0
+    assert found["plot"] == b"\x89PNG\r\n\x1a\n".hex() and found["sample"].strip()
+    assert "run.steps is 6" in found["end"]
+
+
+def test_a_notebook_shows_the_curves_while_it_trains(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[Any] = []
+    handle = SimpleNamespace(update=shown.append)
+    ipython: Any = ModuleType("IPython")
+    ipython.version_info = (9, 0)  # matplotlib reads it
+    ipython.display = SimpleNamespace(display=lambda first, display_id: handle)
+    ipython.get_ipython = lambda: SimpleNamespace(kernel=1)
+    monkeypatch.setitem(sys.modules, "IPython", ipython)
+
+    class Session:
+        def __init__(self) -> None:
+            self.step, self.asked = 0, list[int]()
+            self.task = SimpleNamespace(count=lambda batch: (1, "examples"))
+            self.input = SimpleNamespace(batch=lambda number: {}, num_batches=None)
+            self.tree = SimpleNamespace(run=SimpleNamespace(steps=9))
+
+        def train(self, steps: int) -> list[dict[str, float]]:
+            self.asked.append(steps)
+            self.step += steps
+            return [{"loss": 1.0 / self.step}] * steps
+
+    lab = Lab.__new__(Lab)
+    lab.session, lab.records, lab._title = Session(), [], "m"  # type: ignore[assignment]
+    assert lab.fit(3).text == ""
+    assert lab.session.asked == [1, 1, 1]  # type: ignore[attr-defined]
+    assert all(isinstance(one, Shown) and one.png for one in shown) and len(shown) >= 2
+    ipython.get_ipython = lambda: SimpleNamespace()  # a terminal
+    assert lab_module._live_display() is None

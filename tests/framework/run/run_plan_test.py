@@ -1,0 +1,130 @@
+"""Tests of the plan of a run: bytes by hand, executions, disk, what it resumes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from stored_checkpoints import STATE, save
+
+from tekso.framework import execution, registry
+from tekso.framework.execution.errors import ExecutionError
+from tekso.framework.exit_codes import ExitCode
+from tekso.framework.run import plan_text, run_plan
+from tekso.framework.run.run_plan import RunPlan
+from tekso.tools import trainer
+
+MODEL = "lm.python_source.Tiny"
+
+
+def tree(**settings: Any) -> Any:
+    found = registry.get(MODEL)().tree()
+    found.set({"task.model.stack.num_layers": 2, "input.batch_size": 8, **settings})
+    return found
+
+
+def planned(tmp_path: Path, found: Any = None, **options: Any) -> RunPlan:
+    options = {"device": "cpu", "logdir": str(tmp_path / "none" / "run"), **options}
+    return run_plan.plan(MODEL, found or tree(), **options)
+
+
+def test_state_and_checkpoint_have_the_bytes_of_weights_and_two_slots(tmp_path: Path) -> None:
+    plan = planned(tmp_path)
+    assert plan.step is not None and plan.problem == "" and plan.problems == []
+    # Adam has two slots for each weight, all float32; a checkpoint has a few counters too.
+    assert plan.step.memory["weights"] == 4 * plan.weights
+    assert plan.step.memory["slots"] == pytest.approx(8 * plan.weights, rel=1e-4)
+    assert plan.step.memory["gradients"] == 4 * plan.weights
+    assert plan.checkpoint_bytes == pytest.approx(12 * plan.weights, rel=1e-4)
+    assert plan.resumes_from is None and plan.checkpoints == 3 + 1 + 1
+    # 6 operations for each token and weight of a product, and the attention on top.
+    params = tree().input
+    tokens = 8 * params.length if "length" in params else None
+    if tokens is not None:
+        assert 5 * tokens * plan.weights < plan.step.flops < 9 * tokens * plan.weights
+
+
+def test_a_run_in_the_logdir_is_resumed(tmp_path: Path) -> None:
+    save(tmp_path / "checkpoints" / "step_000000012", STATE)
+    plan = planned(tmp_path, tree(**{"run.steps": 20}), logdir=str(tmp_path))
+    assert plan.resumes_from == 12
+    assert "resumes from step 12 in" in plan_text.text(plan)
+    assert ": 8 steps are left, about" in plan_text.text(plan)
+
+
+def test_devices_share_the_batch_and_replicate_the_weights(tmp_path: Path) -> None:
+    one, four = planned(tmp_path).step, planned(tmp_path, num_devices=4).step
+    assert one is not None and four is not None
+    assert four.devices == 4 and four.name == "data_parallel, 4 devices"
+    assert four.flops == pytest.approx(one.flops / 4)
+    assert four.memory["activations"] == pytest.approx(one.memory["activations"] / 4)
+    assert four.memory["weights"] == one.memory["weights"]
+    assert any("all-reduce" in note for note in four.notes)
+
+
+def test_a_batch_that_does_not_divide_is_a_problem(tmp_path: Path) -> None:
+    plan = planned(tmp_path, num_devices=3)
+    assert plan.step is None and "input.batch_size 8 does not divide" in plan.problems[0]
+    assert "problem: input.batch_size 8" in plan_text.text(plan)
+    assert json.loads(json.dumps(plan_text.record(plan)))["ok"] is False
+
+
+def test_too_little_memory_and_disk_are_problems(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = 20_000_000
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=free))
+    plan = planned(tmp_path, tree(**{"input.batch_size": 8 * 1024}))
+    memory, disk = plan.problems
+    assert "of memory per device, but cpu has 4 GB" in memory
+    assert "5 checkpoints need" in disk and "20 MB are free" in disk
+    assert plan.free_bytes == free and plan.disk_bytes == 5 * plan.checkpoint_bytes
+
+
+def test_the_executions_of_an_experiment_and_of_a_search_are_planned(tmp_path: Path) -> None:
+    found = tree()
+    execution.import_all()
+    found.execution = execution.Pipelined.Params(num_stages=2, num_micro_batches=4)
+    plan = planned(tmp_path, found, num_devices=2, searches=True)
+    assert plan.step is not None and plan.step.name.startswith("pipelined, 2 stages × 1 replicas")
+    assert 0.1 < plan.step.idle_share < 0.5
+    alone = planned(tmp_path).step
+    assert alone is not None
+    # The two stages together store all weights; the output reads the embedding of stage 0.
+    assert plan.step.memory["weights"] < alone.memory["weights"]
+    names = [step.name.partition(",")[0] for step in plan.others]
+    assert sorted(names) == ["data_parallel", "mesh_sharded", "pipelined"]
+    seconds = [step.seconds for step in plan.others]
+    assert seconds == sorted(seconds) and plan.rejected == {}
+    text = plan_text.text(plan)
+    assert "mesh_sharded, data:" in text and "nothing speaks against this run" in text
+
+
+def test_an_unknown_device_type_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ExecutionError, match="there is no device type 'gpu'"):
+        planned(tmp_path, device="gpu")
+
+
+def test_a_pipeline_that_cannot_be_divided_is_rejected_with_the_reason(tmp_path: Path) -> None:
+    plan = planned(tmp_path, tree(**{"input.batch_size": 2}), num_devices=4, searches=True)
+    assert "data_parallel" in plan.rejected and plan.problem
+    assert "4 micro-batches" in plan.rejected["pipelined, 4 stages"]
+
+
+def test_the_mode_prints_text_and_json_and_its_exit_code_says_whether_the_run_would_fail(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["tekso-trainer", "--mode=plan", f"--model={MODEL}", "--set=*.num_layers=1"]
+    assert trainer.main([*words, "--steps=30"]) == ExitCode.OK
+    told = capsys.readouterr().out
+    assert f"a new run in runs/{MODEL}: 30 steps are left" in told
+    assert not (tmp_path / "runs").exists()
+    assert trainer.main([*words, "--devices=3", "--format=json"]) == ExitCode.FAILED
+    record = json.loads(capsys.readouterr().out)
+    assert record["step"] is None and record["resumes_from"] is None
+    assert record["device"] == "cpu" and "does not divide" in record["problems"][0]

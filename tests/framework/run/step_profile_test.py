@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import pytest
+import tensorflow as tf
+
+from tekso.framework.run.step_profile import StepProfile
+
+
+@pytest.fixture
+def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    events: list[str] = []
+    profiler = tf.profiler.experimental
+    monkeypatch.setattr(profiler, "start", lambda folder: events.append("start"))
+    monkeypatch.setattr(profiler, "stop", lambda: events.append("stop"))
+    monkeypatch.setattr(profiler, "Trace", lambda *args, **options: contextlib.nullcontext())
+    return events
+
+
+@pytest.mark.parametrize(
+    ("calls", "wanted", "told"),
+    [
+        ([(1, 1), (2, 2), (3, 3), (4, 4), (5, 5)], "1 2 start 3 4 stop 5", "profile of steps 3-4"),
+        ([(1, 2), (3, 6), (7, 8)], "1 start 3 stop 7", "profile of steps 3-6: "),
+        ([(1, 8)], "start 1 stop", "profile of steps 1-8: "),
+        ([(2, 2), (3, 3)], "2 start 3 stop", "profile of steps 3-the last: "),
+        ([(5, 5), (6, 6)], "5 6", "no profile was written: this process ran none"),
+    ],
+)  # fmt: skip
+def test_the_calls_with_the_steps_are_profiled(
+    calls: list[tuple[int, int]], wanted: str, told: str, events: list[str], tmp_path: Path
+) -> None:
+    lines: list[str] = []
+    with StepProfile(3, 4, folder=str(tmp_path / "profile"), tell=lines.append) as profile:
+        for first, last in calls:
+            with profile.around(first, last):
+                events.append(str(first))
+    assert events == wanted.split()
+    (line,) = lines
+    assert line.startswith(told)

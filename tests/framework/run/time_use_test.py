@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from tekso.framework.run import time_use
+from tekso.framework.run.pace import Pace
+from tekso.framework.run.time_use import TimeUse
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def known(use: TimeUse) -> dict[str, float]:
+    return {name: value for name, value in use.seconds().items() if value}
+
+
+def test_seconds_of_activities_add_up_and_inner_blocks_do_not_count_twice() -> None:
+    clock = Clock()
+    use = TimeUse(begin=97.0, clock=clock)
+    pace = Pace(clock, use)
+    clock.now += 1.0
+    use.switch("step")
+    with pace.waiting():
+        clock.now += 2.0
+    clock.now += 4.0
+    with pytest.raises(RuntimeError), pace.paused("evaluation"):
+        clock.now += 8.0
+        with use.during("checkpoint"):
+            clock.now += 16.0
+        clock.now += 32.0
+        raise RuntimeError
+    clock.now += 64.0
+    assert known(use) == {
+        "start": 4.0, "input": 2.0, "step": 68.0, "evaluation": 40.0, "checkpoint": 16.0
+    }  # fmt: skip
+    assert math.fsum(use.seconds().values()) == clock.now - 97.0
+
+
+def test_a_resumed_process_takes_over_seconds_and_loses_those_after_its_step() -> None:
+    clock = Clock()
+    use = TimeUse(clock=clock)
+    clock.now += 3.0
+    kept = {"start": 2.0, "step": 10.0, "lost": 1.0}
+    use.resume(kept, {**kept, "step": 25.0, "evaluation": 4.0})
+    assert known(use) == {"start": 5.0, "step": 10.0, "lost": 20.0}
+    # A damaged record counts as nothing.
+    other = TimeUse(clock=clock)
+    other.resume({"step": "x", "start": None, "lost": -1.0}, {"step": math.nan})
+    assert known(other) == {}
+
+
+def test_a_rolled_back_process_loses_its_own_time() -> None:
+    clock = Clock()
+    use = TimeUse(clock=clock)
+    use.resume({}, {})
+    clock.now += 3.0
+    use.switch("step")
+    clock.now += 10.0
+    kept = use.seconds()
+    clock.now += 5.0
+    use.resume(kept, use.seconds())
+    clock.now += 7.0
+    assert known(use) == {"start": 3.0, "step": 17.0, "lost": 5.0}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "named", "advice"),
+    [
+        ({"start": 5.0, "step": 70.0, "input": 25.0}, "input, 25%", "preprocessing"),
+        ({"step": 50.0, "evaluation": 50.0}, "evaluation, 50%", "run.eval_every_steps"),
+        ({"step": 60.0, "lost": 40.0, "input": 25.0}, "lost, 32%", "save more often"),
+    ],
+)
+def test_the_bottleneck_is_named_with_what_to_do(
+    seconds: dict[str, float], named: str, advice: str
+) -> None:
+    sentence = time_use.bottleneck(seconds)
+    assert named in sentence and advice in sentence
+    text = " ".join(" ".join(time_use.lines(seconds)).split())
+    assert sentence in text and text.startswith("time of the run: ")
+
+
+def test_a_run_that_mostly_trains_has_no_bottleneck() -> None:
+    assert time_use.bottleneck({"step": 90.0, "compile": 10.0}) == ""
+    assert time_use.bottleneck({}) == "" and time_use.lines({}) == []
+    (line,) = time_use.lines({"step": 90.0, "compile": 10.0, "other": 0.1})
+    assert line == "  time of the run: 1m40s: step 1m30s (90%), compile 10s (10%)"

@@ -1,0 +1,189 @@
+"""Tests of tekso-compare on logdirs of a few lines."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from scipy import stats
+
+from tekso.framework.exit_codes import ExitCode
+from tekso.tools import compare
+from tekso.tools.comparison import runs, statistics, tables
+
+PARAMS = """# model: lm.some.Model
+. : Params("tekso.framework.experiment:Tree")
+task.prompt : "a  # b"  # params/lm/some.py:8
+learner.schedule.initial_value : {rate}  # {origin}
+run.steps : 4
+run.seed : {seed}  # --seed
+"""
+SCRIPT = "<script>x</script>"
+
+
+def write(folder: Path, *, loss: float, seed: int = 0, rate: float = 0.1, text: str = "") -> str:
+    folder.mkdir()
+    (folder / "params.txt").write_text(PARAMS.format(rate=rate, origin="--set", seed=seed))
+    rows = []
+    for step in (2, 4):
+        spent = {"start": 1.0, "step": 2.0 * step}
+        both = {"step": step, "seconds": spent, "elapsed_seconds": 9.0}
+        rows.append({**both, "split": "train", "loss": 8.0 / step, "tokens_seen": 10.0 * step})
+        rows.append({**both, "split": "dev", "loss": loss + (4 - step), "error": None})
+    (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    if text:
+        (folder / "samples.txt").write_text(text)
+    return str(folder)
+
+
+def two_groups(tmp_path: Path, first: list[float], second: list[float]) -> list[str]:
+    return [
+        write(tmp_path / f"{name}{seed}", loss=loss, seed=seed, rate=rate, text=SCRIPT)
+        for name, rate, losses in (("a", 0.1, first), ("b", 0.3, second))
+        for seed, loss in enumerate(losses)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ([1.0, 1.2, 1.1], [2.0, 2.3, 1.6, 2.2]),
+        ([1.0, 1.5], [1.1, 1.2, 1.3]),
+        ([5.0, 5.0, 5.1], [5.1, 5.3]),
+    ],
+)
+def test_the_test_is_welchs_and_the_number_of_seeds_has_its_power(
+    first: list[float], second: list[float]
+) -> None:
+    found = statistics.welch(first, second)
+    wanted = stats.ttest_ind(second, first, equal_var=False)
+    assert found.t == pytest.approx(wanted.statistic) and found.p == pytest.approx(wanted.pvalue)
+    assert found.freedom == pytest.approx(wanted.df)
+    assert found.seeds is not None
+
+    def power(count: int) -> float:  # by the noncentral distribution
+        a, b = stats.tvar(first), stats.tvar(second)
+        freedom = (a + b) ** 2 * (count - 1) / (a**2 + b**2)
+        shift = abs(found.difference) / math.sqrt((a + b) / count)
+        return float(stats.nct.sf(stats.t.ppf(0.975, freedom), freedom, shift))
+
+    assert power(found.seeds) > 0.77
+    assert found.seeds == 2 or power(found.seeds - 1) < 0.83
+
+
+def test_single_and_constant_values_are_not_tested() -> None:
+    one = statistics.welch([1.0], [2.0, 3.0])
+    assert (one.difference, one.t, one.p, one.seeds) == (1.5, None, None, None)
+    assert not one.is_decided
+    same = statistics.welch([2.0, 2.0], [2.0, 2.0])
+    assert (same.p, same.seeds) == (1.0, None)
+    assert statistics.welch([2.0, 2.0], [3.0, 3.0]).is_decided
+
+
+def test_runs_are_grouped_by_all_params_but_the_seed_and_named_by_what_differs(
+    tmp_path: Path,
+) -> None:
+    found = [runs.read(path) for path in two_groups(tmp_path, [1.0, 1.2], [2.0])]
+    groups = runs.groups(found)
+    assert [(g.name, [r.seed for r in g.runs]) for g in groups] == [
+        ("initial_value=0.1", ["0", "1"]), ("initial_value=0.3", ["0"])
+    ]  # fmt: skip
+    (seed, rate) = sorted(runs.differences(found), key=lambda one: one.path, reverse=True)
+    assert seed.path == "run.seed" and rate.path == "learner.schedule.initial_value"
+    assert rate.values[2] == runs.Value("0.3", "--set")
+    assert found[0].params["task.prompt"] == runs.Value('"a  # b"', "params/lm/some.py:8")
+    assert found[0].unit == "tokens" and runs.main_metric(found) == "dev/loss"
+    assert found[1].curves["dev/loss"][-1] == runs.Point(4, 40.0, 9.0, 1.2)
+    assert found[0].seconds == {"start": 1.0, "step": 8.0}
+
+
+def test_a_decided_difference_is_told_from_one_that_the_spread_may_explain(tmp_path: Path) -> None:
+    close, far = tmp_path / "close", tmp_path / "far"
+    close.mkdir(), far.mkdir()
+    told = {}
+    for folder, second in ((close, [1.1, 1.3]), (far, [3.0, 3.1])):
+        found = [runs.read(path) for path in two_groups(folder, [1.0, 1.2], second)]
+        told[folder] = tables.results(runs.groups(found), "dev/loss")
+    assert "the spread may explain the difference" in told[close].notes[0]
+    assert re.search(r"; \d+ seeds each would decide it", told[close].notes[0])
+    assert "exceeds the spread (p = 0.0111)" in told[far].notes[0]
+    assert told[far].rows[0][:4] == ["initial_value=0.1", "2", "1.1000", "0.1414"]
+    assert told[far].rows[1][4] == "+1.95"
+
+
+class Tags(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: list[str] = []
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        assert not {"src", "href"} & {name for name, _ in attrs}, "loads something"
+        self.seen.append(tag)
+        if tag not in ("br", "meta", "polyline", "rect"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in ("polyline", "rect"):
+            assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_the_page_is_one_file_without_scripts_and_the_csv_has_all_points(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = two_groups(tmp_path, [1.0, 1.2], [2.0, 2.3])
+    output = tmp_path / "out.html"
+    assert compare.main(["tekso-compare", *paths, f"--output={output}"]) == ExitCode.OK
+    printed = capsys.readouterr().out
+    assert "initial_value=0.3" in printed and "learner.schedule.initial_value : 0.1 | " in printed
+    page = Tags()
+    page.feed(output.read_text())
+    assert page.open == [] and "script" not in page.seen and "link" not in page.seen
+    assert SCRIPT in page.text  # of a sample, escaped
+    # Two curves of four runs, by step, tokens and seconds.
+    assert page.seen.count("svg") == 6 and page.seen.count("polyline") == 24
+    assert "tokens seen" in page.text and "--set" in page.text
+    rows = list(csv.DictReader((tmp_path / "out.csv").open()))
+    assert len(rows) == 4 * 4
+    (row,) = [
+        r for r in rows if r["run"] == paths[3] and r["curve"] == "dev/loss" and r["step"] == "4"
+    ]
+    assert row["group"] == "initial_value=0.3" and float(row["value"]) == 2.3
+    assert (row["seed"], float(row["seen"]), float(row["seconds"])) == ("1", 40.0, 9.0)
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        ([], "a run is missing"),
+        (["{a}/nothing"], "nothing has no run"),
+        (["{a}", "--metric=dev/los"], "no run has the curve dev/los; the runs have: train/loss, "),
+        (["{a}", "--output=x.pdf"], "expected a file that ends with .html"),
+    ],
+)
+def test_what_is_typed_wrong_is_one_message(
+    args: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = write(tmp_path / "a", loss=1.0)
+    words = [word.format(a=run) for word in args]
+    assert compare.main(["tekso-compare", *words]) == ExitCode.WRONG_USAGE
+    assert told in capsys.readouterr().err
+
+
+def test_a_run_that_has_just_begun_and_an_older_one_are_compared(tmp_path: Path) -> None:
+    paths = [write(tmp_path / "a", loss=1.0), write(tmp_path / "b", loss=2.0)]
+    (tmp_path / "a" / "metrics.jsonl").unlink()
+    old = '{"step": 3, "split": "dev", "loss": 2.5, "elapsed_seconds": 4.0}\n{"step": 4, "sp'
+    (tmp_path / "b" / "metrics.jsonl").write_text(old)
+    output = tmp_path / "out.html"
+    assert compare.compare(paths, output=str(output)) == ExitCode.OK
+    assert runs.read(paths[1]).curves["dev/loss"] == [runs.Point(3, None, None, 2.5)]

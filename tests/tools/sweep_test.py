@@ -1,0 +1,279 @@
+"""Tests of tekso-sweep: what it runs, what it does not run again, and a sweep that is killed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tekso.framework.exit_codes import ExitCode
+from tekso.tools import sweep
+from tekso.tools.command_errors import UsageError
+from tekso.tools.sweeping import search, space
+from tekso.tools.sweeping.trials import Trainer, Trial, best_of, folder_name
+
+RATE = "learner.schedule.initial_value"
+TINY = "--model=lm.python_source.Tiny"
+PARAMS = """# model: lm.python_source.Tiny
+learner.schedule.initial_value : {rate}  # --set
+run.seed : {seed}  # --seed
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("a.b=1e-3,3e-3", ["1e-3", "3e-3"]),
+        ("a.b = 1 , 2,1", ["1", "2"]),
+        ("a.b=[1,2],(3,[4,5])", ["[1,2]", "(3,[4,5])"]),
+        ("a.b='x,y',\"z,\"", ["'x,y'", '"z,"']),
+        ("a.b=data:2;model:4", ["data:2;model:4"]),
+    ],
+)
+def test_commas_separate_values_but_not_inside_brackets_and_quotes(
+    text: str, values: list[str]
+) -> None:
+    assert space.parse(text) == space.Varied("a.b", tuple(values))
+
+
+def test_a_range_has_ends_of_one_kind() -> None:
+    assert space.parse("x=1e-4:1e-2:log").range == space.Range(1e-4, 1e-2, True)
+    whole = space.parse("x=2:8").range
+    assert whole is not None and whole.is_whole
+    assert space.parse("x=2:8.0").range == space.Range(2, 8.0, False)
+    assert space.parse("x=2:8").examples == ("2", "8")
+
+
+@pytest.mark.parametrize("text", ["x", "x=", "=1", "x=1,,2", "x=3:2", "x=0:1:log"])
+def test_what_is_no_setting_is_an_error_that_repeats_it(text: str) -> None:
+    with pytest.raises(UsageError, match=f"--sweep {text}: expected|a value is empty"):
+        space.parse(text)
+
+
+def test_a_grid_has_all_combinations() -> None:
+    found = space.grid([space.parse("x=1,2"), space.parse("y=a,b")])
+    assert [tuple(one.values()) for one in found] == [
+        ("1", "a"),
+        ("1", "b"),
+        ("2", "a"),
+        ("2", "b"),
+    ]
+    assert space.grid([]) == [{}]
+    with pytest.raises(UsageError, match=r"--sweep x has a range: .* --search=random"):
+        space.grid([space.parse("x=1:2")])
+
+
+def test_a_folder_has_the_settings_in_its_name() -> None:
+    assert folder_name(3, 1, {"a.rate": "1e-3", "b": "[1, 2]"}) == "003_rate=1e-3_b=-1-2-_seed=1"
+    assert folder_name(0, 0, {}) == "000_seed=0"
+    assert best_of([(1, 3.0), (2, None), (3, 2.0)], "min") == 2.0
+    assert best_of([(1, None)], "max") is None
+
+
+class FakeTrainer:
+    """Stands for the process of a trial: writes what a run leaves; some end early."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.trained: list[str] = []
+        self.codes: dict[str, int] = {}
+
+        real = subprocess.Popen
+
+        def popen(words: list[str], **options: Any) -> Any:
+            if "tekso.tools.trainer" not in words:  # another program, which a library calls
+                return real(words, **options)
+            flags = dict(word.removeprefix("--").split("=", 1) for word in words[3:])
+            logdir = Path(flags["logdir"])
+            self.trained.append(logdir.name)
+            rate = next(w for w in words if w.startswith(f"--set={RATE}")).rpartition("=")[2]
+            text = PARAMS.format(rate=rate, seed=flags["seed"])
+            (logdir / "params.txt").write_text(text)
+            record = {"step": 8, "split": "dev", "loss": 100 * float(rate) + int(flags["seed"])}
+            (logdir / "metrics.jsonl").write_text(json.dumps(record) + "\n")
+            code = self.codes.get(logdir.name, 0)
+            options["stdout"].write(b"the last words\n")
+            return SimpleNamespace(wait=lambda _: code, send_signal=None, terminate=None)
+
+        monkeypatch.setattr(subprocess, "Popen", popen)
+
+
+def run(folder: Path, *flags: str) -> int:
+    sweeps = [f"--sweep={RATE}=1e-3,3e-3", "--metric=dev/loss"]
+    return sweep.main(["tekso-sweep", TINY, f"--logdir={folder}", "--seeds=2", *sweeps, *flags])
+
+
+NAMES = [f"{i:03d}_initial_value={rate}_seed={seed}"
+         for i, rate in enumerate(("1e-3", "3e-3")) for seed in (0, 1)]  # fmt: skip
+
+
+def test_finished_trials_are_not_run_again_and_a_failed_one_ends_the_sweep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake, folder = FakeTrainer(monkeypatch), tmp_path / "sweep"
+    fake.codes = {NAMES[0]: ExitCode.NOT_FINITE, NAMES[2]: ExitCode.DISK_FULL}
+    assert run(folder) == ExitCode.DISK_FULL
+    assert fake.trained == NAMES[:3]
+    told = capsys.readouterr()
+    assert "diverged" in told.out and "ended with exit code 5: the last words" in told.err
+    fake.codes, fake.trained = {}, []
+    assert run(folder) == ExitCode.OK
+    assert fake.trained == NAMES[2:]
+    told = capsys.readouterr()
+    assert "trial 1/4: learner.schedule.initial_value=1e-3, seed 0: finished before" in told.out
+    assert "initial_value=3e-3" in told.out and (folder / "comparison.html").exists()
+    assert run(folder, "--seeds=3") == ExitCode.OK  # more seeds continue a sweep
+    assert len(fake.trained) == 4
+
+
+def test_another_sweep_in_the_folder_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake = FakeTrainer(monkeypatch)
+    assert run(tmp_path) == ExitCode.OK
+    fake.trained = []
+    assert run(tmp_path, "--steps=3") == ExitCode.WRONG_USAGE
+    assert "has another sweep (--steps was null)" in capsys.readouterr().err
+    assert fake.trained == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--sweep=learner.schedul=1"], "did you mean learner.schedule"),
+        (["--sweep=run.log_every_steps=5,none"], "run.log_every_steps: must be int"),
+        (["--sweep=run.seed=1,2"], "the seeds of a sweep are set by --seeds"),
+        ([f"--sweep={RATE}=5"], "gives a path twice"),
+        (["--trials=4"], "--trials requires --search="),
+        (["more"], "'more' is not a flag"),
+    ],
+)
+def test_mistakes_are_found_before_the_first_trial(
+    flags: list[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    fake = FakeTrainer(monkeypatch)
+    assert run(tmp_path / "sweep", *flags) == ExitCode.WRONG_USAGE
+    assert told in capsys.readouterr().err
+    assert fake.trained == [] and not (tmp_path / "sweep").exists()
+
+
+def test_a_search_without_optuna_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(search.importlib.util, "find_spec", lambda name: None)
+    assert run(tmp_path / "sweep", "--search=tpe", "--trials=2") == ExitCode.WRONG_USAGE
+    assert "requires Optuna, which is not installed: pip install optuna" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_sweep_that_is_killed_resumes_its_trial_and_runs_no_other_again(tmp_path: Path) -> None:
+    words = [
+        "-m", "tekso.tools.sweep", TINY, f"--logdir={tmp_path}/sweep", "--steps=16",
+        f"--sweep={RATE}=1e-3", "--seeds=2", "--set=*.num_layers=1", "--set=execution.xla=none",
+        "--set=run.decode_at_end=false", "--set=eval_inputs.dev.max_batches=1",
+        "--set=run.log_every_steps=1", "--set=run.checkpoint_every_steps=2",
+    ]  # fmt: skip
+    first = tmp_path / "sweep" / "trials" / "000_initial_value=1e-3_seed=0"
+    process = subprocess.Popen([sys.executable, *words])
+    end = time.monotonic() + 300
+    while not list(first.glob("checkpoints/step_*4/checkpoint.json")):
+        assert time.monotonic() < end
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            assert process.wait(0.1) is None, "it ended before"
+    trial = os.pidfd_open(int((first / ".lock").read_text()))
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert select.select([trial], [], [], 120)[0], "the trial goes on without its sweep"
+    assert not (first / "trial.json").exists()
+    steps = [
+        json.loads(line)["step"] for line in (first / "metrics.jsonl").read_text().splitlines()
+    ]
+    assert max(steps) < 16
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "resuming from" in (first / "output.txt").read_text()
+    assert "2 trials finished" in done.stdout
+
+
+class FakeOptuna:
+    """The part of Optuna's interface that a search uses, with a study in memory."""
+
+    def __init__(self) -> None:
+        self.trials: list[Any] = []
+        states = SimpleNamespace(RUNNING="running", FAIL="fail", COMPLETE="complete")
+        self.trial = SimpleNamespace(TrialState=states, Trial=lambda study, id: self.trials[id])
+        self.logging = SimpleNamespace(set_verbosity=lambda level: None, WARNING=30)
+        self.samplers = SimpleNamespace(
+            TPESampler=lambda seed: "tpe", RandomSampler=lambda seed: "random"
+        )
+        self.pruners = SimpleNamespace(SuccessiveHalvingPruner=object, NopPruner=object)
+
+    def create_study(self, **settings: Any) -> Any:
+        self.settings = settings
+        return self
+
+    def get_trials(self, states: Any = None, deepcopy: bool = True) -> list[Any]:
+        return [t for t in self.trials if states is None or t.state in states]
+
+    def ask(self) -> Any:
+        number = len(self.trials)
+        trial = SimpleNamespace(
+            number=number, _trial_id=number, state="running", value=None,
+            suggest_float=lambda path, low, high, log: low * (number + 1),
+            suggest_int=lambda path, low, high, log: low + number,
+            suggest_categorical=lambda path, values: values[number % len(values)],
+        )  # fmt: skip
+        self.trials.append(trial)
+        return trial
+
+    def tell(self, trial: Any, value: float | None = None, state: str = "complete") -> None:
+        trial.value, trial.state = value, state
+
+
+def test_a_search_asks_for_settings_tells_values_and_resumes_a_trial_that_was_running(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    optuna = FakeOptuna()
+    monkeypatch.setitem(sys.modules, "optuna", optuna)  # type: ignore[arg-type]
+    varied = [space.parse("rate=0.5:4.0"), space.parse("size=2:9"), space.parse("kind=a,b")]
+    seen: list[tuple[int, Mapping[str, str]]] = []
+
+    def study() -> search.Study:
+        return search.Study(str(tmp_path), "tpe", varied, goal="max", seed=0)
+
+    def train(number: int, settings: Mapping[str, str], trial: Any) -> float | None:
+        if number == 1 and len(seen) == 1:
+            raise RuntimeError("killed")
+        seen.append((number, settings))
+        return None if number == 2 else float(settings["rate"])
+
+    with pytest.raises(RuntimeError):
+        study().run(3, train)
+    seen.append((-1, {}))
+    study().run(3, train)
+    assert [number for number, _ in seen] == [0, -1, 1, 2]
+    assert seen[2][1] == {"rate": "1.0", "size": "3", "kind": "b"}
+    assert [(t.state, t.value) for t in optuna.trials] == [
+        ("complete", 0.5), ("complete", 1.0), ("fail", None)
+    ]  # fmt: skip
+    assert optuna.settings["direction"] == "maximize" and optuna.settings["load_if_exists"]
+    assert os.path.dirname(optuna.settings["storage"].removeprefix("sqlite:///")) == str(tmp_path)
+
+
+def test_a_trial_without_a_result_is_not_finished(tmp_path: Path) -> None:
+    trainer, trial = Trainer(str(tmp_path), []), Trial("t", {}, 0)
+    (tmp_path / "t").mkdir()
+    for text in ("", "{", "[]", '{"exit_code": "x"}'):
+        (tmp_path / "t" / "trial.json").write_text(text)
+        assert trainer.code(trial) is None

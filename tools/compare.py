@@ -1,0 +1,106 @@
+"""tekso-compare: compares runs, and groups of runs that differ in the seed."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from absl import flags
+
+from tekso.framework import files
+from tekso.framework.commands import typed
+from tekso.tools import command_flags
+from tekso.tools.command_errors import OK, UsageError
+
+PROGRAM = "tekso-compare"
+USAGE = "runs/a runs/b --output=comparison.html"
+
+# A separate FlagValues, so that --help lists only these flags.
+FLAGS: Any = flags.FlagValues()  # type: ignore[no-untyped-call]
+
+
+def _define() -> None:
+    flags.DEFINE_string(
+        "metric",
+        None,
+        "The curve whose last values are compared, such as dev/loss. By default bits per byte or "
+        "the loss of the first evaluation.",
+        flag_values=FLAGS,
+    )
+    flags.DEFINE_string(
+        "output",
+        "comparison.html",
+        "File to write, one HTML file without scripts. The CSV file beside it has all curves.",
+        flag_values=FLAGS,
+    )
+    command_flags.define_common(FLAGS)
+
+
+_define()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the tool; returns the exit code, one of `ExitCode`."""
+    return command_flags.run(PROGRAM, FLAGS, argv, _run, help_text=_help)
+
+
+def _help() -> str:
+    return command_flags.help_text(
+        FLAGS,
+        usage=f"{typed(PROGRAM)} {USAGE}",
+        purpose="Compares runs: Params that differ and where each was set, curves, samples, cost. "
+        "Runs that differ in the seed only are a group, with mean, spread and Welch's t test.",
+        value_names={"metric": "curve", "output": "path"},
+    )
+
+
+def _run(words: list[str]) -> int:
+    if not words:
+        raise UsageError(f"a run is missing, as in {typed(PROGRAM)} {USAGE}")
+    output = os.path.expanduser(FLAGS.output)
+    if not output.endswith(".html"):
+        raise UsageError(f"--output={FLAGS.output}: expected a file that ends with .html")
+    return compare(words, output=output, metric=FLAGS.metric)
+
+
+def compare(paths: Sequence[str], *, output: str, metric: str | None = None) -> int:
+    """Prints a comparison of runs, and writes it as HTML and CSV; returns the exit code.
+
+    Args:
+      paths: logdirs of the runs.
+      output: file to write, *.html.
+      metric: the curve to compare; None: see `main_metric`.
+
+    Raises:
+      UsageError: a folder has no run, or no run has the metric.
+    """
+    from tekso.framework.tables import table, terminal_width
+    from tekso.tools.comparison import page, runs, tables
+
+    found = [runs.read(path) for path in dict.fromkeys(path.rstrip("/") for path in paths)]
+    metric = metric or runs.main_metric(found)
+    if not any(metric in run.curves for run in found):
+        known = ", ".join(dict.fromkeys(key for run in found for key in run.curves)) or "none"
+        raise UsageError(f"no run has the curve {metric}; the runs have: {known}")
+    groups, different = runs.groups(found), runs.differences(found)
+    shown = [tables.results(groups, metric), tables.cost(groups)]
+    width = terminal_width(sys.stdout)
+    for one in shown:
+        print(f"{one.title}\n")
+        print("\n".join(table(one.header, one.rows, right=one.right, width=width)))
+        print("".join(f"\n{note}" for note in one.notes[:-1]))
+    for field in different:
+        values = (v.text if v is not None else "(no field)" for v in field.values)
+        print(f"{field.path} : {' | '.join(values)}")
+    ordered = [run for group in groups for run in group.runs]
+    files.write_atomically(output, page.page(groups, runs.differences(ordered), shown))
+    sheet = f"{output.removesuffix('.html')}.csv"
+    files.write_atomically(sheet, tables.csv_text(groups))
+    print(f"\nwrote {output} and {sheet}")
+    return OK
+
+
+if __name__ == "__main__":
+    sys.exit(main())

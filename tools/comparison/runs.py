@@ -1,0 +1,233 @@
+"""Reads what a comparison needs of a run: Params with origins, records, samples.
+
+Only text files of the logdir are read, so the packages of its classes are not needed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tekso.framework import bounded, files
+from tekso.framework.run.logdir import PARAMS, Logdir
+from tekso.framework.run.metrics_log import SECONDS, SEEN, SPLIT, STEP, TRAIN, MetricsLog
+from tekso.tools.command_errors import UsageError
+
+SEED = "run.seed"
+_LINE = re.compile(r"(\S+) : (.*?)(?:  # ([^\"']*))?")
+_LENGTH = {  # fields that say for how long a run goes, not what is trained
+    "run.steps",
+    "run.log_every_steps",
+    "run.keep_last_checkpoints",
+    "run.decode_at_end",
+    "run.weight_figures_every_steps",
+}
+_MOST_SAMPLE = 4000  # characters
+
+
+@dataclasses.dataclass(frozen=True)
+class Value:
+    """The text of a value of Params, and where it was set."""
+
+    text: str
+    origin: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """A value of a curve.
+
+    Attributes:
+      step: steps done.
+      seen: tokens, examples or other units that training has processed; None: not recorded.
+      seconds: time of the run so far, over all its processes; None: not recorded.
+      value: the value.
+    """
+
+    step: int
+    seen: float | None
+    seconds: float | None
+    value: float
+
+
+@dataclasses.dataclass(frozen=True)
+class ComparedRun:
+    """A run to compare.
+
+    Attributes:
+      path: its logdir.
+      model: key of its experiment.
+      params: {path: value}.
+      curves: {"split/metric": its points}, without values that are not finite.
+      unit: the unit of `Point.seen`, such as "tokens"; "": not recorded.
+      seconds: the time of the run by activity; {}: not recorded.
+      samples: {name: decoded text}: samples.txt, and the newest text of every evaluation.
+    """
+
+    path: str
+    model: str
+    params: Mapping[str, Value]
+    curves: Mapping[str, Sequence[Point]]
+    unit: str
+    seconds: Mapping[str, float]
+    samples: Mapping[str, str]
+
+    @property
+    def seed(self) -> str:
+        """The seed, as text."""
+        return self.params[SEED].text if SEED in self.params else "?"
+
+    def last(self, curve: str) -> Point | None:
+        """Returns the last point of a curve; None if there is none."""
+        points = self.curves.get(curve)
+        return points[-1] if points else None
+
+
+def read(path: str) -> ComparedRun:
+    """Reads a run.
+
+    Raises:
+      UsageError: the folder has no run.
+      DamagedParamsError: its params.txt cannot be read.
+    """
+    logdir = Logdir(os.path.expanduser(path))
+    model = logdir.model()
+    if model is None:
+        raise UsageError(f"{path} has no run: there is no {logdir.file(PARAMS)}")
+    records = MetricsLog(logdir.metrics).read()
+    unit = next((key for r in records for key in r if key.endswith(SEEN)), "").removesuffix(SEEN)
+    seconds: dict[str, float] = next((r[SECONDS] for r in reversed(records) if SECONDS in r), {})
+    return ComparedRun(
+        path=logdir.path,
+        model=model,
+        params=params_of(bounded.read(logdir.file(PARAMS)).decode("utf-8", "replace")),
+        curves=curves_of(records, unit),
+        unit=unit,
+        seconds=seconds,
+        samples=_samples(logdir),
+    )
+
+
+def params_of(text: str) -> dict[str, Value]:
+    """Returns {path: value} of the text of Params with origins."""
+    found = (_LINE.fullmatch(line) for line in text.splitlines())
+    return {
+        match[1]: Value(match[2], match[3] or "default")
+        for match in found
+        if match is not None and not match[1].startswith("#")
+    }
+
+
+def curves_of(records: Sequence[Mapping[str, Any]], unit: str) -> dict[str, list[Point]]:
+    """Returns {"split/metric": points}; an evaluation has the units of the last training record."""
+    curves: dict[str, list[Point]] = {}
+    seen: float | None = None
+    for record in records:
+        seen = record.get(f"{unit}{SEEN}", seen)
+        spent = record.get(SECONDS)
+        seconds = math.fsum(spent.values()) if isinstance(spent, dict) else None
+        for name, value in record.items():
+            if name in (STEP, SPLIT, SECONDS, "elapsed_seconds", f"{unit}{SEEN}"):
+                continue
+            if isinstance(value, int | float) and math.isfinite(value):
+                key = f"{record[SPLIT]}/{name}"
+                curves.setdefault(key, []).append(Point(record[STEP], seen, seconds, value))
+    return curves
+
+
+def _samples(logdir: Logdir) -> dict[str, str]:
+    paths = {"samples.txt": logdir.samples}
+    folder = logdir.file("decoded")
+    for name in sorted(files.names(folder)) if files.exists(folder) else ():
+        texts = [one for one in files.names(files.join(folder, name)) if one.endswith(".txt")]
+        if texts:
+            paths[f"decoded/{name}"] = files.join(folder, name, max(texts))
+    return {
+        name: files.read(path).decode("utf-8", "replace")[:_MOST_SAMPLE]
+        for name, path in paths.items()
+        if files.exists(path)
+    }
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """Runs whose Params differ in the seed only.
+
+    Attributes:
+      name: the settings in which the groups differ, or the path of the run.
+      runs: its runs.
+    """
+
+    name: str
+    runs: Sequence[ComparedRun]
+
+
+@dataclasses.dataclass(frozen=True)
+class Difference:
+    """A field of Params whose value is not the same in all runs.
+
+    Attributes:
+      path: path of the field.
+      values: the value in each run; None: the run does not have the field.
+    """
+
+    path: str
+    values: Sequence[Value | None]
+
+
+def differences(runs: Sequence[ComparedRun]) -> list[Difference]:
+    """Returns the fields that differ, in the order of the Params."""
+    paths = dict.fromkeys(path for run in runs for path in run.params)
+    found = []
+    for path in paths:
+        values = [run.params.get(path) for run in runs]
+        if len({value.text if value else None for value in values}) > 1:
+            found.append(Difference(path, values))
+    return found
+
+
+def groups(runs: Sequence[ComparedRun]) -> list[Group]:
+    """Returns the runs in groups whose Params differ in the seed only, in order."""
+    different = [d for d in differences(runs) if d.path not in {SEED, *_LENGTH}]
+    found: dict[Any, list[ComparedRun]] = {}
+    for i, run in enumerate(runs):
+        values = (one.values[i] for one in different)
+        key = (run.model, *(value.text if value else None for value in values))
+        found.setdefault(key, []).append(run)
+    short = _short_names([one.path for one in different])
+    result = []
+    for key, members in found.items():
+        named = [f"{n}={v}" for n, v in zip(short, key[1:], strict=True) if v is not None]
+        alone = members[0].path if len(found) > 1 else members[0].model
+        name = ", ".join(named) if 0 < len(named) <= 3 else alone
+        result.append(Group(name, members))
+    names = [group.name for group in result]
+    return [
+        group if names.count(group.name) == 1 else Group(group.runs[0].path, group.runs)
+        for group in result
+    ]
+
+
+def _short_names(paths: Sequence[str]) -> list[str]:
+    """Returns the shortest ends of paths that are distinct."""
+    short = []
+    for path in paths:
+        parts = path.split(".")
+        ends = [".".join(parts[-n:]) for n in range(1, len(parts) + 1)]
+        alone = (e for e in ends if sum(p == e or p.endswith(f".{e}") for p in paths) == 1)
+        short.append(next(alone, path))
+    return short
+
+
+def main_metric(runs: Sequence[ComparedRun]) -> str:
+    """Returns the curve to compare by default: of the first evaluation, or else the loss."""
+    splits = dict.fromkeys(key.partition("/")[0] for run in runs for key in run.curves)
+    split = next((one for one in splits if one != TRAIN), TRAIN)
+    for name in ("bits_per_byte", "loss"):
+        if any(f"{split}/{name}" in run.curves for run in runs):
+            return f"{split}/{name}"
+    return f"{TRAIN}/loss"

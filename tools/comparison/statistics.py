@@ -1,0 +1,127 @@
+"""Compares two groups of runs: means, spreads, Welch's t test, and how many seeds would decide.
+
+Source:
+  Welch 1947, "The generalization of 'Student's' problem when several different population variances
+  are involved"; degrees of freedom: Welch 1938, Satterthwaite 1946. The number of seeds uses the
+  usual approximation of the test's power: the difference must be t(1 - level / 2) + t(power)
+  standard errors.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+from tekso.framework.run import quiet_tensorflow
+
+LEVEL = 0.05
+POWER = 0.8
+_MOST_SEEDS = 10_000
+
+
+@dataclasses.dataclass(frozen=True)
+class Summary:
+    """Mean, sample standard deviation (None of a single value) and number of values."""
+
+    mean: float
+    std: float | None
+    count: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Test:
+    """The result of a comparison of two groups.
+
+    Attributes:
+      difference: mean of the second group minus mean of the first.
+      t: Welch's statistic; None: a group has a single value.
+      freedom: degrees of freedom; None: as `t`, or no value of a group differs from another.
+      p: two-sided p-value; None: as `t`.
+      seeds: runs that each group needs, so that a difference of this size is significant at the
+        level of 5 % in 80 % of all repetitions; None: unknown, or more than 10,000.
+    """
+
+    __test__ = False  # not a test of pytest
+
+    difference: float
+    t: float | None
+    freedom: float | None
+    p: float | None
+    seeds: int | None
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether the difference is significant at the level of 5 %."""
+        return self.p is not None and self.p < LEVEL
+
+
+def summary(values: Sequence[float]) -> Summary:
+    """Returns mean and spread of at least one value."""
+    mean = math.fsum(values) / len(values)
+    if len(values) == 1:
+        return Summary(mean, None, 1)
+    variance = math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
+    return Summary(mean, math.sqrt(variance), len(values))
+
+
+def welch(first: Sequence[float], second: Sequence[float]) -> Test:
+    """Tests whether the means of two groups differ; each group has at least one value."""
+    a, b = summary(first), summary(second)
+    difference = b.mean - a.mean
+    if a.std is None or b.std is None:
+        return Test(difference, None, None, None, None)
+    parts = [one.std**2 / one.count for one in (a, b) if one.std is not None]
+    error = math.sqrt(math.fsum(parts))
+    if error == 0.0:
+        is_same = difference == 0.0
+        t = 0.0 if is_same else math.copysign(math.inf, difference)
+        return Test(difference, t, None, 1.0 if is_same else 0.0, None if is_same else 2)
+    freedom = math.fsum(parts) ** 2 / (
+        parts[0] ** 2 / (a.count - 1) + parts[1] ** 2 / (b.count - 1)
+    )
+    t = difference / error
+    return Test(difference, t, freedom, p_value(t, freedom), seeds(difference, a.std, b.std))
+
+
+def p_value(t: float, freedom: float) -> float:
+    """Returns the probability that |T| is at least |t|, for Student's distribution."""
+    quiet_tensorflow.import_tensorflow()
+    import tensorflow as tf
+
+    x = freedom / (freedom + t * t)
+    args = [tf.constant(value, tf.float64) for value in (freedom / 2, 0.5, x)]
+    return float(tf.math.betainc(*args))
+
+
+def quantile(probability: float, freedom: float) -> float:
+    """Returns the t below which a value lies with a probability of at least 0.5."""
+    tail, low, high = 2 * (1 - probability), 0.0, 1.0
+    while p_value(high, freedom) > tail:
+        low, high = high, 2 * high
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (middle, high) if p_value(middle, freedom) > tail else (low, middle)
+    return (low + high) / 2
+
+
+def seeds(difference: float, std: float, other: float) -> int | None:
+    """Returns how many runs each of two groups needs to decide a difference; see `Test.seeds`."""
+    if difference == 0.0:
+        return None
+
+    def suffices(count: int) -> bool:
+        a, b = std**2, other**2
+        freedom = (a + b) ** 2 * (count - 1) / (a**2 + b**2)
+        needed = quantile(1 - LEVEL / 2, freedom) + quantile(POWER, freedom)
+        return abs(difference) >= needed * math.sqrt((a + b) / count)
+
+    few, many = 1, 2
+    while not suffices(many):
+        few, many = many, 2 * many
+        if few > _MOST_SEEDS:
+            return None
+    while many - few > 1:
+        middle = (few + many) // 2
+        few, many = (few, middle) if suffices(middle) else (middle, many)
+    return many

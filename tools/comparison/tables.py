@@ -1,0 +1,133 @@
+"""The tables of a comparison, for a terminal and for HTML; the rows of its CSV file."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import math
+from collections.abc import Sequence
+
+from tekso.framework.counting import counted
+from tekso.framework.run.report.lines import duration, magnitude, number
+from tekso.framework.run.time_use import ACTIVITIES
+from tekso.tools.comparison import statistics
+from tekso.tools.comparison.runs import Group
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """A table.
+
+    Attributes:
+      title: its title.
+      header: headings.
+      rows: cells.
+      right: indices of the columns with figures.
+      notes: sentences below it.
+    """
+
+    title: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    right: Sequence[int]
+    notes: Sequence[str] = ()
+
+
+def results(groups: Sequence[Group], metric: str) -> Table:
+    """Returns the last value of a curve in every group, compared with the first group.
+
+    Args:
+      groups: groups of runs.
+      metric: name of the curve, "dev/loss".
+    """
+    values = [_values(group, metric) for group in groups]
+    rows, notes = [], []
+    for i, (group, own) in enumerate(zip(groups, values, strict=True)):
+        if not own:
+            rows.append([group.name, "0", "-", "-", "", "", ""])
+            continue
+        one = statistics.summary(own)
+        row = [group.name, str(one.count), number(one.mean), _or_dash(one.std)]
+        if i == 0 or not values[0]:
+            rows.append([*row, "", "", ""])
+            continue
+        test = statistics.welch(values[0], own)
+        p = "-" if test.p is None else f"{test.p:.3g}"
+        rows.append([*row, f"{test.difference:+.4g}", p, _seeds(test)])
+        notes.append(_sentence(groups[0].name, group.name, test))
+    steps = {point.step for g in groups for r in g.runs if (point := r.last(metric))}
+    if len(steps) > 1:
+        notes.append(f"The runs end at different steps: {', '.join(map(str, sorted(steps)))}.")
+    notes.append(
+        "Spread: sample standard deviation. p: Welch's t test, two-sided. Seeds to decide: runs "
+        "that each group needs, to find a difference of this size at the level of 5 % with a "
+        "probability of 80 %."
+    )
+    header = ("group", "runs", "mean", "spread", "difference", "p", "seeds to decide")
+    return Table(f"{metric} at the end", header, rows, (1, 2, 3, 4, 5, 6), notes)
+
+
+def _values(group: Group, metric: str) -> list[float]:
+    return [point.value for run in group.runs if (point := run.last(metric)) is not None]
+
+
+def _or_dash(value: float | None) -> str:
+    return "-" if value is None else number(value)
+
+
+def _seeds(test: statistics.Test) -> str:
+    if test.p is None or test.difference == 0.0:
+        return "-"
+    return str(test.seeds) if test.seeds is not None else "more than 10,000"
+
+
+def _sentence(first: str, other: str, test: statistics.Test) -> str:
+    if test.p is None:
+        return (
+            f"{other} against {first}: one run does not show a spread; train each with two seeds "
+            "or more to test the difference."
+        )
+    if test.is_decided:
+        return f"{other} against {first}: the difference exceeds the spread (p = {test.p:.3g})."
+    more = "" if test.seeds is None else f"; {counted(test.seeds, 'seed')} each would decide it"
+    return (
+        f"{other} against {first}: the spread may explain the difference (p = {test.p:.3g}){more}."
+    )
+
+
+def cost(groups: Sequence[Group]) -> Table:
+    """Returns steps, units and time of every run."""
+    rows = []
+    for group in groups:
+        for run in group.runs:
+            last = run.last("train/loss")
+            total = math.fsum(run.seconds.values())
+            shares = [run.seconds.get(name, 0.0) for name in ACTIVITIES]
+            rows.append(
+                [
+                    run.path,
+                    run.seed,
+                    str(last.step) if last else "-",
+                    magnitude(last.seen) if last and last.seen else "-",
+                    duration(total) if total else "-",
+                    *(f"{100 * share / total:.0f}%" if total else "-" for share in shares),
+                ]
+            )
+    units = {run.unit for group in groups for run in group.runs} - {""}
+    header = ("run", "seed", "steps", " or ".join(sorted(units)) or "units", "time", *ACTIVITIES)
+    return Table("Cost", header, rows, tuple(range(1, len(header))))
+
+
+def csv_text(groups: Sequence[Group]) -> str:
+    """Returns all points of all curves, a row for each."""
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(("run", "group", "seed", "curve", "step", "seen", "seconds", "value"))
+    for group in groups:
+        for run in group.runs:
+            for name, points in run.curves.items():
+                for p in points:
+                    cells = ("" if x is None else repr(x) for x in (p.seen, p.seconds, p.value))
+                    writer.writerow((run.path, group.name, run.seed, name, p.step, *cells))
+    return file.getvalue()

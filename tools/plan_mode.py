@@ -1,0 +1,56 @@
+"""--mode=plan: whether a run fits, how long it takes and what it resumes, before its first step."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from tekso.tools.command_errors import FAILED, OK
+
+if TYPE_CHECKING:  # slow to import
+    from tekso.framework.experiment import Tree
+
+
+def run(
+    model: str,
+    tree: Tree.Params,
+    *,
+    logdir: str,
+    assets_dir: str | None,
+    device: str,
+    num_devices: int | None,
+    searches: bool,
+    as_json: bool,
+) -> int:
+    """Prints the plan of a run; returns OK, or FAILED if the run would fail.
+
+    Args:
+      model: key of the experiment.
+      tree: Params of the experiment.
+      logdir: the logdir of the run, which may not exist.
+      assets_dir: assets of a run of the experiment; None if there is no run.
+      device: type of the devices.
+      num_devices: number of devices; None: one, or as many as the execution needs.
+      searches: whether to plan other executions too.
+      as_json: print one object instead of text.
+
+    Raises:
+      ExecutionError: the device type is unknown.
+    """
+    from tekso.framework.run import plan_text, run_plan
+    from tekso.framework.tables import terminal_width
+
+    found = run_plan.plan(
+        model,
+        tree,
+        logdir=logdir,
+        assets_dir=assets_dir,
+        device=device,
+        num_devices=num_devices,
+        searches=searches,
+    )
+    if as_json:
+        print(json.dumps(plan_text.record(found), indent=1))
+    else:
+        print(plan_text.text(found, width=terminal_width()))
+    return FAILED if found.problems else OK

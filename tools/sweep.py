@@ -1,0 +1,268 @@
+"""tekso-sweep: trains an experiment with several settings and seeds, one run after the other."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from absl import flags
+
+from tekso.framework import bounded, files
+from tekso.framework.commands import typed
+from tekso.framework.counting import counted
+from tekso.framework.exit_codes import ExitCode
+from tekso.tools import command_flags, experiment_flags
+from tekso.tools.command_errors import OK, UsageError
+from tekso.tools.sweeping import search, space
+from tekso.tools.sweeping.trials import Trainer, Trial, best_of, folder_name
+
+PROGRAM = "tekso-sweep"
+USAGE = (
+    "--model=lm.python_source.Tiny --logdir=runs/rates "
+    "--sweep 'learner.schedule.initial_value=1e-3,3e-3' --seeds=3"
+)
+_DESCRIPTION = "sweep.json"
+
+# A separate FlagValues, so that --help lists only these flags.
+FLAGS: Any = flags.FlagValues()  # type: ignore[no-untyped-call]
+
+
+class StoppedSweepError(Exception):
+    """A trial ended without a result; the same command resumes the sweep."""
+
+    def __init__(self, text: str, code: int) -> None:
+        super().__init__(text)
+        known = code in set(ExitCode)
+        self.exit_code = ExitCode(code) if known else ExitCode.FAILED
+
+
+def _define() -> None:
+    f = FLAGS
+    flags.DEFINE_string("model", None, "Key of the experiment.", flag_values=f)
+    flags.DEFINE_string(
+        "logdir", None, "Folder of the sweep; its trials are in trials/.", flag_values=f
+    )
+    flags.DEFINE_multi_string(
+        "sweep",
+        [],
+        "path=value,value: a setting to vary; can be repeated, for all combinations. With "
+        "--search, also a range: path=1e-4:1e-2, path=1e-4:1e-2:log.",
+        flag_values=f,
+    )
+    flags.DEFINE_integer(
+        "seeds", 1, "Runs of each setting, with seeds from 0.", lower_bound=1, flag_values=f
+    )
+    flags.DEFINE_multi_string(
+        "set", [], "path=value, a setting of all trials; can be repeated.", flag_values=f
+    )
+    flags.DEFINE_string("execution", None, "Execution of all trials.", flag_values=f)
+    flags.DEFINE_integer("steps", None, "Number of training steps.", flag_values=f)
+    flags.DEFINE_multi_string("import", [], "Package with your own experiments.", flag_values=f)
+    flags.DEFINE_enum(
+        "search",
+        "grid",
+        ("grid", *search.SEARCHES),
+        "grid: all combinations. Optuna chooses settings at random, by TPE (tpe), or at random and "
+        "ends bad trials early, by successive halving (halving).",
+        flag_values=f,
+    )
+    flags.DEFINE_integer(
+        "trials", None, "With a search by Optuna: number of settings to try.", lower_bound=1,
+        flag_values=f,
+    )  # fmt: skip
+    flags.DEFINE_string(
+        "metric", None, "Metric of an evaluation, such as dev/loss, to search or compare by.",
+        flag_values=f,
+    )  # fmt: skip
+    flags.DEFINE_enum(
+        "goal", "min", ("min", "max"), "Whether the smallest or largest metric is best.",
+        flag_values=f,
+    )  # fmt: skip
+    command_flags.define_common(f)
+
+
+_define()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the tool; returns the exit code, one of `ExitCode`."""
+    return command_flags.run(PROGRAM, FLAGS, argv, _run, help_text=_help)
+
+
+def _help() -> str:
+    return command_flags.help_text(
+        FLAGS,
+        usage=f"{typed(PROGRAM)} {USAGE}",
+        purpose="Trains an experiment with several settings and seeds, one run after the other, "
+        "and compares them. The same command resumes a sweep that was stopped or killed.",
+        value_names={"set": "path=value", "sweep": "path=values", "model": "key", "metric": "name"},
+    )
+
+
+def _run(words: list[str]) -> int:
+    if words:
+        raise UsageError(f"{words[0]!r} is not a flag: flags begin with --")
+    for name in ("model", "logdir"):
+        if not FLAGS[name].value:
+            raise UsageError(f"--{name} is missing, as in {typed(PROGRAM)} {USAGE}")
+    is_grid = FLAGS.search == "grid"
+    _check_search(is_grid=is_grid)
+    varied = [space.parse(text) for text in FLAGS.sweep]
+    if len({one.path for one in varied}) < len(varied):
+        raise UsageError("--sweep gives a path twice: list all its values in one --sweep")
+    if not varied and not is_grid:
+        raise UsageError("a search requires a setting to choose: --sweep path=low:high")
+    combinations = space.grid(varied) if is_grid else []
+    _check_settings(varied)
+    folder = os.path.expanduser(FLAGS.logdir)
+    _describe(folder)
+    trainer = Trainer(files.join(folder, "trials"), _flags_of_trials())
+    if is_grid:
+        trials = [
+            Trial(folder_name(i, seed, settings), settings, seed)
+            for i, settings in enumerate(combinations)
+            for seed in range(FLAGS.seeds)
+        ]
+        for number, trial in enumerate(trials, start=1):
+            _train(trainer, trial, f"{number}/{len(trials)}")
+    else:
+        trials = _search(trainer, folder, varied)
+    return _compare(folder, trainer, trials)
+
+
+def _check_search(*, is_grid: bool) -> None:
+    """Checks the flags that only a search by Optuna uses."""
+    if is_grid:
+        if FLAGS.trials is not None:
+            raise UsageError("--trials requires --search=random, tpe or halving")
+        return
+    search.check_installed()
+    for name in ("trials", "metric"):
+        if FLAGS[name].value is None:
+            raise UsageError(f"--search={FLAGS.search} requires --{name}")
+    if FLAGS.search == "halving" and FLAGS.seeds > 1:
+        raise UsageError("--search=halving ends trials by one curve each: it requires --seeds=1")
+
+
+def _check_settings(varied: Sequence[space.Varied]) -> None:
+    """Checks every value before the first trial."""
+    experiment_flags.load(FLAGS.model, FLAGS["import"].value or [])
+    registered = experiment_flags.experiment(FLAGS.model)().tree()
+    for path, value in [("", ""), *((one.path, v) for one in varied for v in one.examples)]:
+        setting = [f"{path}={value}"] if path else []
+        tree = registered.copy()
+        steps = {"steps": ("run.steps", FLAGS.steps)}
+        settings = [*FLAGS.set, *setting]
+        experiment_flags.change(tree, execution=FLAGS.execution, settings=settings, flags=steps)
+        if tree.run.seed != registered.run.seed:
+            raise UsageError("the seeds of a sweep are set by --seeds, not by run.seed")
+
+
+def _flags_of_trials() -> list[str]:
+    named = {"model": FLAGS.model, "execution": FLAGS.execution, "steps": FLAGS.steps}
+    found = [f"--{name}={value}" for name, value in named.items() if value is not None]
+    found += [f"--import={package}" for package in FLAGS["import"].value or []]
+    return found + [f"--set={setting}" for setting in FLAGS.set]
+
+
+def _describe(folder: str) -> None:
+    """Writes what the sweep does, or checks that the sweep in the folder does the same.
+
+    Raises:
+      UsageError: it does something else.
+    """
+    path = files.join(folder, _DESCRIPTION)
+    # More seeds or trials continue a sweep; everything else would mix up different trials.
+    names = ("model", "sweep", "set", "execution", "steps", "search", "metric", "goal")
+    now = {name: FLAGS[name].value for name in names}
+    if files.exists(path):
+        before = bounded.read_json(path)
+        changed = [name for name in names if before.get(name) != now[name]]
+        if changed:
+            told = ", ".join(f"--{n} was {json.dumps(before.get(n))}" for n in changed)
+            raise UsageError(
+                f"{folder} has another sweep ({told}): repeat its command, or give another --logdir"
+            )
+        return
+    files.make_folder(folder)
+    files.write_atomically(path, json.dumps(now, indent=1) + "\n")
+
+
+def _train(trainer: Trainer, trial: Trial, number: str, optuna_trial: Any = None) -> None:
+    """Trains a trial that is not finished.
+
+    Raises:
+      StoppedSweepError: the trial ended without a result.
+    """
+    if trainer.code(trial) is not None:
+        print(f"trial {number}: {trial.title}: finished before", flush=True)
+        return
+    print(f"trial {number}: {trial.title}: {trainer.logdir(trial)}", flush=True)
+
+    reported: set[int] = set()
+
+    def is_pruned() -> bool:
+        for step, value in trainer.evaluations(trial, FLAGS.metric):
+            if value is not None and step not in reported:
+                reported.add(step)
+                optuna_trial.report(value, step)
+        return bool(optuna_trial.should_prune())
+
+    if optuna_trial is not None and FLAGS.search == "halving":
+        code = trainer.train(trial, is_pruned)
+    else:
+        code = trainer.train(trial)
+    if code == ExitCode.NOT_FINITE:
+        print("  diverged: too many steps were not finite", flush=True)
+    elif code != OK:
+        raise StoppedSweepError(
+            f"the trial in {trainer.logdir(trial)} ended with exit code {code}: "
+            f"{trainer.last_words(trial)}\nthe same command resumes the sweep",
+            code,
+        )
+
+
+def _search(trainer: Trainer, folder: str, varied: Sequence[space.Varied]) -> list[Trial]:
+    """Runs the trials of a search; returns those of the whole sweep."""
+    study = search.Study(folder, FLAGS.search, varied, goal=FLAGS.goal, seed=0)
+    trials: list[Trial] = []
+
+    def train(number: int, settings: Mapping[str, str], optuna_trial: Any) -> float | None:
+        values = []
+        for seed in range(FLAGS.seeds):
+            trial = Trial(folder_name(number, seed, settings), settings, seed)
+            trials.append(trial)
+            _train(trainer, trial, f"{number + 1}/{FLAGS.trials}", optuna_trial)
+            evaluations = trainer.evaluations(trial, FLAGS.metric)
+            if not evaluations:
+                known = ", ".join(trainer.metrics(trial))
+                raise UsageError(f"no evaluation has --metric={FLAGS.metric}; there are {known}")
+            values.append(best_of(evaluations, FLAGS.goal))
+        found = [value for value in values if value is not None]
+        return math.fsum(found) / len(found) if len(found) == len(values) else None
+
+    study.run(FLAGS.trials, train)
+    known = {trial.name for trial in trials}
+    for name in sorted(files.names(trainer.folder)):  # of earlier processes
+        if name not in known:
+            trials.append(Trial(name, {}, 0))
+    return trials
+
+
+def _compare(folder: str, trainer: Trainer, trials: Sequence[Trial]) -> int:
+    """Compares the finished trials."""
+    from tekso.tools import compare
+
+    done = [trainer.logdir(trial) for trial in trials if trainer.code(trial) is not None]
+    print(f"\n{counted(len(done), 'trial')} finished\n", flush=True)
+    compare.compare(done, output=files.join(folder, "comparison.html"), metric=FLAGS.metric)
+
+    return OK
+
+
+if __name__ == "__main__":
+    sys.exit(main())
