@@ -248,7 +248,9 @@ class LstmEncoderDecoder(SharedTables):
             tf.ones(encoded.shape[:2], tf.bool) if segments is None else tf.not_equal(segments, 0)
         )
         memory = self.decoder.memory(theta.decoder, encoded, ctx)
-        state = self.decoder.zero_state(encoded.shape[0], encoded.dtype)
+        state = self.decoder.zero_state(
+            encoded.shape[0], encoded.dtype, source_length=encoded.shape[1]
+        )
         return {"source": {"memory": memory, "mask": mask}, "hypotheses": state}
 
     def decode_step(

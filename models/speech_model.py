@@ -66,7 +66,8 @@ class SpeechModel(Layer):
     @property
     def seconds_per_frame(self) -> float:
         """Seconds from one frame of the encoder's output to the next."""
-        return self.encoder.reduction * self.front_end.step / self.front_end.params.sample_rate
+        seconds = self.front_end.step / self.front_end.params.sample_rate
+        return float(self.encoder.reduction * seconds)
 
     def num_frames(self, num_samples: Any) -> Any:
         """Returns the encoder's frames for an int, array or tensor of samples.

@@ -19,7 +19,11 @@ TIMEOUT_S = 3600
 
 GROUPS = (
     "asr.librispeech.ConformerL",
+    "asr.librispeech.LasGraphemes",
+    "asr.librispeech.LasWordPieces",
     "asr.prompts.Ctc",
+    "asr.prompts.Las",
+    "asr.prompts.Rnnt",
     "image.boxes.Ssd",
     "image.coco.Ssd300",
     "image.digits.Cnn",
@@ -59,7 +63,13 @@ GROUPS = (
 
 FIRST_OF_MODEL = (
     "asr.librispeech.ConformerL",
+    "asr.librispeech.LasGraphemes",
+    "asr.librispeech.LasWordPieces",
     "asr.prompts.Ctc",
+    "asr.prompts.Las",
+    "asr.prompts.Rnnt",
+    "asr.prompts.Las",
+    "asr.prompts.Rnnt",
     "image.digits.Cnn",
     "image.digits.Mlp",
     "image.imagenet.ViTB16",

@@ -31,6 +31,39 @@ def ctc_greedy(log_probs: LogProbs, *, blank_id: int) -> list[int]:
     return merge_path(log_probs.argmax(1) if len(log_probs) else [], blank_id=blank_id)
 
 
+def ctc_alignment(log_probs: LogProbs, labels: Sequence[int], *, blank_id: int) -> list[int] | None:
+    """Returns the frame in which each label begins in the most probable path of a labelling.
+
+    None: no path has this labelling, for example because there are too few frames.
+
+    Shapes:
+      log_probs: [T, V]
+    """
+    tokens = np.full(2 * len(labels) + 1, blank_id)
+    tokens[1::2] = labels
+    skips = np.full(len(tokens), False)
+    skips[3::2] = tokens[3::2] != tokens[1:-2:2]
+    best = np.full(len(tokens), -np.inf)
+    best[0] = 0.0  # before the first frame
+    moves = np.zeros((len(log_probs), len(tokens)), np.int64)
+    for t, frame in enumerate(np.asarray(log_probs, np.float64)):
+        arrived = np.full((3, len(tokens)), -np.inf)
+        for move in range(min(3, len(tokens))):
+            arrived[move, move:] = best[: len(tokens) - move]
+        arrived[2, ~skips] = -np.inf
+        moves[t] = arrived.argmax(0)
+        best = arrived.max(0) + frame[tokens]
+    state = max(range(max(len(tokens) - 2, 0), len(tokens)), key=lambda s: best[s])
+    if best[state] == -np.inf:
+        return None
+    begins = [0] * len(labels)
+    for t in range(len(log_probs) - 1, -1, -1):
+        if state % 2:
+            begins[state // 2] = t
+        state -= int(moves[t, state])
+    return begins
+
+
 @dataclasses.dataclass(frozen=True)
 class CtcHypothesis:
     """A labelling.

@@ -139,11 +139,25 @@ class AttentiveRecurrent(ProjectionLayer):
     def _feed_dim(self) -> int:
         return int(self.params.memory_dim if self.params.feed == "context" else self.output_dim)
 
-    def zero_state(self, batch_size: int, dtype: tf.DType | None = None) -> dict[str, Any]:
-        """Returns the state before the first time step."""
+    def zero_state(
+        self, batch_size: int, dtype: tf.DType | None = None, *, source_length: int | None = None
+    ) -> dict[str, Any]:
+        """Returns the state before the first time step.
+
+        Raises:
+          ValueError: the attention uses its previous weights, and source_length is None.
+        """
         dtype = dtype or tf.as_dtype(self.params.dtype)
         cells = [cell.zero_state(batch_size, dtype) for cell in self.cells]
-        return {"cells": cells, "fed": tf.zeros([batch_size, self._feed_dim], dtype)}
+        state = {"cells": cells, "fed": tf.zeros([batch_size, self._feed_dim], dtype)}
+        if self.attention.uses_previous:
+            if source_length is None:
+                raise ValueError(
+                    f"AttentiveRecurrent.zero_state: {type(self.attention).__name__} needs "
+                    "source_length, because the state has the last attention weights"
+                )
+            state["attended"] = tf.zeros([batch_size, source_length])
+        return state
 
     def decode(
         self,
@@ -176,7 +190,8 @@ class AttentiveRecurrent(ProjectionLayer):
             xs["reset"] = tf.transpose(reset)
         # The memory is passed like weights: every iteration reads it, and it gets gradients.
         shared = Theta(own=theta, memory=Theta(memory))
-        state = self._constrained(self.zero_state(x.shape[0], x.dtype), ctx)
+        state = self.zero_state(x.shape[0], x.dtype, source_length=encoded.shape[1])
+        state = self.constrained(state, ctx)
         _, ys = ops.scan(ctx, self._iteration, shared, state, xs)
         dims = {"output": "embed", "context": "embed", "probabilities": None}
         return Attended(
@@ -243,7 +258,7 @@ class AttentiveRecurrent(ProjectionLayer):
             y, after = cell.step(weights, gates, state["cells"][i], ctx)
             cells.append(after)
             y = with_residual(x, y, self.params.residual)
-        context, probabilities = self._attend(theta, y, memory, mask, ctx)
+        context, probabilities = self._attend(theta, y, state.get("attended"), memory, mask, ctx)
         if self.params.feed == "attentional":
             y = tf.tanh(
                 self.project(theta, "w_output", y, ctx)
@@ -253,24 +268,39 @@ class AttentiveRecurrent(ProjectionLayer):
             fed = y
         else:
             fed = context
-        return Attended(y, context, probabilities), {"cells": cells, "fed": fed}
+        next_ = {"cells": cells, "fed": fed}
+        if "attended" in state:
+            next_["attended"] = ctx.constrain(probabilities, ("batch", None))
+        return Attended(y, context, probabilities), next_
 
-    def _constrained(self, state: Any, ctx: StepContext) -> Any:
+    def constrained(self, state: Any, ctx: StepContext) -> Any:
+        """Returns a state with sharding constraints, as a loop begins with it."""
         cells = [
             {name: ctx.constrain(v, cell.state_dims[name]) for name, v in own.items()}
             for cell, own in zip(self.cells, state["cells"], strict=True)
         ]
-        return {"cells": cells, "fed": ctx.constrain(state["fed"], ("batch", "embed"))}
+        constrained = {"cells": cells, "fed": ctx.constrain(state["fed"], ("batch", "embed"))}
+        if "attended" in state:
+            constrained["attended"] = ctx.constrain(state["attended"], ("batch", None))
+        return constrained
 
     def _attend(
-        self, theta: Theta, y: tf.Tensor, memory: Memory, mask: tf.Tensor | None, ctx: StepContext
+        self,
+        theta: Theta,
+        y: tf.Tensor,
+        previous: tf.Tensor | None,
+        memory: Memory,
+        mask: tf.Tensor | None,
+        ctx: StepContext,
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Attends with all hypotheses of a source as its queries: [N, …] -> [B, K, …] and back."""
         sources = memory["values"].shape[0]
         k = y.shape[0] // sources
         queries = ctx.constrain(tf.reshape(y, [sources, k, y.shape[-1]]), ("batch", None, None))
+        if previous is not None:
+            previous = tf.reshape(previous, [sources, k, previous.shape[-1]])
         context, probabilities = self.attention.attend(
-            theta.attention, queries, ctx, memory=memory, mask=mask
+            theta.attention, queries, ctx, memory=memory, mask=mask, previous=previous
         )
         context, probabilities = (
             tf.reshape(t, [sources * k, t.shape[-1]]) for t in (context, probabilities)

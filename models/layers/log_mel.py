@@ -32,8 +32,10 @@ class LogMel(Layer):
 
     The defaults are those of Lingvo's MelAsrFrontend, without its noise; `kaldi_log_mel` returns
     Params for the features of Kaldi. Frames that do not lie completely in an utterance are padding:
-    samples after the end of an utterance change no feature. With precision "float32", a channel with
-    less than about 1e-8 of the power of a frame is accurate to about 1e-3, as in other libraries.
+    samples after the end of an utterance change no feature.
+
+    With precision "float32", a channel with less than about 1e-8 of the power of a frame is
+    accurate to about 1e-3, as in other libraries.
 
     Shapes:
       x: [B, N] samples, float in [-1, 1) or int16

@@ -180,10 +180,22 @@ class RecurrentDecoder(Layer):
         """Returns the input of a layer: x and context, concatenated, with dropout."""
         return self.dropout.fprop(Theta(), side_by_side(x, context, ctx), ctx.fold(index))
 
-    def zero_state(self, batch_size: int, dtype: tf.DType | None = None) -> dict[str, Any]:
-        """Returns the state before the first step."""
+    def zero_state(
+        self, batch_size: int, dtype: tf.DType | None = None, *, source_length: int | None = None
+    ) -> dict[str, Any]:
+        """Returns the state before the first step; see `AttentiveRecurrent.zero_state`."""
         layers = [layer.zero_state(batch_size, dtype) for layer in self.layers]
-        return {"attentive": self.attentive.zero_state(batch_size, dtype), "layers": layers}
+        attentive = self.attentive.zero_state(batch_size, dtype, source_length=source_length)
+        return {"attentive": attentive, "layers": layers}
+
+    def constrained(self, state: dict[str, Any], ctx: StepContext) -> dict[str, Any]:
+        """Returns a state with sharding constraints, as a loop over `step` begins with it."""
+        layers = [
+            {name: ctx.constrain(v, layer.cell.state_dims[name]) for name, v in own.items()}
+            for layer, own in zip(self.layers, state["layers"], strict=True)
+        ]
+        attentive = self.attentive.constrained(state["attentive"], ctx)
+        return {"attentive": attentive, "layers": layers}
 
     def memory(self, theta: Theta, encoded: tf.Tensor, ctx: StepContext) -> Memory:
         """Returns keys and values of the sources [B, S, M], for `step`."""
@@ -207,6 +219,7 @@ class RecurrentDecoder(Layer):
         """
         own = theta.attentive
         gates = self.attentive.project_inputs(own, x, ctx)
+        gates = ctx.constrain(gates, ("batch", None, "mlp"))
         found, attentive = self.attentive.step(
             own, gates, state["attentive"], ctx, memory=memory, mask=mask
         )

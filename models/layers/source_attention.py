@@ -10,7 +10,7 @@ key.
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import tensorflow as tf
 
@@ -47,6 +47,9 @@ class SourceAttention(ProjectionLayer):
             "Initializer of the matrices.", default=GlorotUniform.Params()
         )
 
+    uses_previous: ClassVar[bool] = False
+    """Whether `attend` needs the attention weights of the previous step."""
+
     def memory(self, theta: Theta, encoded: tf.Tensor, ctx: StepContext) -> Memory:
         """Returns keys and values of an encoded source, computed once for all queries.
 
@@ -66,6 +69,7 @@ class SourceAttention(ProjectionLayer):
         *,
         memory: Memory,
         mask: tf.Tensor | None = None,
+        previous: tf.Tensor | None = None,
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Attends with the queries x.
 
@@ -75,12 +79,14 @@ class SourceAttention(ProjectionLayer):
           ctx: step context.
           memory: result of `memory`.
           mask: False hides a source element.
+          previous: attention weights of the previous step, if `uses_previous`.
 
         Shapes:
-          x: [B, K, Q], mask: bool [B, S]
+          x: [B, K, Q], mask: bool [B, S], previous: [B, K, S]
           returns: contexts [B, K, M], dtype of x; probabilities [B, K, S], float32
         """
-        scores = widen(self._scores(theta, x, memory["keys"], ctx))
+        more = {"previous": previous} if self.uses_previous else {}
+        scores = widen(self._scores(theta, x, memory["keys"], ctx, **more))
         if mask is None:
             probabilities = tf.nn.softmax(scores)
         else:

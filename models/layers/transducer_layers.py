@@ -15,6 +15,7 @@ from tekso.framework.context import StepContext
 from tekso.framework.layer import Layer
 from tekso.framework.params import REQUIRED, param
 from tekso.framework.theta import Theta
+from tekso.models.layers import vocabulary
 from tekso.models.layers.dropout import Dropout
 from tekso.models.layers.embedding import Embedding
 from tekso.models.layers.linear import Linear
@@ -33,7 +34,8 @@ class PredictionNetwork(Layer):
       labels: [B, U] int in [0, vocab_size)
       returns: [B, U + 1, P], where P is the output of the stack
     Weights:
-      embedding/table: [vocab_size + 1, dim]; stack/…, those of RecurrentStack
+      embedding/table: [vocab_size + 1, dim], rows padded to vocab_multiple
+      stack/…, those of RecurrentStack
     Source: Graves 2012, section 2.1.
     """
 
@@ -41,6 +43,7 @@ class PredictionNetwork(Layer):
         """Params of PredictionNetwork."""
 
         vocab_size: int = param("Number of tokens, without the blank.", default=REQUIRED)
+        vocab_multiple: int = param(vocabulary.ROWS_DOC, default=1)
         dim: int = param("Size of an embedded label.", default=128)
         stack: RecurrentStack.Params = param(
             "The recurrent layers; their input_dim is dim.",
@@ -60,7 +63,10 @@ class PredictionNetwork(Layer):
                 f"PredictionNetwork: stack.direction is {p.stack.direction!r}, must be 'forward': "
                 "later labels are not known"
             )
-        self.child("embedding", Embedding.Params(vocab_size=p.vocab_size + 1, dim=p.dim))
+        table = Embedding.Params(
+            vocab_size=p.vocab_size + 1, vocab_multiple=p.vocab_multiple, dim=p.dim
+        )
+        self.child("embedding", table)
         self.child("stack", with_sizes(p.stack, input_dim=p.dim))
         self.child("dropout", Dropout.Params(rate=p.dropout_rate))
 
@@ -136,14 +142,10 @@ class Joint(Layer):
         if p.block_frames < 1:
             raise ValueError(f"Joint: block_frames is {p.block_frames}, must be at least 1")
         dims = ("embed", None)
-        self.child(
-            "encoded", Linear.Params(input_dim=p.encoded_dim, output_dim=p.dim, dims=dims)
-        )
+        self.child("encoded", Linear.Params(input_dim=p.encoded_dim, output_dim=p.dim, dims=dims))
         self.child(
             "predicted",
-            Linear.Params(
-                input_dim=p.predicted_dim, output_dim=p.dim, dims=dims, use_bias=False
-            ),
+            Linear.Params(input_dim=p.predicted_dim, output_dim=p.dim, dims=dims, use_bias=False),
         )
         self.child(
             "output",

@@ -5,6 +5,8 @@ No sentence of the held-out splits is in the training data.
 
 from __future__ import annotations
 
+from typing import Any
+
 from tekso.framework import schedules
 from tekso.framework.execution.data_parallel import DataParallel
 from tekso.framework.experiment import Experiment, KeepBest, Run
@@ -14,16 +16,51 @@ from tekso.framework.optimizers.adam import Adam
 from tekso.framework.params import Params
 from tekso.framework.registry import register
 from tekso.models.ctc_model import CtcModel
+from tekso.models.las import Las as LasModel
+from tekso.models.layers.location_attention import LocationAwareAttention
 from tekso.models.layers.log_mel import LogMel
 from tekso.models.layers.recurrent import RecurrentStack
 from tekso.models.layers.recurrent_cells import LstmCell
+from tekso.models.layers.recurrent_decoder import RecurrentDecoder
 from tekso.models.layers.spec_augment import SpecAugment
+from tekso.models.layers.transducer_layers import Joint, PredictionNetwork
 from tekso.models.speech_encoder import RecurrentEncoder
+from tekso.models.transducer import Transducer
 from tekso.tasks.asr.input import BucketedSpeech
+from tekso.tasks.asr.las_task import LasTask
 from tekso.tasks.asr.sources import AsteriskPrompts
 from tekso.tasks.asr.task import CtcTask
+from tekso.tasks.asr.transducer_task import TransducerTask
 
 SAMPLE_RATE = 8000
+
+
+def listening() -> dict[str, Any]:
+    """Returns the Params of a model up to its encoder.
+
+    Convolutions and two bidirectional LSTM layers of 128 units, on 40 mel channels up to 3,800 Hz;
+    narrow masks, since the data is small.
+    """
+    return {
+        "front_end": LogMel.Params(
+            sample_rate=SAMPLE_RATE, num_channels=40, fft_length=512, high_hz=3800.0
+        ),
+        "augment": SpecAugment.Params(
+            num_frequency_masks=1, frequency_width=8, num_time_masks=1, time_width=20,
+            time_share=0.2,
+        ),
+        "encoder": RecurrentEncoder.Params(
+            num_filters=16,
+            dim=128,
+            stack=RecurrentStack.Params(
+                num_layers=2,
+                direction="bidirectional",
+                cell=LstmCell.Params(hidden_dim=128),
+                dropout_rate=0.2,
+            ),
+            dropout_rate=0.2,
+        ),
+    }  # fmt: skip
 
 
 @register
@@ -31,29 +68,8 @@ class Ctc(Experiment):
     """Characters by CTC: convolutions and two bidirectional LSTM layers of 128 units."""
 
     def task(self) -> Params:
-        """40 mel channels up to 3,800 Hz; narrow masks, since the data is small."""
-        return CtcTask.Params(
-            model=CtcModel.Params(
-                front_end=LogMel.Params(
-                    sample_rate=SAMPLE_RATE, num_channels=40, fft_length=512, high_hz=3800.0
-                ),
-                augment=SpecAugment.Params(
-                    num_frequency_masks=1, frequency_width=8, num_time_masks=1, time_width=20,
-                    time_share=0.2,
-                ),
-                encoder=RecurrentEncoder.Params(
-                    num_filters=16,
-                    dim=128,
-                    stack=RecurrentStack.Params(
-                        num_layers=2,
-                        direction="bidirectional",
-                        cell=LstmCell.Params(hidden_dim=128),
-                        dropout_rate=0.2,
-                    ),
-                    dropout_rate=0.2,
-                ),
-            )
-        )  # fmt: skip
+        """Encoder and projection."""
+        return CtcTask.Params(model=CtcModel.Params(**listening()))
 
     def input(self) -> Params:
         """Utterances up to 8 seconds; batches of about 32 seconds."""
@@ -90,4 +106,50 @@ class Ctc(Experiment):
             eval_every_steps=500,
             checkpoint_every_steps=500,
             keep_best=KeepBest.Params(metric="cer"),
+        )
+
+
+@register
+class Rnnt(Ctc):
+    """Characters by a transducer: the encoder of Ctc, and an LSTM of 128 units over the labels."""
+
+    def task(self) -> Params:
+        """A prediction network with strong dropout, since the texts are few."""
+        return TransducerTask.Params(
+            model=Transducer.Params(
+                prediction=PredictionNetwork.Params(
+                    dim=64,
+                    stack=RecurrentStack.Params(num_layers=1, cell=LstmCell.Params(hidden_dim=128)),
+                    dropout_rate=0.3,
+                ),
+                joint=Joint.Params(dim=128, block_frames=25),
+                **listening(),
+            )
+        )
+
+
+@register
+class Las(Ctc):
+    """Characters by an attention decoder with location-aware attention; the encoder of Ctc.
+
+    The encoder is also trained by CTC, without which so little speech aligns no attention.
+    """
+
+    def task(self) -> Params:
+        """One LSTM layer of 128 units; a tenth of its inputs are drawn by the model."""
+        return LasTask.Params(
+            model=LasModel.Params(
+                embedding_dim=64,
+                decoder=RecurrentDecoder.Params(
+                    num_layers=1,
+                    cell=LstmCell.Params(hidden_dim=128),
+                    attention=LocationAwareAttention.Params(hidden_dim=64, kernel_size=15),
+                    output="state_and_context",
+                ),
+                sampled_inputs=0.1,
+                ctc_weight=0.3,
+                label_smoothing=0.1,
+                dropout_rate=0.2,
+                **listening(),
+            )
         )

@@ -2,170 +2,68 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from tekso.framework.context import StepContext
 from tekso.framework.exports import ExportedFunction, ExportedInput, ExportedOutput
 from tekso.framework.input.input import Input
-from tekso.framework.input.skips import BadRecordError, InputError
-from tekso.framework.params import REQUIRED, literals, param
-from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece
-from tekso.framework.task import Batch, Decoded, LossSums, Program, Scored, Task
+from tekso.framework.params import param
+from tekso.framework.pieces import Flow
+from tekso.framework.task import Batch
 from tekso.framework.theta import Theta
 from tekso.models.ctc_loss import ctc_frames_needed, ctc_loss
 from tekso.models.ctc_model import CtcModel
-from tekso.models.layers.frames import FrameSequence
 from tekso.models.speech_encoder import frames_of
-from tekso.tasks.asr.audio import AudioError, Samples, read_audio
+from tekso.tasks.asr.ctc_transcriber import CtcTranscriber
 from tekso.tasks.asr.input import BucketedSpeech
-from tekso.tasks.asr.transcriber import Transcriber, TranscriptScoring
-from tekso.tasks.asr.word_errors import CER, WER, jiwer_module
-
-IMPOSSIBLE = "impossible"
-"""Metric: share of utterances that have too few frames for their labels."""
-
-NUM_EXAMPLES = 3  # utterances that are transcribed if no files are given
+from tekso.tasks.asr.speech_task import SpeechTask
 
 
-class CtcTask(Task):
+class CtcTask(SpeechTask):
     """Minimises -log P(labels | samples), summed over all alignments, per label.
 
-    An utterance with too few frames for its labels has no alignment. Neither its loss nor its
-    labels count, and the metric "impossible" is the share of such utterances. The blank counts as
-    a label, so an utterance without labels has weight 1.
+    Utterances with too few frames for their labels do not count; see `SpeechTask`.
 
     Shapes:
-      batch:
-        "samples": [B, N] float32; "num_samples": [B] int32
-        "labels": [B, U] int32; "num_labels": [B] int32; "weights": [B] float32, 0 for padding
-      loss returns: sums over the utterances, scalars
+      batch: see `SpeechTask`
       predict returns: "log_probs" [B, T, vocab_size + 1] float32, "num_frames" [B] int32
     """
 
-    class Params(Task.Params):
+    class Params(SpeechTask.Params):
         """Params of CtcTask."""
 
         model: CtcModel.Params = param(
             "The network. If its vocab_size is not set, the tokenizer's is used.",
             default=CtcModel.Params(),
         )
-        transcriber: Transcriber.Params = param(
-            "How texts are found.", default=Transcriber.Params()
-        )
-        scoring: TranscriptScoring.Params | None = param(
-            "Transcription and scoring in evaluations, which need jiwer; None: neither.",
-            default=TranscriptScoring.Params(),
-        )
-        decode: list[str] = param(
-            "Audio files that --mode=decode transcribes. Empty: the first training utterances.",
-            default=[],
+        transcriber: CtcTranscriber.Params = param(
+            "How texts are found.", default=CtcTranscriber.Params()
         )
 
-    goals = {WER: "min", CER: "min"}  # noqa: RUF012
     model: CtcModel
 
-    def __init__(self, params: Any) -> None:
-        """Builds the network."""
-        super().__init__(params)
-        p = self.params
-        self.child("model", p.model)
-        self.transcriber: Transcriber = p.transcriber.instantiate(model=self.model)
-        self._scoring: TranscriptScoring | None = None
-        if p.scoring is not None:
-            self._scoring = p.scoring.instantiate()
-
-    @classmethod
-    def complete(cls, params: Any, input: Input) -> Any:
-        """Sets the vocabulary size if it is not set.
-
-        Raises:
-          ValueError: it is set nowhere, or is smaller than the input's; or the front end has
-            another sample rate than the input.
-        """
-        params = params.copy()
-        size, given = input.vocab_size, params.model.vocab_size
-        if given is REQUIRED:
-            if size is None:
-                raise ValueError(
-                    "task.model.vocab_size is not set: training takes it from the transcripts; "
-                    "without them, set it, as in --set task.model.vocab_size=30"
-                )
-            params.model.vocab_size = size
-        elif size is not None and given < size:
-            raise ValueError(
-                f"task.model.vocab_size is {given}, but the input has {size} tokens: leave it "
-                f"unset, or set at least {size}"
-            )
-        rate = params.model.front_end.sample_rate
-        if "sample_rate" in input.params and input.params.sample_rate != rate:
-            raise ValueError(
-                f"input.sample_rate is {input.params.sample_rate}, but "
-                f"task.model.front_end.sample_rate is {rate}: they must be equal"
-            )
-        return params
-
-    def check_inputs(self, inputs: Mapping[str, Any]) -> list[str]:
-        """Checks that error rates can be computed; warns of utterances that are left out."""
-        if self._scoring is not None and len(inputs) > 1:
-            jiwer_module()
-        return [
-            f"{path}: {speech.num_too_long:,} utterances are too long and are left out"
-            for path, input in inputs.items()
-            if isinstance(speech := input.inner, BucketedSpeech) and speech.num_too_long
-        ]
-
-    def check_batch(self, what: str, batch: Mapping[str, np.ndarray]) -> None:
-        """Checks that all labels are tokens.
-
-        Raises:
-          InputError: a label is out of range.
-        """
-        labels, size = batch["labels"], self.params.model.vocab_size
-        if labels.size and (labels.min() < 0 or labels.max() >= size):
-            wrong = labels[(labels < 0) | (labels >= size)][0]
-            raise InputError(f"{what}: label {wrong} is not in 0 to {size - 1}")
-
-    def loss_weight(self, batch: Batch) -> tf.Tensor:
-        """Returns the number of labels, of at least 1 in each utterance that has an alignment."""
-        possible = _has_alignment(batch, self.model.num_frames(batch["num_samples"]))
-        labels = tf.cast(tf.maximum(batch["num_labels"], 1), tf.float32)
-        return tf.reduce_sum(batch["weights"] * labels * tf.cast(possible, tf.float32))
-
-    def pieces(self) -> list[Piece]:
-        """Returns the pieces of the model, and one for loss and metrics; see `Task`."""
-        pieces = [piece.below("model") for piece in self.model.pieces()]
-        return [*pieces, Piece("loss", {}, self._run_sums)]
-
-    def _run_sums(self, theta: Theta, flow: Flow, ctx: StepContext) -> Flow:
-        del theta
-        sums = self.sums(frames_of(flow), flow, ctx)
-        return {**flow, LOSS_SUM: sums.loss_sum, METRICS: sums.metrics}
-
-    def sums(self, logits: FrameSequence, batch: Batch, ctx: StepContext) -> LossSums:
-        """Returns the sums of the loss and the metrics.
+    def has_alignment(self, batch: Batch, num_frames: tf.Tensor) -> tf.Tensor:
+        """Returns whether the labels of each utterance fit into its frames; see `SpeechTask`.
 
         Shapes:
-          logits: features [B, T, vocab_size + 1]
+          num_frames: [B] int
+          returns: bool [B]
         """
-        nats = ctc_loss(
+        return ctc_frames_needed(batch["labels"], batch["num_labels"]) <= num_frames
+
+    def nats(self, flow: Flow, ctx: StepContext) -> tf.Tensor:
+        """See `SpeechTask`."""
+        logits = frames_of(flow)
+        return ctc_loss(
             logits.features,
-            batch["labels"],
+            flow["labels"],
             ctx,
             num_frames=logits.lengths,
-            num_labels=batch["num_labels"],
+            num_labels=flow["num_labels"],
             blank_id=self.model.blank_id,
         )
-        weights = tf.cast(batch["weights"], nats.dtype)
-        possible = _has_alignment(batch, logits.lengths)
-        nats = tf.where(possible, nats, tf.zeros_like(nats))
-        missing = weights * tf.cast(tf.logical_not(possible), nats.dtype)
-        metrics = {IMPOSSIBLE: (tf.reduce_sum(missing), tf.reduce_sum(weights))}
-        return LossSums(tf.reduce_sum(weights * nats), metrics)
 
     def predict(self, theta: Theta, batch: Batch, ctx: StepContext) -> dict[str, tf.Tensor]:
         """Returns the log-probabilities of the tokens in every frame; see the class.
@@ -176,58 +74,6 @@ class CtcTask(Task):
         frames = self.model.fprop(theta.model, batch["samples"], ctx, lengths=batch["num_samples"])
         log_probs = tf.nn.log_softmax(tf.cast(frames.features, tf.float32))
         return {"log_probs": log_probs, "num_frames": frames.lengths}
-
-    def count(self, batch: Mapping[str, np.ndarray]) -> tuple[int, str]:
-        """Returns the seconds of speech in a batch."""
-        num_samples = float(np.sum(batch["num_samples"] * (batch["weights"] > 0)))
-        return round(num_samples / self.params.model.front_end.sample_rate), "seconds of speech"
-
-    def score(
-        self,
-        program: Program,
-        input: Input,
-        *,
-        is_last: bool,
-        stopped: Callable[[], bool] = lambda: False,
-    ) -> Scored | None:
-        """Returns word and character error rates of an evaluation input, and samples."""
-        del is_last
-        if self._scoring is None:
-            return None
-        speech = _speech(input)
-        steps = map(input.inner_step, range(input.num_batches or 0))
-        return self._scoring.score(program, speech, steps, self.transcriber, stopped=stopped)
-
-    @classmethod
-    def decodes_data(cls, params: Any) -> bool:
-        """Returns whether decoding transcribes utterances of the input; see `Task`."""
-        return not params.decode
-
-    def decode(self, program: Program, input: Input) -> Decoded | None:
-        """Returns transcripts of the audio files in the Params, or of the first utterances.
-
-        The record of a file that cannot be read has "error" instead of "text".
-        """
-        rate = self.params.model.front_end.sample_rate
-        given: list[tuple[dict[str, Any], Callable[[], Samples]]] = []
-        if self.params.decode:
-            for path in self.params.decode:
-                given.append(({"file": path}, partial(read_audio, path, rate)))
-        else:
-            speech = _speech(input)
-            for i in range(min(NUM_EXAMPLES, speech.num_examples)):
-                known = {"file": speech.origin(i), "reference": speech.text(i)}
-                given.append((known, partial(speech.samples, i)))
-        records = []
-        for known, read in given:
-            try:
-                samples = read()
-            except (AudioError, BadRecordError, OSError) as error:
-                found = {"error": _reason(error)}
-            else:
-                found = {"text": self.transcriber.one_text(program, samples, input.tokenizer)}
-            records.append({"kind": "transcript", **known, **found})
-        return Decoded("\n".join(map(_shown, records)), records)
 
     def exports(self, input: Input) -> dict[str, ExportedFunction]:
         """Returns a function from samples to log-probabilities, with the front end inside."""
@@ -253,41 +99,3 @@ class CtcTask(Task):
                 for_litert=True,
             )
         }
-
-    def setting_to_try(self, eval_inputs: Mapping[str, Any]) -> str | None:
-        """Returns a suggested decode setting: the first file of an evaluation input."""
-        for input in eval_inputs.values():
-            return f"task.decode={literals.write([_speech(input).origin(0)])}"
-        return None
-
-
-def _has_alignment(batch: Batch, num_frames: tf.Tensor) -> tf.Tensor:
-    """Returns whether the labels of each utterance fit into its frames, bool [B]."""
-    return ctc_frames_needed(batch["labels"], batch["num_labels"]) <= num_frames
-
-
-def _speech(input: Input) -> BucketedSpeech:
-    """Returns the input that reads the utterances.
-
-    Raises:
-      InputError: it has none, or has not read its data.
-    """
-    found = input.inner if isinstance(input, Input) else input
-    if not isinstance(found, BucketedSpeech):
-        raise InputError("the task needs the utterances of its input, but they are not loaded")
-    return found
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, BadRecordError):
-        return error.reason
-    return (error.strerror if isinstance(error, OSError) else None) or str(error)
-
-
-def _shown(record: Mapping[str, Any]) -> str:
-    if "error" in record:
-        return f"{record['file']}: {record['error']}"
-    lines = [f"{record['file']}", f"  model: {record['text']}"]
-    if "reference" in record:
-        lines.append(f"  reference: {record['reference']}")
-    return "\n".join(lines)

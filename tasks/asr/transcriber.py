@@ -1,74 +1,84 @@
-"""Transcribes speech with a CTC model, and scores the transcripts of an evaluation input."""
+"""Base of the transcribers, and the scoring of the transcripts of an evaluation input."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
-import tensorflow as tf
 
-from tekso.framework.context import StepContext
 from tekso.framework.input.held_out import spread
 from tekso.framework.input.tokenizers import Tokenizer
 from tekso.framework.params import Configurable, param
 from tekso.framework.task import Program, Scored
-from tekso.framework.theta import Theta
-from tekso.models.ctc_model import CtcModel
-from tekso.models.decoding.ctc import ctc_beam_search, ctc_greedy
+from tekso.models.speech_model import SpeechModel
 from tekso.tasks.asr.audio import Samples
 from tekso.tasks.asr.input import BucketedSpeech
 from tekso.tasks.asr.word_errors import word_errors
 
-LogProbs = npt.NDArray[np.float32]
+
+@dataclasses.dataclass(frozen=True)
+class Transcript:
+    """The tokens of an utterance.
+
+    Attributes:
+      labels: tokens.
+      log_prob: log-probability in nats, as far as the search sums it.
+      frames: frame of the encoder's output in which each token begins; None: not known.
+    """
+
+    labels: Sequence[int]
+    log_prob: float
+    frames: Sequence[int] | None = None
 
 
 class Transcriber(Configurable):
-    """Finds the text of utterances: greedily, or by prefix beam search."""
+    """Base of the transcribers; a subclass defines `transcripts`."""
 
     class Params(Configurable.Params):
-        """Params of Transcriber."""
+        """Params of a transcriber."""
 
-        beam_size: int = param(
-            "Prefixes kept by the beam search. 1: the labelling of the most probable path.",
+        num_hypotheses: int = param(
+            "Transcripts of each recording in the records of --mode=decode, at most beam_size.",
             default=1,
         )
-        tokens_per_frame: int = param(
-            "Most probable tokens that extend a prefix in the beam search.", default=16
-        )
 
-    def __init__(self, params: Any, *, model: CtcModel) -> None:
+    def __init__(self, params: Any, *, model: SpeechModel) -> None:
         """Keeps the model.
 
         Raises:
-          ValueError: a size is below 1.
+          ValueError: a size is below 1, or there are more hypotheses than the beam has.
         """
         super().__init__(params)
-        for name in ("beam_size", "tokens_per_frame"):
-            if self.params.get(name) < 1:
-                path = self.params.path_of(name)
-                raise ValueError(f"{path} is {self.params.get(name)}, must be at least 1")
-        self._model = model
+        p = self.params
+        for name in self.sizes:
+            if p.get(name) < 1:
+                raise ValueError(f"{p.path_of(name)} is {p.get(name)}, must be at least 1")
+        if p.num_hypotheses > self.beam_size:
+            raise ValueError(
+                f"{p.path_of('num_hypotheses')} is {p.num_hypotheses}, must be at most beam_size, "
+                f"{self.beam_size}"
+            )
+        self._model: Any = model
 
-    def text(self, log_probs: LogProbs, tokenizer: Tokenizer) -> str:
-        """Returns the text of one utterance.
+    sizes: ClassVar[Sequence[str]] = ("beam_size", "num_hypotheses")
+    """Fields of the Params that must be at least 1."""
+
+    @property
+    def beam_size(self) -> int:
+        """Hypotheses that the search keeps."""
+        return int(self.params.get("beam_size"))
+
+    def transcripts(
+        self, program: Program, samples: Any, num_samples: Any
+    ) -> list[list[Transcript]]:
+        """Returns up to num_hypotheses transcripts of every recording, best first, at least one.
 
         Shapes:
-          log_probs: [frames, tokens], without padding
+          samples: [batch, samples], num_samples: [batch]
         """
-        p, blank_id = self.params, self._model.blank_id
-        if p.beam_size == 1:
-            labels = ctc_greedy(log_probs, blank_id=blank_id)
-        else:
-            best, *_ = ctc_beam_search(
-                log_probs,
-                blank_id=blank_id,
-                beam_size=p.beam_size,
-                tokens_per_frame=p.tokens_per_frame,
-            )
-            labels = list(best.labels)
-        return " ".join(tokenizer.decode(labels).split())
+        raise NotImplementedError(f"{type(self).__name__} has no transcripts()")
 
     def batch_texts(
         self, program: Program, samples: Any, num_samples: Any, tokenizer: Tokenizer
@@ -78,15 +88,14 @@ class Transcriber(Configurable):
         Shapes:
           samples: [batch, samples], num_samples: [batch]
         """
-        found = program.call(self._log_probs, tf.constant(samples), tf.constant(num_samples))
-        log_probs, lengths = (np.asarray(array) for array in found)
-        return [
-            self.text(own[:length], tokenizer)
-            for own, length in zip(log_probs, lengths, strict=True)
-        ]
+        found = self.transcripts(program, samples, num_samples)
+        return [text_of(best.labels, tokenizer) for best, *_ in found]
 
-    def one_text(self, program: Program, samples: Samples, tokenizer: Tokenizer) -> str:
-        """Returns the text of a recording, padded to a power of two, so that few are traced.
+    def record(self, program: Program, samples: Samples, tokenizer: Tokenizer) -> dict[str, Any]:
+        """Returns what is known of a recording, padded to a power of two, so that few are traced.
+
+        "text"; "words", pairs of a word and the second of its beginning, if frames are known; with
+        num_hypotheses above 1 "hypotheses", pairs of a text and its log-probability.
 
         Shapes:
           samples: [samples]
@@ -95,13 +104,41 @@ class Transcriber(Configurable):
         padded = np.zeros([1, length], np.float32)
         padded[0, : len(samples)] = samples
         size = np.array([len(samples)], np.int32)
-        return self.batch_texts(program, padded, size, tokenizer)[0]
+        (found,) = self.transcripts(program, padded, size)
+        best = found[0]
+        record: dict[str, Any] = {"text": text_of(best.labels, tokenizer)}
+        if best.frames is not None:
+            seconds = [frame * self._model.seconds_per_frame for frame in best.frames]
+            record["words"] = words_of(best.labels, seconds, tokenizer)
+        if self.params.num_hypotheses > 1:
+            pairs = [[text_of(one.labels, tokenizer), one.log_prob] for one in found]
+            record["hypotheses"] = pairs
+        return record
 
-    def _log_probs(
-        self, theta: Theta, samples: tf.Tensor, num_samples: tf.Tensor, ctx: StepContext
-    ) -> tuple[tf.Tensor, tf.Tensor]:
-        frames = self._model.fprop(theta.model, samples, ctx, lengths=num_samples)
-        return tf.nn.log_softmax(tf.cast(frames.features, tf.float32)), frames.lengths
+
+def text_of(labels: Sequence[int], tokenizer: Tokenizer) -> str:
+    """Returns the text of some tokens, with single spaces."""
+    return " ".join(tokenizer.decode(list(labels)).split())
+
+
+def words_of(
+    labels: Sequence[int], seconds: Sequence[float], tokenizer: Tokenizer
+) -> list[list[Any]]:
+    """Returns [word, second of its first token] for every word of a transcript."""
+    words: list[list[Any]] = []
+    before, inside = "", False
+    for i, second in enumerate(seconds):
+        text = tokenizer.decode(list(labels[: i + 1]))
+        for letter in text[len(before) :]:
+            if letter.isspace():
+                inside = False
+            elif inside:
+                words[-1][0] += letter
+            else:
+                words.append([letter, round(second, 3)])
+                inside = True
+        before = text
+    return words
 
 
 class TranscriptScoring(Configurable):

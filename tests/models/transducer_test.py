@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import processes
 import pytest
 import tensorflow as tf
 
@@ -83,3 +85,15 @@ def test_steps_of_the_prediction_network_equal_the_whole_sequence() -> None:
         PredictionNetwork.Params(
             vocab_size=6, stack=RecurrentStack.Params(num_layers=1, direction="bidirectional")
         ).instantiate()
+
+
+@pytest.mark.slow
+def test_memory_does_not_hold_the_scores_of_all_tokens() -> None:
+    program = Path(__file__).with_name("transducer_memory_program.py")
+    growth = {}
+    for block_frames in (160, 4):
+        done = processes.run([program, str(block_frames)])
+        assert done.returncode == 0, done.stderr[-2000:]
+        growth[block_frames] = float(done.stdout.split()[-1])
+    # All scores at once are 128 MB, several times; 4 frames at once are 3 MB.
+    assert growth[160] > 300 and growth[4] < 128, growth

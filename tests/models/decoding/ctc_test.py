@@ -8,7 +8,12 @@ import math
 import numpy as np
 import pytest
 
-from tekso.models.decoding.ctc import ctc_beam_search, ctc_greedy, merge_path
+from tekso.models.decoding.ctc import (
+    ctc_alignment,
+    ctc_beam_search,
+    ctc_greedy,
+    merge_path,
+)
 
 BLANK = 1
 
@@ -63,3 +68,20 @@ def test_merges_repeated_tokens_unless_a_blank_is_between_them() -> None:
 def test_rejects_an_empty_beam() -> None:
     with pytest.raises(ValueError, match="beam_size 0"):
         ctc_beam_search(np.zeros([1, 3]), blank_id=BLANK, beam_size=0)
+
+
+def begins_of(path: tuple[int, ...]) -> list[int]:
+    return [t for t, v in enumerate(path) if v != BLANK and (t == 0 or path[t - 1] != v)]
+
+
+@pytest.mark.parametrize("labels", [[0, 2], [0, 0], [2, 0, 2], [], [0, 0, 0], [0, 2, 0, 2, 0, 2]])
+def test_the_alignment_is_that_of_the_most_probable_path(labels: list[int]) -> None:
+    log_probs = random_log_probs(7)
+    paths = [
+        (sum(log_probs[t, token] for t, token in enumerate(path)), begins_of(path))
+        for path in itertools.product(range(3), repeat=len(log_probs))
+        if merge_path(path, blank_id=BLANK) == labels
+    ]
+    expected = max(paths)[1] if paths else None
+    assert ctc_alignment(log_probs, labels, blank_id=BLANK) == expected
+    assert ctc_alignment(log_probs[:0], labels, blank_id=BLANK) == (None if labels else [])

@@ -29,9 +29,10 @@ def trainer(tmp_path: Path, *arguments: str) -> str:
 
 
 @pytest.mark.slow
-def test_prompts_are_trained_on_scored_and_transcribed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["Ctc", "Las", "Rnnt"])
+def test_prompts_are_trained_on_scored_and_transcribed(tmp_path: Path, name: str) -> None:
     asterisk_folder.write(tmp_path, TEXTS)
-    start = ["--model=asr.prompts.Ctc", "--logdir=runs/a", "--steps=2"]
+    start = [f"--model=asr.prompts.{name}", "--logdir=runs/a", "--steps=2"]
     trainer(tmp_path, *start, *SMALL)
     assert '"wer": ' in (tmp_path / "runs/a/metrics.jsonl").read_text()
     (report, *_) = sorted((tmp_path / "runs/a/decoded/dev").glob("*.txt"))
@@ -40,8 +41,21 @@ def test_prompts_are_trained_on_scored_and_transcribed(tmp_path: Path) -> None:
 
     soundfile.write(tmp_path / "hello.flac", asterisk_folder.tones_of("abc"), 8000)
     given = ["--logdir=runs/a", "--mode=decode", "--set", 'task.decode=["hello.flac"]']
-    assert "hello.flac\n  model:" in trainer(tmp_path, *given)
+    size = "task.transcriber.search.beam_size" if name == "Las" else "task.transcriber.beam_size"
+    beam = ["--set", f"{size}=3", "--set", "task.transcriber.num_hypotheses=2"]
+    for more in ([], [*beam, "--format=json"]):
+        printed = trainer(tmp_path, *given, *more)
+    decoded = json.loads(printed[printed.index("{\n") : printed.rindex("}") + 1])
+    (record,) = decoded["records"]
+    assert len(record["hypotheses"]) == 2 and record["hypotheses"][0][0] == record["text"]
+    if name != "Las":  # does not know when words are spoken
+        assert [word for word, _ in record["words"]] == record["text"].split()
 
+
+@pytest.mark.slow
+def test_prompts_are_exported(tmp_path: Path) -> None:
+    asterisk_folder.write(tmp_path, TEXTS)
+    trainer(tmp_path, "--model=asr.prompts.Ctc", "--logdir=runs/a", "--steps=1", *SMALL)
     printed = trainer(tmp_path, "--logdir=runs/a", "--mode=export", "--output=out")
     assert "recognize(samples, num_samples) -> log_probs, num_frames" in printed
     about = json.loads((tmp_path / "out/assets/export.json").read_text())

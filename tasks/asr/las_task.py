@@ -1,0 +1,113 @@
+"""Speech recognition by an attention decoder (LAS), and its beam search."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tekso.framework.context import StepContext
+from tekso.framework.params import param
+from tekso.framework.pieces import Flow
+from tekso.framework.task import Batch, Program
+from tekso.framework.theta import Theta
+from tekso.models.decoding.beam_search import BeamSearch
+from tekso.models.las import CROSS_ENTROPY, CTC, Las
+from tekso.models.layers.frames import frame_mask
+from tekso.models.speech_model import SpeechModel
+from tekso.tasks.asr.speech_task import SpeechTask
+from tekso.tasks.asr.transcriber import Transcriber, Transcript
+
+
+class LasTranscriber(Transcriber):
+    """Finds the text of utterances by beam search. It does not know when tokens are spoken."""
+
+    class Params(Transcriber.Params):
+        """Params of LasTranscriber."""
+
+        search: BeamSearch.Params = param(
+            "The search; the source length is that of the encoder's output.",
+            default=BeamSearch.Params(max_length_ratio=1.0),
+        )
+
+    sizes = ("num_hypotheses",)
+
+    def __init__(self, params: Any, *, model: SpeechModel) -> None:
+        """Builds the search; see `Transcriber`."""
+        super().__init__(params, model=model)
+        search = self.params.search.copy().set(num_hypotheses=self.params.num_hypotheses)
+        self._search: BeamSearch = search.instantiate()
+
+    @property
+    def beam_size(self) -> int:
+        """Hypotheses that the search keeps."""
+        return int(self.params.search.beam_size)
+
+    def transcripts(
+        self, program: Program, samples: Any, num_samples: Any
+    ) -> list[list[Transcript]]:
+        """See `Transcriber`.
+
+        Shapes:
+          samples: [batch, samples], num_samples: [batch]
+        """
+        found = program.call(self.hypotheses, tf.constant(samples), tf.constant(num_samples))
+        ids, lengths, scores, is_finished = (np.asarray(array) for array in found)
+        labels = lengths - is_finished  # without the end token
+        return [
+            [
+                Transcript(ids[i, h, : labels[i, h]].tolist(), float(scores[i, h]))
+                for h in range(ids.shape[1])
+                if h == 0 or lengths[i, h]
+            ]
+            for i in range(len(ids))
+        ]
+
+    def hypotheses(
+        self, theta: Theta, samples: tf.Tensor, num_samples: tf.Tensor, ctx: StepContext
+    ) -> tuple[tf.Tensor, ...]:
+        """Returns ids [B, H, L], lengths, log-probabilities and is_finished [B, H]."""
+        frames = self._model.encode(theta.model, samples, ctx, lengths=num_samples)
+        mask = frame_mask(frames.lengths, frames.features.shape[1])
+        given = {"encoded": frames.features, "source_segment_ids": tf.cast(mask, tf.int32)}
+        found = self._search.search(self._model, theta.model, given, ctx, self._model.end_id)
+        return tuple(found[name] for name in ("ids", "lengths", "log_probs", "is_finished"))
+
+
+class LasTask(SpeechTask):
+    """Minimises -log p(labels and end | samples) per token, by an attention decoder.
+
+    With `model.ctc_weight`, the loss is the weighted mean of this and of the CTC loss. Utterances
+    without frames do not count; see `SpeechTask`. Those whose labels do not fit into their frames
+    have no CTC loss.
+
+    Shapes:
+      batch: see `SpeechTask`
+    """
+
+    class Params(SpeechTask.Params):
+        """Params of LasTask."""
+
+        model: Las.Params = param(
+            "The network. If its vocab_size is not set, the tokenizer's is used.",
+            default=Las.Params(),
+        )
+        transcriber: LasTranscriber.Params = param(
+            "How texts are found.", default=LasTranscriber.Params()
+        )
+
+    model: Las
+
+    def num_targets(self, batch: Batch) -> tf.Tensor:
+        """Returns the number of labels and end tokens of each utterance, [B] int."""
+        return batch["num_labels"] + 1
+
+    def nats(self, flow: Flow, ctx: StepContext) -> tf.Tensor:
+        """See `SpeechTask`."""
+        del ctx
+        nats = flow[CROSS_ENTROPY]
+        counted = frame_mask(flow["num_labels"] + 1, nats.shape[1])
+        nats = tf.reduce_sum(tf.where(counted, nats, tf.zeros_like(nats)), 1)
+        weight = self.model.params.ctc_weight
+        return (1.0 - weight) * nats + weight * flow[CTC] if weight else nats

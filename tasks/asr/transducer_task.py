@@ -1,0 +1,47 @@
+"""Speech recognition by a transducer (RNN-T)."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from tekso.framework.context import StepContext
+from tekso.framework.params import param
+from tekso.framework.pieces import Flow
+from tekso.models.speech_encoder import frames_of
+from tekso.models.transducer import BLANK, LABEL, Transducer
+from tekso.models.transducer_loss import lattice_loss
+from tekso.tasks.asr.speech_task import SpeechTask
+from tekso.tasks.asr.transducer_transcriber import TransducerTranscriber
+
+
+class TransducerTask(SpeechTask):
+    """Minimises -log P(labels | samples), summed over all alignments of a transducer, per label.
+
+    Utterances without frames do not count; see `SpeechTask`.
+
+    Shapes:
+      batch: see `SpeechTask`
+    """
+
+    class Params(SpeechTask.Params):
+        """Params of TransducerTask."""
+
+        model: Transducer.Params = param(
+            "The network. If its vocab_size is not set, the tokenizer's is used.",
+            default=Transducer.Params(),
+        )
+        transcriber: TransducerTranscriber.Params = param(
+            "How texts are found.", default=TransducerTranscriber.Params()
+        )
+
+    model: Transducer
+
+    def nats(self, flow: Flow, ctx: StepContext) -> tf.Tensor:
+        """See `SpeechTask`."""
+        return lattice_loss(
+            flow[BLANK],
+            flow[LABEL],
+            ctx,
+            num_frames=frames_of(flow).lengths,
+            num_labels=flow["num_labels"],
+        )
