@@ -52,7 +52,7 @@ def closure(start: str) -> dict[str, Path]:
 @pytest.mark.parametrize(
     ("name", "most", "unused"),
     [
-        ("data_parallel", 1680, ("mesh", "pipeline", "parameter_server")),
+        ("data_parallel", 1720, ("mesh", "pipeline", "parameter_server")),
         ("pipelined", 4900, ("mesh", "spmd")),
     ],
 )
