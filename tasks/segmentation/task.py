@@ -126,7 +126,8 @@ class Segmentation(Task):
     def loss_weight(self, batch: Batch) -> tf.Tensor:
         """Returns the weighted number of pixels that count."""
         counted = tf.cast(tf.not_equal(batch[LABELS], NOT_COUNTED), tf.float32)
-        return tf.reduce_sum(tf.cast(batch[WEIGHTS], tf.float32)[:, None, None] * counted)
+        weights = tf.reshape(tf.cast(batch[WEIGHTS], tf.float32), [-1, 1, 1])
+        return tf.reduce_sum(weights * counted)
 
     def predict(self, theta: Theta, batch: Batch, ctx: StepContext) -> dict[str, tf.Tensor]:
         """Returns the scores and the likeliest class of every pixel; see the class."""
@@ -143,7 +144,7 @@ class Segmentation(Task):
         dims = ("batch", "height", "width")
         logits = ctx.constrain(flow[X], (*dims, None))
         labels = ctx.constrain(tf.cast(flow[LABELS], tf.int32), dims)
-        weights = tf.cast(flow[WEIGHTS], logits.dtype)[:, None, None]
+        weights = tf.reshape(tf.cast(flow[WEIGHTS], logits.dtype), [-1, 1, 1])
         weights *= tf.cast(tf.not_equal(labels, NOT_COUNTED), logits.dtype)
         target = tf.one_hot(labels, self.params.num_classes, dtype=logits.dtype)
         # Elementwise, so that height and width can be sharded.
