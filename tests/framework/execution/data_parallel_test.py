@@ -373,8 +373,8 @@ def test_step_compiles_training_and_evaluation() -> None:
     found, expected = compiled.eval_step(batch), plain.eval_step(batch)
     for name, pair in expected.items():
         np.testing.assert_allclose(found[name], pair, rtol=1e-6)
-    assert [key[0] for key in compiled._compiled_towers] == ["train", "eval"]
-    assert not plain._compiled_towers
+    assert {key[0] for key in compiled._compiled_functions} == {"train", "update", "eval"}
+    assert not plain._compiled_functions
 
 
 def test_evaluation_and_decoding_take_the_averages_of_weights() -> None:

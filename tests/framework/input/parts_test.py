@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from small_boxes import Rectangles
+from small_masks import Squares
 from small_pictures import Blobs
 
 from tekso.framework import registry
@@ -18,6 +20,8 @@ from tekso.framework.input.skips import InputError
 from tekso.framework.input.sources import InMemory
 from tekso.tasks.asr.input import BucketedSpeech
 from tekso.tasks.asr.sources import InMemorySpeech
+from tekso.tasks.detection.input import BoxImages
+from tekso.tasks.detection.steps import BoxFlip, SsdCrop
 from tekso.tasks.image.input import Images
 from tekso.tasks.image.mixing import Mixup
 from tekso.tasks.image.steps import Flip, PadAndCrop
@@ -29,6 +33,7 @@ from tekso.tasks.mt.bucketed_pairs import BucketedPairs
 from tekso.tasks.mt.input import PaddedPairs
 from tekso.tasks.mt.packed_pairs import PackedPairs
 from tekso.tasks.mt.pairs import InMemoryPairs
+from tekso.tasks.segmentation.input import MaskImages
 
 WORDS = ["a", "bb", "ccc", "dddd", "eeeee"]
 TEXTS = [" ".join(WORDS[i % 5] for i in range(n, n + n % 4 + 1)) for n in range(40)]
@@ -82,6 +87,17 @@ KINDS: dict[type[Input], dict[str, Any]] = {
         "image_size": 8,
         "augment": [Flip.Params(), PadAndCrop.Params(padding=1)],
         "mix": [Mixup.Params()],
+    },
+    BoxImages: {
+        "source": Rectangles.Params(count=40),
+        "image_size": 8,
+        "max_boxes": 2,
+        "augment": [SsdCrop.Params(), BoxFlip.Params()],
+    },
+    MaskImages: {
+        "source": Squares.Params(),
+        "image_size": 8,
+        "augment": [Flip.Params()],
     },
     BucketedSpeech: {
         "corpus": Noises.Params(sample_rate=8000),
