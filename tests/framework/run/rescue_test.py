@@ -162,11 +162,13 @@ def test_a_run_that_loses_its_logdir_ends_and_continues_elsewhere_as_the_same_ru
 
     with pytest.raises(LogdirLostError) as caught:
         train(path, at_step)
-    text, name = str(caught.value), {move: "moved", empty: "run"}.get(lose, "run.rescued")
+    text = str(caught.value)
+    # In an emptied logdir, a checkpoint may be half written in the background.
+    names = {move: ["moved"], empty: ["run", "run.rescued"]}.get(lose, ["run.rescued"])
     assert trained[-1] == 5 and exit_code_of(caught.value) == ExitCode.LOGDIR_LOST
     assert text.startswith(str(path)) and len(text.splitlines()) == 1
-    place = tmp_path / name
-    assert f"the state of step 6 is saved in {place}: to continue, repeat" in text
+    said = "the state of step 6 is saved in {}: to continue, repeat"
+    (place,) = [tmp_path / name for name in names if said.format(tmp_path / name) in text]
     if lose is replace:  # nothing of this run is in the logdir of the other
         assert sorted(os.listdir(path)) == [".lock", "checkpoints"]
         assert os.listdir(path / "checkpoints") == []
