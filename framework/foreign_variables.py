@@ -42,7 +42,7 @@ def check(root: Layer) -> None:
     Raises:
       ForeignVariableError: an attribute has; the message names the layer and the attribute.
     """
-    layers, has_weights = {id(layer) for layer in root.walk()}, bool(root.specs())
+    layers = {id(layer) for layer in root.walk()}
     for layer in root.walk():
         for name, value in vars(layer).items():
             if name in ("params", "_parent", "_children", "_weights"):
@@ -63,7 +63,7 @@ def check(root: Layer) -> None:
             others = [x for x in leaves if not isinstance(x, Layer)]
             found = [v for x in others for v in _variables_of(x)]
             # A Keras layer may create its variables in its first call.
-            if found or (not has_weights and any(map(_is_of_keras, others))):
+            if found or (any(map(_is_of_keras, others)) and not root.specs()):
                 what = type(value).__name__
                 if found and not isinstance(value, tf.Variable):
                     what += f" with {_shown(found)}"

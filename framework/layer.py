@@ -283,17 +283,18 @@ class Layer(Configurable):
         for name, layer in self.children():
             for spec in layer.specs().values():
                 path = f"{name}{SEPARATOR}{spec.path}"
-                template = f"{name}{SEPARATOR}{spec.template}"
-                spec = dataclasses.replace(spec, path=path, template=template)
-                if layer._stack_size is not None:
-                    spec = dataclasses.replace(
+                if layer._stack_size is None:
+                    template = f"{name}{SEPARATOR}{spec.template}"
+                    specs[path] = dataclasses.replace(spec, path=path, template=template)
+                else:
+                    specs[path] = dataclasses.replace(
                         spec,
+                        path=path,
                         shape=(layer._stack_size, *spec.shape),
                         dims=(STACK_DIM, *spec.dims),
                         stacked=spec.stacked + 1,
-                        template=f"{name}{SEPARATOR}{ANY_INDEX}{template[len(name) :]}",
+                        template=f"{name}{SEPARATOR}{ANY_INDEX}{SEPARATOR}{spec.template}",
                     )
-                specs[path] = spec
         return specs
 
     def init(self, seed: int = 0) -> Theta:

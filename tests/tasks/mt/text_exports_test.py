@@ -108,6 +108,7 @@ def check(texts: Any, scores: Any, expected: Any) -> None:
         np.testing.assert_allclose(score, want_score, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_process_without_tekso_translates_texts(tmp_path: Path) -> None:
     needs_the_package()
     _, exports, module = parts()

@@ -61,6 +61,7 @@ def test_a_mask_of_minus_infinity_is_fine_and_a_step_that_is_not_finite_is_skipp
         assert [step["nonfinite_consecutive"] for step in one["steps"]] == [0, 1, 0]
 
 
+@pytest.mark.slow
 def test_padding_of_the_vocabulary_is_a_constant_in_the_loop() -> None:
     alone, piped = run("padded_vocab", pipeline(1, 2), size=8, steps=2)
     check(alone, piped)
