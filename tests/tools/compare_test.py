@@ -187,3 +187,26 @@ def test_a_run_that_has_just_begun_and_an_older_one_are_compared(tmp_path: Path)
     output = tmp_path / "out.html"
     assert compare.compare(paths, output=str(output)) == ExitCode.OK
     assert runs.read(paths[1]).curves["dev/loss"] == [runs.Point(3, None, None, 2.5)]
+
+
+def test_a_diverged_run_and_runs_with_one_seed_are_pointed_out(tmp_path: Path) -> None:
+    paths = [write(tmp_path / name, loss=1.0, seed=0) for name in ("a", "b", "c")]
+    with (tmp_path / "b" / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 6, "split": "dev", "loss": null}\n')
+    (tmp_path / "c" / "metrics.jsonl").unlink()
+    found = tables.results(runs.groups([runs.read(path) for path in paths]), "dev/loss")
+    b, c, seeds, _ = found.notes
+    assert b == f"The last dev/loss of {paths[1]} is not finite; the table has the value at step 4."
+    assert c == f"{paths[2]} has no finite dev/loss, and is left out."
+    assert "have the same seed (0). They are not independent" in seeds
+
+
+def test_a_run_that_is_given_twice_is_one_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a, b = write(tmp_path / "a", loss=1.0), write(tmp_path / "b", loss=2.0, seed=1)
+    (tmp_path / "link").symlink_to(a)
+    output = str(tmp_path / "out.html")
+    compare.compare([a, f"{a}/", f"{b}/../a", str(tmp_path / "link"), b], output=output)
+    printed = capsys.readouterr().out
+    assert re.search(r"lm\.some\.Model +2 +1\.5000", printed) and "independent" not in printed

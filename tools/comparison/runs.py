@@ -63,6 +63,7 @@ class ComparedRun:
       model: key of its experiment.
       params: {path: value}.
       curves: {"split/metric": its points}, without values that are not finite.
+      not_finite: the names of the curves whose last value is not finite.
       unit: the unit of `Point.seen`, such as "tokens"; "": not recorded.
       seconds: the time of the run by activity; {}: not recorded.
       samples: {name: decoded text}: samples.txt, and the newest text of every evaluation.
@@ -72,6 +73,7 @@ class ComparedRun:
     model: str
     params: Mapping[str, ParamValue]
     curves: Mapping[str, Sequence[Point]]
+    not_finite: frozenset[str]
     unit: str
     seconds: Mapping[str, float]
     samples: Mapping[str, str]
@@ -106,6 +108,7 @@ def read(path: str) -> ComparedRun:
         model=model,
         params=params_of(bounded.read(logdir.file(PARAMS)).decode("utf-8", "replace")),
         curves=curves_of(records, unit),
+        not_finite=_not_finite(records),
         unit=unit,
         seconds=seconds,
         samples=_samples(logdir),
@@ -137,6 +140,12 @@ def curves_of(records: Sequence[Mapping[str, Any]], unit: str) -> dict[str, list
                 key = f"{record[SPLIT]}/{name}"
                 curves.setdefault(key, []).append(Point(record[STEP], seen, seconds, value))
     return curves
+
+
+def _not_finite(records: Sequence[Mapping[str, Any]]) -> frozenset[str]:
+    """Returns the names of the curves whose last value is null, which stands for NaN and inf."""
+    last = {f"{record[SPLIT]}/{name}": record[name] for record in records for name in record}
+    return frozenset(name for name, value in last.items() if value is None)
 
 
 def _samples(logdir: Logdir) -> dict[str, str]:
