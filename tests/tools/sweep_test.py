@@ -213,11 +213,12 @@ class FakeOptuna:
 
     def __init__(self) -> None:
         self.trials: list[Any] = []
+        self.sampler = ""
         states = SimpleNamespace(RUNNING="running", FAIL="fail", COMPLETE="complete")
         self.trial = SimpleNamespace(TrialState=states, Trial=lambda study, id: self.trials[id])
         self.logging = SimpleNamespace(set_verbosity=lambda level: None, WARNING=30)
         self.samplers = SimpleNamespace(
-            TPESampler=lambda seed: "tpe", RandomSampler=lambda seed: "random"
+            TPESampler=lambda seed: f"tpe {seed}", RandomSampler=lambda seed: f"random {seed}"
         )
         self.pruners = SimpleNamespace(SuccessiveHalvingPruner=object, NopPruner=object)
 
@@ -263,7 +264,9 @@ def test_a_search_asks_for_settings_tells_values_and_resumes_a_trial_that_was_ru
     with pytest.raises(RuntimeError):
         study().run(3, train)
     seen.append((-1, {}))
+    assert optuna.sampler == "tpe 0"
     study().run(3, train)
+    assert optuna.sampler == "tpe 2"  # not the random numbers of the first trials again
     assert [number for number, _ in seen] == [0, -1, 1, 2]
     assert seen[2][1] == {"rate": "1.0", "size": "3", "kind": "b"}
     assert [(t.state, t.value) for t in optuna.trials] == [
