@@ -144,6 +144,10 @@ def test_another_sweep_in_the_folder_is_refused(
     fake.trained = []
     assert run(tmp_path, "--steps=3") == ExitCode.WRONG_USAGE
     assert "has another sweep (--steps was null)" in capsys.readouterr().err
+    # A grid uses the metric for its comparison only, so a wrong one can be corrected.
+    assert run(tmp_path, "--metric=dev/los") == ExitCode.WRONG_USAGE
+    assert "no run has the curve dev/los; the runs have: dev/loss" in capsys.readouterr().err
+    assert run(tmp_path, "--metric=dev/loss") == ExitCode.OK
     assert fake.trained == []
 
 
@@ -156,6 +160,9 @@ def test_another_sweep_in_the_folder_is_refused(
         ([f"--sweep={RATE}=5"], "gives a path twice"),
         (["--trials=4"], "--trials requires --search="),
         (["more"], "'more' is not a flag"),
+        (["--metric=valid/loss"], "--metric=valid/loss: expected evaluation/metric, as in dev/l"),
+        (["--metric=loss"], "the evaluations are dev, and train"),
+        (["--logdir=gs://bucket/sweep"], "requires a folder on a local file system"),
     ],
 )
 def test_mistakes_are_found_before_the_first_trial(
