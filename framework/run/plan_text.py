@@ -28,6 +28,7 @@ def record(plan: RunPlan) -> dict[str, Any]:
         "rejected": dict(plan.rejected),
         "checkpoint_bytes": plan.checkpoint_bytes,
         "checkpoints": plan.checkpoints,
+        "existing_checkpoints": plan.existing_checkpoints,
         "disk_bytes": plan.disk_bytes,
         "free_bytes": plan.free_bytes,
         "logdir": plan.logdir,
@@ -107,9 +108,10 @@ def _run(plan: RunPlan) -> list[str]:
         else f"resumes from step {done} in {plan.logdir}"
     )
     time = f", about {duration(left * plan.step.seconds)}" if plan.step is not None else ""
+    existing = f", {plan.existing_checkpoints} exist" if plan.existing_checkpoints else ""
     free = "" if plan.free_bytes is None else f"; {bytes_text(plan.free_bytes)} are free"
     return [
         f"run         {how}: {left} steps are left{time}",
         f"disk        checkpoints of {bytes_text(plan.checkpoint_bytes)}, at most "
-        f"{plan.checkpoints} of them: {bytes_text(plan.disk_bytes)}{free}",
+        f"{plan.checkpoints} of them: {bytes_text(plan.disk_bytes)}{existing}{free}",
     ]
