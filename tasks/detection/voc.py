@@ -143,11 +143,9 @@ class VocBoxes(BoxSource):
                         f"{path}: the class {name!r} is none of {', '.join(self.class_names)}: "
                         f"add it to {self.params.path_of('classes')}"
                     )
-                box = [_number(one, f"bndbox/{side}") for side in _SIDES]
-                if box[2] > box[0] and box[3] > box[1]:
-                    boxes.append(box)
-                    labels.append(numbers[name])
-                    crowds.append((one.findtext("difficult") or "0").strip() == "1")
+                boxes.append([_number(one, f"bndbox/{side}") for side in _SIDES])
+                labels.append(numbers[name])
+                crowds.append((one.findtext("difficult") or "0").strip() == "1")
         except (ElementTree.ParseError, ValueError) as error:
             if isinstance(error, InputError):
                 raise
