@@ -84,8 +84,10 @@ class MaskFolders(MaskSource):
         own = {"train": "", "dev": p.dev_folder, "test": p.test_folder}[split]
         root = own or p.folder
         images = files.join(root, IMAGES)
-        if not files.is_folder(images):
-            raise InputError(f"{p.path_of('folder')}: there is no folder {images!r}")
+        for folder in (images, files.join(root, MASKS)):
+            if not files.is_folder(folder):
+                name = f"{split}_folder" if own else "folder"
+                raise InputError(f"{p.path_of(name)}: there is no folder {folder!r}")
         fractions = held_out_fractions(p, "folder")
         names = [
             name

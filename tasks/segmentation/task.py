@@ -90,8 +90,10 @@ class Segmentation(Task):
         """
         return with_image_sizes(params, input)
 
-    def check_inputs(self, inputs: Mapping[str, Any]) -> None:
+    def check_inputs(self, inputs: Mapping[str, Any]) -> list[str]:
         """Checks the kind of the inputs, and that they have the classes of training.
+
+        It warns of training masks of 0 and 255, of which only the background would count.
 
         Raises:
           InputError: an input has no masks, or other classes than in training.
@@ -105,6 +107,12 @@ class Segmentation(Task):
                     f"{', '.join(classes) or '(unknown)'}; task.num_classes is "
                     f"{self.params.num_classes}"
                 )
+        if not masks_of(inputs["input"]).has_background_only():
+            return []
+        return [
+            "input: the first masks have the values 0 and 255 only, and pixels of value 255 do not "
+            "count. If 255 stands for a class, write its number instead, as 1"
+        ]
 
     def check_batch(self, what: str, batch: Mapping[str, np.ndarray]) -> None:
         """Checks the range of the labels.
