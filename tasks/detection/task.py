@@ -116,9 +116,13 @@ class Detection(Task):
         """Checks the kind of the inputs, and the classes of all objects.
 
         Raises:
-          InputError: an input has no boxes, other classes than in training, or an unknown label.
+          InputError: an input has no boxes, other classes than in training, or an unknown label;
+            or no training image has an object.
         """
-        classes = boxes_of(inputs["input"]).class_names
+        train = boxes_of(inputs["input"])
+        classes = train.class_names
+        if not any(len(train.source.objects(i).labels) for i in range(train.num_examples)):
+            raise InputError(f"input: no image has a box: {train.describe()}")
         for path, input in inputs.items():
             images = boxes_of(input)
             if images.class_names != classes:
