@@ -112,8 +112,9 @@ def with_image_sizes(params: Any, input: Input, *, further_classes: int = 0) -> 
         found = getattr(input, "num_classes", None)
         if found is None:
             raise ValueError(
-                "task.num_classes is not set, and the input does not know the classes of all "
-                "images before they are read: set task.num_classes"
+                "task.num_classes is not set: it is not known before the data is read. This mode "
+                "does not read it, or the source has no list of its classes: set the number, as in "
+                "--set task.num_classes=10"
             )
         params.num_classes = found
     if "image_size" not in data:  # not of an `ImageInput`: the sizes must be set

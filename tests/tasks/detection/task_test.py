@@ -140,6 +140,13 @@ def test_a_pass_is_scored_and_drawn() -> None:
     assert not scored.images and not scored.text
 
 
+def test_an_unknown_number_of_classes_is_an_error_that_says_how_to_set_it() -> None:
+    with pytest.raises(
+        ValueError, match=r"This mode does not read it, .* --set task\.num_classes="
+    ):
+        task_of(KnownImages(boxes(), ()))
+
+
 def test_labels_and_classes_are_checked() -> None:
     class Other(Rectangles):
         class_names = ("flat", "upright")
