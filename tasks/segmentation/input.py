@@ -31,7 +31,7 @@ class MaskImages(ImageInput):
     ratio. The random numbers of an example are a function of (seed, epoch, index).
 
     A malformed image or mask, or a mask with an unknown class, is reported, up to
-    `source.max_skipped` of them. Its place in the batch gets a blank image of weight 0.
+    `source.max_skipped` of them. Its place in the batch gets the next image with weight 0.
 
     Shapes:
       batch:

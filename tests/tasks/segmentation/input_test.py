@@ -102,7 +102,9 @@ def test_malformed_masks_count_for_nothing(tmp_path: Path) -> None:
     (tmp_path / "images" / "2.png").write_bytes(png(np.zeros((16, 17, 3), np.uint8)))
     source = MaskFolders.Params(folder=str(tmp_path), dev_fraction=0.0, classes=["a", "b", "c"])
     input = masks(source=source, order="once", batch_size=5).instantiate()
-    assert input.batch(0)["weights"].tolist() == [0, 0, 0, 1, 0]
+    batch = input.batch(0)
+    assert batch["weights"].tolist() == [0, 0, 0, 1, 0]
+    np.testing.assert_array_equal(batch["x"], batch["x"][[3] * 5])  # for BatchNorm
     report = str(input.skipped())
     for reason in (
         "cannot be decoded",
