@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from tekso.framework import files
-from tekso.framework.input.skips import BadRecordError, InputError, Origin
+from tekso.framework.input.skips import BadRecordError, InputError, Origin, reason_of
 from tekso.framework.input.sources import digest
 from tekso.framework.input.splits import Split, check_fractions, held_out_fractions, split_of
 from tekso.framework.params import param
@@ -180,7 +180,7 @@ class CocoBoxes(BoxSource):
         try:
             return files.read(path)
         except OSError as error:
-            raise BadRecordError(Origin(path), error.strerror or str(error)) from error
+            raise BadRecordError(Origin(path), reason_of(error)) from error
 
     def _is_chosen(self, name: str) -> bool:
         return split_of(name, *held_out_fractions(self.params, "file")) == self.split

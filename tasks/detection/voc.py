@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import numpy as np
 
 from tekso.framework import files
-from tekso.framework.input.skips import BadRecordError, InputError, Origin
+from tekso.framework.input.skips import BadRecordError, InputError, Origin, reason_of
 from tekso.framework.input.splits import Split
 from tekso.framework.params import param
 from tekso.tasks.detection.sources import BoxSource, Objects
@@ -106,7 +106,7 @@ class VocBoxes(BoxSource):
             rows = slice(one.top, one.top + height)
             return self._pixels[one.path][rows, one.left : one.left + width]
         except OSError as error:
-            raise BadRecordError(Origin(one.path), error.strerror or str(error)) from error
+            raise BadRecordError(Origin(one.path), reason_of(error)) from error
 
     def _found(self, pattern: str, name: str) -> list[str]:
         path = files.join(self.params.folder, pattern)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tekso.framework import files
-from tekso.framework.input.skips import BadRecordError, InputError, Origin
+from tekso.framework.input.skips import BadRecordError, InputError, Origin, reason_of
 from tekso.framework.input.sources import digest
 from tekso.framework.input.splits import Split, check_fractions, held_out_fractions, split_of
 from tekso.framework.input.tfrecords import TfRecords, feature_of
@@ -122,7 +122,7 @@ class ImageFolders(ImageSource):
         try:
             return LabelledImage(files.read(path), int(labels[index]))
         except OSError as error:
-            raise BadRecordError(Origin(path), error.strerror or str(error)) from error
+            raise BadRecordError(Origin(path), reason_of(error)) from error
 
 
 class ImageRecords(TfRecords, ImageSource):

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from tekso.framework import files
-from tekso.framework.input.skips import BadRecordError, InputError, Origin
+from tekso.framework.input.skips import BadRecordError, InputError, Origin, reason_of
 from tekso.framework.input.sources import digest
 from tekso.framework.input.splits import Split, check_fractions, held_out_fractions, split_of
 from tekso.framework.params import param
@@ -126,7 +126,7 @@ class MaskFolders(MaskSource):
         try:
             return MaskedImage(files.read(path), files.read(self._masks[index]))
         except OSError as error:
-            raise BadRecordError(Origin(path), error.strerror or str(error)) from error
+            raise BadRecordError(Origin(path), reason_of(error)) from error
 
 
 class MaskArrays(MaskSource):

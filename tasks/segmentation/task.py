@@ -13,7 +13,7 @@ from tekso.framework.context import StepContext
 from tekso.framework.exports import ExportedFunction, ExportedInput, ExportedOutput
 from tekso.framework.input.held_out import spread
 from tekso.framework.input.input import Input
-from tekso.framework.input.skips import BadRecordError, InputError, Origin
+from tekso.framework.input.skips import BadRecordError, InputError, Origin, reason_of
 from tekso.framework.layer import Layer
 from tekso.framework.params import REQUIRED, param
 from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece
@@ -231,10 +231,8 @@ class Segmentation(Task):
         preparation = Preparation(params, params.evaluate)
         try:
             image = preparation.image(files.read(path), 0, Origin(path))
-        except BadRecordError as error:
-            return {"kind": "segments", "file": path, "error": error.reason}
-        except OSError as error:
-            return {"kind": "segments", "file": path, "error": error.strerror or str(error)}
+        except (BadRecordError, OSError) as error:
+            return {"kind": "segments", "file": path, "error": reason_of(error)}
         x = preparation.normalized(image)[None]
         return _record(path, np.asarray(program.call(self._labels, x))[0], names)
 
