@@ -12,7 +12,13 @@ import numpy as np
 from tekso.framework import files
 from tekso.framework.input.skips import BadRecordError, InputError, Origin, reason_of
 from tekso.framework.input.sources import digest
-from tekso.framework.input.splits import Split, check_fractions, held_out_fractions, split_of
+from tekso.framework.input.splits import (
+    Split,
+    check_fractions,
+    held_out_fractions,
+    split_of,
+    why_empty,
+)
 from tekso.framework.params import param
 from tekso.tasks.image.sources import AnySource
 
@@ -155,7 +161,8 @@ class CocoBoxes(BoxSource):
         if split == "train" and p.train_on == "with_objects":
             chosen = [i for i in chosen if not found.objects[i].is_crowd.all()]
         if not chosen:
-            raise InputError(f"{self._file}: the split {split} has no images")
+            why = why_empty(p, split, "file")
+            raise InputError(f"{self._file}: the split {split} has no images{why}")
         self._paths = [files.join(folder, found.names[i]) for i in chosen]
         self._objects = [found.objects[i] for i in chosen]
 

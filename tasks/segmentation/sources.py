@@ -13,7 +13,13 @@ import numpy as np
 from tekso.framework import files
 from tekso.framework.input.skips import BadRecordError, InputError, Origin, reason_of
 from tekso.framework.input.sources import digest
-from tekso.framework.input.splits import Split, check_fractions, held_out_fractions, split_of
+from tekso.framework.input.splits import (
+    Split,
+    check_fractions,
+    held_out_fractions,
+    split_of,
+    why_empty,
+)
 from tekso.framework.params import param
 from tekso.tasks.image.files import is_image_name
 from tekso.tasks.image.sources import IMAGES, AnySource, as_images
@@ -95,7 +101,8 @@ class MaskFolders(MaskSource):
             if is_image_name(name) and (own or split_of(name, *fractions) == split)
         ]
         if not names:
-            raise InputError(f"{images}: the split {split} has no images")
+            why = why_empty(p, split, "folder")
+            raise InputError(f"{images}: the split {split} has no images{why}")
         self._images = [files.join(images, name) for name in names]
         masks = [f"{os.path.splitext(name)[0]}.png" for name in names]
         self._masks = [files.join(root, MASKS, name) for name in masks]

@@ -85,6 +85,11 @@ def test_what_is_wrong_with_a_coco_file_is_said(tmp_path: Path) -> None:
         path.write_text(text)
         with pytest.raises(InputError, match=message):
             coco(path)
+    path.write_text(json.dumps(data))
+    with pytest.raises(InputError, match=r"set .*test_file, or a test_fraction above 0$"):
+        coco(path, "test")
+    with pytest.raises(InputError, match=r"train has no images: 0.999 of the data are for dev"):
+        coco(path, dev_fraction=0.999)
     with pytest.raises(InputError, match="there is no file"):
         coco(tmp_path / "other.json")
     with pytest.raises(InputError, match="file is empty: set a JSON file"):
