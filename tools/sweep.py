@@ -19,7 +19,7 @@ from tekso.framework.run.metrics_log import TRAIN
 from tekso.tools import command_flags, experiment_flags
 from tekso.tools.command_errors import OK, UsageError
 from tekso.tools.sweeping import search, space
-from tekso.tools.sweeping.trials import SweepTrial, Trainer, best_of, folder_name
+from tekso.tools.sweeping.trials import TRIALS, SweepTrial, Trainer, best_of, folder_name
 
 PROGRAM = "tekso-sweep"
 USAGE = (
@@ -123,7 +123,7 @@ def _run(words: list[str]) -> int:
     if not files.is_local(folder):
         raise UsageError(f"--logdir={folder}: a sweep requires a folder on a local file system")
     _describe(folder)
-    trainer = Trainer(files.join(folder, "trials"), _flags_of_trials())
+    trainer = Trainer(files.join(folder, TRIALS), _flags_of_trials())
     if is_grid:
         trials = [
             SweepTrial(folder_name(i, seed, settings), settings, seed)

@@ -16,6 +16,7 @@ from tekso.framework import bounded, files
 from tekso.framework.run.logdir import PARAMS, Logdir
 from tekso.framework.run.metrics_log import SECONDS, SEEN, SPLIT, STEP, TRAIN, MetricsLog
 from tekso.tools.command_errors import UsageError
+from tekso.tools.sweeping.trials import TRIALS
 
 SEED = "run.seed"
 _LINE = re.compile(r"(\S+) : (.*?)(?:  # ([^\"']*))?")
@@ -99,7 +100,10 @@ def read(path: str) -> ComparedRun:
     logdir = Logdir(os.path.expanduser(path))
     model = logdir.model()
     if model is None:
-        raise UsageError(f"{path} has no run: there is no {logdir.file(PARAMS)}")
+        hint = ""
+        if files.is_folder(logdir.file(TRIALS)):
+            hint = f"; it is a sweep, whose runs are {logdir.file(TRIALS)}/*"
+        raise UsageError(f"{path} has no run: there is no {logdir.file(PARAMS)}{hint}")
     records = MetricsLog(logdir.metrics).read()
     unit = next((key for r in records for key in r if key.endswith(SEEN)), "").removesuffix(SEEN)
     seconds: dict[str, float] = next((r[SECONDS] for r in reversed(records) if SECONDS in r), {})
@@ -151,7 +155,9 @@ def _not_finite(records: Sequence[Mapping[str, Any]]) -> frozenset[str]:
 def _samples(logdir: Logdir) -> dict[str, str]:
     paths = {"samples.txt": logdir.samples}
     folder = logdir.file("decoded")
-    for name in sorted(files.names(folder)) if files.exists(folder) else ():
+    for name in files.names(folder) if files.is_folder(folder) else ():
+        if not files.is_folder(files.join(folder, name)):
+            continue
         texts = [one for one in files.names(files.join(folder, name)) if one.endswith(".txt")]
         if texts:
             paths[f"decoded/{name}"] = files.join(folder, name, max(texts))
