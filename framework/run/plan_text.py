@@ -56,8 +56,8 @@ def text(plan: RunPlan, *, width: int | None = None) -> str:
     prose = width or WIDTH
     lines = [plan.model, ""]
     if plan.step is not None:
-        lines += _step(plan, plan.step, prose)
-    lines += ["", *_run(plan)]
+        lines += [*_step(plan, plan.step, prose), ""]
+    lines += _run(plan)
     if plan.others:
         rows = [
             (
@@ -71,7 +71,7 @@ def text(plan: RunPlan, *, width: int | None = None) -> str:
     for name, why in plan.rejected.items():
         lines += textwrap.wrap(f"{name}: {why}", prose, subsequent_indent="    ")
     lines.append("")
-    for problem in plan.problems or ["nothing speaks against this run"]:
+    for problem in plan.problems or ["no problems were found"]:
         lines += textwrap.wrap(
             f"problem: {problem}" if plan.problems else problem, prose, subsequent_indent="    "
         )

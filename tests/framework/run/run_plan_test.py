@@ -87,6 +87,7 @@ def test_a_batch_that_does_not_divide_is_a_problem(tmp_path: Path) -> None:
     plan = planned(tmp_path, num_devices=3)
     assert plan.step is None and "input.batch_size 8 does not divide" in plan.problems[0]
     assert "problem: input.batch_size 8" in plan_text.text(plan)
+    assert "\n\n\n" not in plan_text.text(plan)
     assert json.loads(json.dumps(plan_text.record(plan)))["ok"] is False
 
 
@@ -118,7 +119,7 @@ def test_the_executions_of_an_experiment_and_of_a_search_are_planned(tmp_path: P
     seconds = [step.seconds for step in plan.others]
     assert seconds == sorted(seconds) and plan.rejected == {}
     text = plan_text.text(plan)
-    assert "mesh_sharded, data:" in text and "nothing speaks against this run" in text
+    assert "mesh_sharded, data:" in text and "no problems were found" in text
 
 
 def test_an_unknown_device_type_is_an_error(tmp_path: Path) -> None:
