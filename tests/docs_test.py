@@ -307,7 +307,7 @@ HOW: list[tuple[str, Run | TestedBy]] = [
         TestedBy("tests/tools/trainer_test.py::test_a_profile_and_figures_of_weights_are_written"),
     ),
     (r"tekso-trainer .*--output=schedule\.png", Run(leaves="schedule.png")),
-    (r"tekso-trainer .*--mode=plan .*", Run(prints=r"nothing speaks against this run")),
+    (r"tekso-trainer .*--mode=plan .*", Run(prints=r"no problems were found")),
     (r"tekso-trainer .*--mode=inspect_.* --format=json", Run(prints=r"(?s)^\{\n.*\n\}$")),
     (r"tekso-trainer .*--mode=inspect_.*", Run(prints=r"(\n.*){5}")),
     (  # an experiment of the page's own, without an evaluation

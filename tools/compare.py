@@ -79,12 +79,16 @@ def compare(paths: Sequence[str], *, output: str, metric: str | None = None) -> 
     from tekso.framework.tables import table, terminal_width
     from tekso.tools.comparison import page, runs, tables
 
-    found = [runs.read(path) for path in dict.fromkeys(path.rstrip("/") for path in paths)]
+    distinct: dict[str, str] = {}  # a run that is given twice is one run
+    for path in paths:
+        distinct.setdefault(os.path.realpath(os.path.expanduser(path)), path.rstrip("/"))
+    found = [runs.read(path) for path in distinct.values()]
     metric = metric or runs.main_metric(found)
     if not any(metric in run.curves for run in found):
         known = ", ".join(dict.fromkeys(key for run in found for key in run.curves)) or "none"
         raise UsageError(f"no run has the curve {metric}; the runs have: {known}")
-    groups, different = runs.groups(found), runs.differences(found)
+    groups = runs.groups(found)
+    different = runs.differences([run for group in groups for run in group.runs])
     shown = [tables.results(groups, metric), tables.cost(groups)]
     width = terminal_width(sys.stdout)
     for one in shown:
@@ -94,8 +98,7 @@ def compare(paths: Sequence[str], *, output: str, metric: str | None = None) -> 
     for field in different:
         values = (v.text if v is not None else "(no field)" for v in field.values)
         print(f"{field.path} : {' | '.join(values)}")
-    ordered = [run for group in groups for run in group.runs]
-    files.write_atomically(output, page.page(groups, runs.differences(ordered), shown))
+    files.write_atomically(output, page.page(groups, different, shown))
     sheet = f"{output.removesuffix('.html')}.csv"
     files.write_atomically(sheet, tables.csv_text(groups))
     print(f"\nwrote {output} and {sheet}")

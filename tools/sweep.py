@@ -15,10 +15,11 @@ from tekso.framework import bounded, files
 from tekso.framework.commands import typed
 from tekso.framework.counting import counted
 from tekso.framework.exit_codes import ExitCode
+from tekso.framework.run.metrics_log import TRAIN
 from tekso.tools import command_flags, experiment_flags
 from tekso.tools.command_errors import OK, UsageError
 from tekso.tools.sweeping import search, space
-from tekso.tools.sweeping.trials import SweepTrial, Trainer, best_of, folder_name
+from tekso.tools.sweeping.trials import TRIALS, SweepTrial, Trainer, best_of, folder_name
 
 PROGRAM = "tekso-sweep"
 USAGE = (
@@ -119,8 +120,10 @@ def _run(words: list[str]) -> int:
     combinations = space.grid(varied) if is_grid else []
     _check_settings(varied)
     folder = os.path.expanduser(FLAGS.logdir)
+    if not files.is_local(folder):
+        raise UsageError(f"--logdir={folder}: a sweep requires a folder on a local file system")
     _describe(folder)
-    trainer = Trainer(files.join(folder, "trials"), _flags_of_trials())
+    trainer = Trainer(files.join(folder, TRIALS), _flags_of_trials())
     if is_grid:
         trials = [
             SweepTrial(folder_name(i, seed, settings), settings, seed)
@@ -160,6 +163,17 @@ def _check_settings(varied: Sequence[space.Varied]) -> None:
         experiment_flags.change(tree, execution=FLAGS.execution, settings=settings, flags=steps)
         if tree.run.seed != registered.run.seed:
             raise UsageError("the seeds of a sweep are set by --seeds, not by run.seed")
+        _check_metric(list(tree.eval_inputs))
+
+
+def _check_metric(evaluations: Sequence[str]) -> None:
+    """Checks that --metric is of an evaluation, or of training; its name is known after a trial."""
+    split, slash, name = (FLAGS.metric or f"{TRAIN}/loss").partition("/")
+    if not (slash and name and split in (*evaluations, TRAIN)):
+        raise UsageError(
+            f"--metric={FLAGS.metric}: expected evaluation/metric, as in dev/loss; the evaluations "
+            f"are {', '.join(evaluations) or 'none'}, and {TRAIN}"
+        )
 
 
 def _flags_of_trials() -> list[str]:
@@ -176,8 +190,10 @@ def _describe(folder: str) -> None:
       UsageError: it does something else.
     """
     path = files.join(folder, _DESCRIPTION)
-    # More seeds or trials continue a sweep; everything else would mix up different trials.
-    names = ("model", "sweep", "set", "execution", "steps", "search", "metric", "goal")
+    # More trials, or seeds of a grid, continue a sweep; other changes would mix up trials.
+    names = ["model", "sweep", "set", "execution", "steps", "search"]
+    if FLAGS.search != "grid":  # a grid uses the metric for its comparison only
+        names += ["metric", "goal", "seeds"]
     now = {name: FLAGS[name].value for name in names}
     if files.exists(path):
         before = bounded.read_json(path)

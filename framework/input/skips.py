@@ -48,6 +48,13 @@ class BadRecordError(InputError):
         self.reason = reason
 
 
+def reason_of(error: Exception) -> str:
+    """Returns why a file or record cannot be read, without its name."""
+    if isinstance(error, BadRecordError):
+        return error.reason
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
 @dataclasses.dataclass(frozen=True)
 class Skip:
     """One skipped file or record, at an `Origin`."""

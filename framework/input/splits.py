@@ -48,6 +48,23 @@ def held_out_fractions(params: Any, own: str) -> tuple[float, float]:
     return dev, test
 
 
+def why_empty(params: Any, split: Split, own: str) -> str:
+    """Returns why a split has no data and what to set, for the end of an error; or "".
+
+    Args:
+      params: as of `held_out_fractions`.
+      split: the split without data.
+      own: as of `held_out_fractions`.
+    """
+    if split == "train":
+        dev, test = held_out_fractions(params, own)
+        return f": {dev:g} of the data are for dev, {test:g} for test" if dev + test else ""
+    if params.get(f"{split}_{own}"):
+        return ""
+    fraction = params.get(f"{split}_fraction")
+    return f": set {params.path_of(f'{split}_{own}')}, or a {split}_fraction above {fraction:g}"
+
+
 def files_param(params: Any, split: Split) -> str:
     """Returns the name of the field with the files of a split.
 

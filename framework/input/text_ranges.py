@@ -15,7 +15,7 @@ import numpy as np
 from tekso.framework import files
 from tekso.framework.input.line_index import ChangedError, Chosen, LineIndex, check_no_nul
 from tekso.framework.input.line_records import LineRecords
-from tekso.framework.input.skips import BadRecordError, InputError, Origin, Skips
+from tekso.framework.input.skips import BadRecordError, InputError, Origin, Skips, reason_of
 from tekso.framework.input.sources import Digest, Source, TextPiece, digest
 from tekso.framework.input.text import NotTextError, to_text
 from tekso.framework.input.text_scan import TextScan
@@ -69,7 +69,7 @@ class TextRanges(Source):
         try:
             return self.texts.read(index)
         except OSError as error:
-            raise BadRecordError(self.origin(index), error.strerror or str(error)) from error
+            raise BadRecordError(self.origin(index), reason_of(error)) from error
 
     def _read_all(self) -> Iterator[tuple[Origin, Any]]:
         for piece in self.texts.pieces(longest=None):
@@ -148,7 +148,7 @@ class FileTexts:
             try:
                 record = self.read(index)
             except OSError as error:
-                record = BadRecordError(self.origin(index), error.strerror or str(error))
+                record = BadRecordError(self.origin(index), reason_of(error))
             except BadRecordError as error:
                 record = error
             yield TextPiece(self.origin(index), record)
@@ -287,7 +287,7 @@ def _skipping(path: str, skips: Skips) -> Iterator[None]:
     except NotTextError as error:
         skips.add(Origin(path, error.offset), str(error))
     except OSError as error:
-        skips.add(Origin(path), error.strerror or str(error))
+        skips.add(Origin(path), reason_of(error))
 
 
 def _pieces(path: str, begin: int, end: int) -> Iterator[TextPiece]:

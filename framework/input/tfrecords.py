@@ -28,7 +28,7 @@ import numpy as np
 
 from tekso.framework import files
 from tekso.framework.input.record_files import RecordFiles
-from tekso.framework.input.skips import BadRecordError, Origin
+from tekso.framework.input.skips import BadRecordError, Origin, reason_of
 from tekso.framework.input.sources import digest
 from tekso.framework.input.splits import Split, part
 from tekso.framework.input.text_files import FileChoice
@@ -102,7 +102,7 @@ class TfRecords(RecordFiles):
             self.skips.add(Origin(path), f"damaged gzip file: {error}")
             return None
         except OSError as error:
-            self.skips.add(Origin(path), error.strerror or str(error))
+            self.skips.add(Origin(path), reason_of(error))
             return None
         if frames.problem:
             self.skips.add(Origin(path, frames.end), frames.problem)
@@ -128,7 +128,7 @@ class TfRecords(RecordFiles):
             with self._open(origin.file) as file:
                 return self._record(file, origin, int(self._records[index, 1]))
         except OSError as error:
-            raise BadRecordError(origin, error.strerror or str(error)) from error
+            raise BadRecordError(origin, reason_of(error)) from error
 
     def _read_all(self) -> Iterator[tuple[Origin, Any]]:
         begin = 0

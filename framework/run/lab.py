@@ -69,7 +69,6 @@ class Lab:
 
     Attributes:
       session: the session that trains; its weights, losses and gradients.
-      records: the figures of all steps and evaluations so far, as in `metrics.jsonl`.
 
     Raises:
       SessionError: the experiment is neither a key nor a class.
@@ -84,8 +83,17 @@ class Lab:
         cpu_devices: int | None = None,
     ) -> None:
         self.session = Session(experiment, set, cpu_devices=cpu_devices)
-        self.records: list[dict[str, Any]] = []
+        self._records: list[dict[str, Any]] = []
+        self._num_recorded = 0  # steps
         self._title = experiment if isinstance(experiment, str) else key_of(experiment)
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        """The figures of all steps and evaluations so far, as in `metrics.jsonl`."""
+        for figures in self.session.history[self._num_recorded :]:
+            self._num_recorded += 1
+            self._records.append({STEP: self._num_recorded, SPLIT: TRAIN, **figures})
+        return self._records
 
     @property
     def params(self) -> Shown:
@@ -106,6 +114,7 @@ class Lab:
         step; call `fit` again to continue.
 
         Raises:
+          KeyboardInterrupt: it was interrupted; the curves have all steps that were done.
           SessionError: the run or its input has fewer steps left, or `steps` is negative.
           ValueError: as `Session.train`.
         """
@@ -116,23 +125,19 @@ class Lab:
         update = _live_display()
         unit = task_results.count(self.session.task, self.session.input.batch(0))[1]
         every, end, drawn = -(-steps // _LINES_OF_FIT), self.session.step + steps, -_PLOT_EVERY_S
-        while (done := self.session.step) < end:
-            # A notebook's plot is drawn every few seconds; each line is of the last of some steps.
-            wanted = min(1 if update else every, end - done)
-            found = self.session.train(wanted)
-            for i, figures in enumerate(found, start=done + 1):
-                self.records.append({STEP: i, SPLIT: TRAIN, **figures})
-            if update is None and found:
-                self._print(found[-1], end, unit)
-            if update is not None and time.perf_counter() - drawn >= _PLOT_EVERY_S:
+        try:
+            while (done := self.session.step) < end:
+                # A notebook's plot is drawn every few seconds; a line is of the last of some steps.
+                found = self.session.train(min(1 if update else every, end - done))
+                if update is None:
+                    self._print(found[-1], end, unit)
+                elif time.perf_counter() - drawn >= _PLOT_EVERY_S:
+                    update(self.plot())
+                    drawn = time.perf_counter()
+        finally:  # also after an interruption
+            if update is not None:
                 update(self.plot())
-                drawn = time.perf_counter()
-            if len(found) < wanted:  # interrupted
-                break
-        shown = self.plot()
-        if update is not None:
-            update(shown)
-        return shown if update is None else Shown("")
+        return self.plot() if update is None else Shown("")
 
     def _print(self, figures: Mapping[str, float], end: int, unit: str) -> None:
         line = lines.train_line(
@@ -162,7 +167,7 @@ class Lab:
         Raises:
           SessionError: there is no such evaluation input.
         """
-        found = {}
+        found: dict[str, dict[str, float]] = {}
         for name in names or tuple(self.session.eval_inputs):
             found[name] = self.session.evaluate(name, max_batches=max_batches)
             self.records.append({STEP: self.session.step, SPLIT: name, **found[name]})

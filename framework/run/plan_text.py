@@ -28,6 +28,7 @@ def record(plan: RunPlan) -> dict[str, Any]:
         "rejected": dict(plan.rejected),
         "checkpoint_bytes": plan.checkpoint_bytes,
         "checkpoints": plan.checkpoints,
+        "existing_checkpoints": plan.existing_checkpoints,
         "disk_bytes": plan.disk_bytes,
         "free_bytes": plan.free_bytes,
         "logdir": plan.logdir,
@@ -55,8 +56,8 @@ def text(plan: RunPlan, *, width: int | None = None) -> str:
     prose = width or WIDTH
     lines = [plan.model, ""]
     if plan.step is not None:
-        lines += _step(plan, plan.step, prose)
-    lines += ["", *_run(plan)]
+        lines += [*_step(plan, plan.step, prose), ""]
+    lines += _run(plan)
     if plan.others:
         rows = [
             (
@@ -70,7 +71,7 @@ def text(plan: RunPlan, *, width: int | None = None) -> str:
     for name, why in plan.rejected.items():
         lines += textwrap.wrap(f"{name}: {why}", prose, subsequent_indent="    ")
     lines.append("")
-    for problem in plan.problems or ["nothing speaks against this run"]:
+    for problem in plan.problems or ["no problems were found"]:
         lines += textwrap.wrap(
             f"problem: {problem}" if plan.problems else problem, prose, subsequent_indent="    "
         )
@@ -107,9 +108,10 @@ def _run(plan: RunPlan) -> list[str]:
         else f"resumes from step {done} in {plan.logdir}"
     )
     time = f", about {duration(left * plan.step.seconds)}" if plan.step is not None else ""
+    existing = f", {plan.existing_checkpoints} exist" if plan.existing_checkpoints else ""
     free = "" if plan.free_bytes is None else f"; {bytes_text(plan.free_bytes)} are free"
     return [
         f"run         {how}: {left} steps are left{time}",
         f"disk        checkpoints of {bytes_text(plan.checkpoint_bytes)}, at most "
-        f"{plan.checkpoints} of them: {bytes_text(plan.disk_bytes)}{free}",
+        f"{plan.checkpoints} of them: {bytes_text(plan.disk_bytes)}{existing}{free}",
     ]

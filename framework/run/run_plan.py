@@ -21,6 +21,7 @@ from tekso.framework.run import inspection
 from tekso.framework.run.checkpoints import Checkpoints
 from tekso.framework.run.job import checkpoints_of
 from tekso.framework.run.logdir import Logdir
+from tekso.framework.run.metric_choice import metric_of
 from tekso.framework.run.step_plan import StepParts, StepPlan, other_plans, step_plan
 
 
@@ -38,6 +39,7 @@ class RunPlan:
       rejected: {execution: why it is impossible}.
       checkpoint_bytes: bytes of a checkpoint.
       checkpoints: largest number of checkpoints on the disk, with one that is being written.
+      existing_checkpoints: number of checkpoints that are in the logdir already.
       free_bytes: free bytes of the disk of the logdir; None: unknown.
       logdir: the logdir.
       resumes_from: step of the newest checkpoint in the logdir; None: a new run.
@@ -53,6 +55,7 @@ class RunPlan:
     rejected: Mapping[str, str]
     checkpoint_bytes: int
     checkpoints: int
+    existing_checkpoints: int
     free_bytes: int | None
     logdir: str
     resumes_from: int | None
@@ -68,6 +71,11 @@ class RunPlan:
         return self.checkpoint_bytes * self.checkpoints
 
     @property
+    def new_disk_bytes(self) -> int:
+        """Bytes of the checkpoints that are not in the logdir yet, at least one."""
+        return self.checkpoint_bytes * max(1, self.checkpoints - self.existing_checkpoints)
+
+    @property
     def problems(self) -> list[str]:
         """Why the run would fail; empty if it would not."""
         found = [self.problem] if self.problem else []
@@ -77,9 +85,10 @@ class RunPlan:
                 f"a step needs {text(self.step.total_bytes)} of memory per device, but "
                 f"{self.device.name} has {text(self.device.memory_bytes)}"
             )
-        if self.free_bytes is not None and self.disk_bytes > self.free_bytes:
+        if self.free_bytes is not None and self.new_disk_bytes > self.free_bytes:
             found.append(
-                f"{self.checkpoints} checkpoints need {text(self.disk_bytes)}, but "
+                f"{self.checkpoints} checkpoints need {text(self.new_disk_bytes)}"
+                f"{' more' if self.existing_checkpoints else ''}, but "
                 f"{text(self.free_bytes)} are free on the disk of {self.logdir}; "
                 "run.keep_last_checkpoints sets how many are kept"
             )
@@ -133,6 +142,7 @@ def plan(
     place = Logdir(logdir)
     kept = checkpoints_of(Checkpoints, tree, place, warn=lambda text: None)
     steps = kept.steps()
+    keep_best = tree.run.keep_best.count if metric_of(tree, "keep_best") else 0
     return RunPlan(
         model,
         parts.device,
@@ -142,7 +152,8 @@ def plan(
         tuple(sorted(others, key=lambda s: (s.total_bytes > parts.device.memory_bytes, s.seconds))),
         rejected,
         sum(spec.size_bytes for spec in state),
-        tree.run.keep_last_checkpoints + tree.run.keep_best.count + 1,
+        tree.run.keep_last_checkpoints + keep_best + 1,
+        len(steps),
         _free_bytes(logdir),
         logdir,
         steps[-1] if steps else None,

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tekso.framework.context import StepContext
 from tekso.framework.input.input import Input
-from tekso.framework.input.skips import BadRecordError, InputError
+from tekso.framework.input.skips import BadRecordError, InputError, reason_of
 from tekso.framework.params import REQUIRED, literals, param
 from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece
 from tekso.framework.task import Batch, Decoded, LossSums, Program, Scored, Task
@@ -210,7 +210,7 @@ class SpeechTask(Task):
             try:
                 samples = read()
             except (AudioError, BadRecordError, OSError) as error:
-                found = {"error": _reason(error)}
+                found = {"error": reason_of(error)}
             else:
                 found = self.transcriber.record(program, samples, input.tokenizer)
             records.append({"kind": "transcript", **known, **found})
@@ -233,12 +233,6 @@ def speech_of(input: Input) -> BucketedSpeech:
     if not isinstance(found, BucketedSpeech):
         raise InputError("the task needs the utterances of its input, but they are not loaded")
     return found
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, BadRecordError):
-        return error.reason
-    return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
 def _shown(record: Mapping[str, Any]) -> str:

@@ -26,8 +26,8 @@ class BoxImages(ImageInput):
     resized to image_size × image_size, without keeping its aspect ratio. The random numbers of an
     example are a function of (seed, epoch, index). In an evaluation an image is only resized.
 
-    A malformed image is reported, up to `source.max_skipped` of them. Its place in the batch gets a
-    blank image of weight 0 without boxes.
+    A malformed image is reported, up to `source.max_skipped` of them. Its place in the batch gets
+    the next image with weight 0 and without boxes.
 
     Shapes:
       batch:

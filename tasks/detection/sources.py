@@ -10,9 +10,15 @@ from typing import Any, Literal
 import numpy as np
 
 from tekso.framework import files
-from tekso.framework.input.skips import BadRecordError, InputError, Origin
+from tekso.framework.input.skips import BadRecordError, InputError, Origin, reason_of
 from tekso.framework.input.sources import digest
-from tekso.framework.input.splits import Split, check_fractions, held_out_fractions, split_of
+from tekso.framework.input.splits import (
+    Split,
+    check_fractions,
+    held_out_fractions,
+    split_of,
+    why_empty,
+)
 from tekso.framework.params import param
 from tekso.tasks.image.sources import AnySource
 
@@ -48,13 +54,18 @@ class Objects:
         is_crowd: Any = None,
         areas: Any = None,
     ) -> Objects:
-        """Returns objects; by default there are no crowds, and the areas are those of the boxes."""
+        """Returns objects; by default there are no crowds, and the areas are those of the boxes.
+
+        Boxes without height or width inside of the image are left out: they cannot be found.
+        """
         boxes = np.asarray(boxes, np.float64).reshape(-1, _BOX_NUMBERS)
         labels = np.asarray(labels, np.int32).reshape(-1)
         crowd = np.zeros(len(boxes), bool) if is_crowd is None else np.asarray(is_crowd, bool)
         sides = boxes[:, 2:] - boxes[:, :2]
         own = np.prod(sides, axis=1) if areas is None else np.asarray(areas, np.float64)
-        return cls(boxes, labels, crowd, own, size)
+        inside = np.clip(boxes, 0.0, [*size, *size])
+        kept = np.all(inside[:, 2:] > inside[:, :2], axis=1)
+        return cls(boxes[kept], labels[kept], crowd[kept], own[kept], size)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,7 +122,7 @@ class CocoBoxes(BoxSource):
 
     `area` and `iscrowd` of an annotation are optional, and other keys are ignored. The classes are
     the categories in the order of their ids, which may have gaps. Boxes without height or width
-    are left out.
+    inside of the image are left out.
 
     Raises:
       InputError: the file is missing, is no such JSON, or refers to an unknown image or category.
@@ -150,7 +161,8 @@ class CocoBoxes(BoxSource):
         if split == "train" and p.train_on == "with_objects":
             chosen = [i for i in chosen if not found.objects[i].is_crowd.all()]
         if not chosen:
-            raise InputError(f"{self._file}: the split {split} has no images")
+            why = why_empty(p, split, "file")
+            raise InputError(f"{self._file}: the split {split} has no images{why}")
         self._paths = [files.join(folder, found.names[i]) for i in chosen]
         self._objects = [found.objects[i] for i in chosen]
 
@@ -175,7 +187,7 @@ class CocoBoxes(BoxSource):
         try:
             return files.read(path)
         except OSError as error:
-            raise BadRecordError(Origin(path), error.strerror or str(error)) from error
+            raise BadRecordError(Origin(path), reason_of(error)) from error
 
     def _is_chosen(self, name: str) -> bool:
         return split_of(name, *held_out_fractions(self.params, "file")) == self.split
@@ -231,10 +243,9 @@ def _converted(path: str, images: Any, annotations: Any, categories: Any) -> _Pa
                 f"{one['category_id']!r}, but there is no such image or category"
             )
         x, y, width, height = map(float, one["bbox"])
-        if width > 0 and height > 0:
-            box = (y, x, y + height, x + width)
-            crowd, area = bool(one.get("iscrowd", 0)), one.get("area", width * height)
-            by_image[one["image_id"]].append((box, labels[one["category_id"]], crowd, area))
+        box = (y, x, y + height, x + width)
+        crowd, area = bool(one.get("iscrowd", 0)), one.get("area", width * height)
+        by_image[one["image_id"]].append((box, labels[one["category_id"]], crowd, area))
     objects = []
     for one in images:
         found = by_image[one["id"]]

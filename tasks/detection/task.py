@@ -13,7 +13,7 @@ from tekso.framework.context import StepContext
 from tekso.framework.exports import ExportedFunction, ExportedInput, ExportedOutput
 from tekso.framework.input.held_out import spread
 from tekso.framework.input.input import Input
-from tekso.framework.input.skips import BadRecordError, InputError, Origin
+from tekso.framework.input.skips import BadRecordError, InputError, Origin, reason_of
 from tekso.framework.layer import Layer
 from tekso.framework.params import REQUIRED, param
 from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece
@@ -116,9 +116,13 @@ class Detection(Task):
         """Checks the kind of the inputs, and the classes of all objects.
 
         Raises:
-          InputError: an input has no boxes, other classes than in training, or an unknown label.
+          InputError: an input has no boxes, other classes than in training, or an unknown label;
+            or no training image has an object.
         """
-        classes = boxes_of(inputs["input"]).class_names
+        train = boxes_of(inputs["input"])
+        classes = train.class_names
+        if not any(len(train.source.objects(i).labels) for i in range(train.num_examples)):
+            raise InputError(f"input: no image has a box: {train.describe()}")
         for path, input in inputs.items():
             images = boxes_of(input)
             if images.class_names != classes:
@@ -247,12 +251,8 @@ class Detection(Task):
         for path in paths:
             try:
                 pixels = preparation.pixels(files.read(path), Origin(path))
-            except BadRecordError as error:
-                records.append({"kind": "objects", "file": path, "error": error.reason})
-                continue
-            except OSError as error:
-                reason = error.strerror or str(error)
-                records.append({"kind": "objects", "file": path, "error": reason})
+            except (BadRecordError, OSError) as error:
+                records.append({"kind": "objects", "file": path, "error": reason_of(error)})
                 continue
             image = preparation.image(pixels, 0, Origin(path))
             x = preparation.normalized(image)[None]

@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import numpy as np
 
 from tekso.framework import files
-from tekso.framework.input.skips import BadRecordError, InputError, Origin
+from tekso.framework.input.skips import BadRecordError, InputError, Origin, reason_of
 from tekso.framework.input.splits import Split
 from tekso.framework.params import param
 from tekso.tasks.detection.sources import BoxSource, Objects
@@ -106,7 +106,7 @@ class VocBoxes(BoxSource):
             rows = slice(one.top, one.top + height)
             return self._pixels[one.path][rows, one.left : one.left + width]
         except OSError as error:
-            raise BadRecordError(Origin(one.path), error.strerror or str(error)) from error
+            raise BadRecordError(Origin(one.path), reason_of(error)) from error
 
     def _found(self, pattern: str, name: str) -> list[str]:
         path = files.join(self.params.folder, pattern)
@@ -143,11 +143,9 @@ class VocBoxes(BoxSource):
                         f"{path}: the class {name!r} is none of {', '.join(self.class_names)}: "
                         f"add it to {self.params.path_of('classes')}"
                     )
-                box = [_number(one, f"bndbox/{side}") for side in _SIDES]
-                if box[2] > box[0] and box[3] > box[1]:
-                    boxes.append(box)
-                    labels.append(numbers[name])
-                    crowds.append((one.findtext("difficult") or "0").strip() == "1")
+                boxes.append([_number(one, f"bndbox/{side}") for side in _SIDES])
+                labels.append(numbers[name])
+                crowds.append((one.findtext("difficult") or "0").strip() == "1")
         except (ElementTree.ParseError, ValueError) as error:
             if isinstance(error, InputError):
                 raise

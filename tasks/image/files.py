@@ -8,9 +8,15 @@ from typing import Any
 import numpy as np
 
 from tekso.framework import files
-from tekso.framework.input.skips import BadRecordError, InputError, Origin
+from tekso.framework.input.skips import BadRecordError, InputError, Origin, reason_of
 from tekso.framework.input.sources import digest
-from tekso.framework.input.splits import Split, check_fractions, held_out_fractions, split_of
+from tekso.framework.input.splits import (
+    Split,
+    check_fractions,
+    held_out_fractions,
+    split_of,
+    why_empty,
+)
 from tekso.framework.input.tfrecords import TfRecords, feature_of
 from tekso.framework.params import param
 from tekso.tasks.image.decoding import SUFFIXES
@@ -72,7 +78,8 @@ class ImageFolders(ImageSource):
             if own or self._is_chosen(f"{name}/{file}")
         ]
         if not chosen:
-            raise InputError(f"{own or p.folder}: the split {split} has no images")
+            why = why_empty(p, split, "folder")
+            raise InputError(f"{own or p.folder}: the split {split} has no images{why}")
         self._paths = [path for path, _ in chosen]
         self.labels = np.array([label for _, label in chosen], np.int64)
 
@@ -122,7 +129,7 @@ class ImageFolders(ImageSource):
         try:
             return LabelledImage(files.read(path), int(labels[index]))
         except OSError as error:
-            raise BadRecordError(Origin(path), error.strerror or str(error)) from error
+            raise BadRecordError(Origin(path), reason_of(error)) from error
 
 
 class ImageRecords(TfRecords, ImageSource):

@@ -7,10 +7,11 @@ import itertools
 from typing import Any
 
 from tekso.framework import files
-from tekso.framework.input.input import Input
+from tekso.framework.input.input import Batch, Input
 from tekso.framework.input.prepared import MOST_THREADS, PreparedInput
-from tekso.framework.input.skips import InputError
+from tekso.framework.input.skips import BadRecordError, InputError
 from tekso.framework.params import REQUIRED, param
+from tekso.tasks.classification.task import X
 from tekso.tasks.image.sources import AnySource
 
 CLASSES_FILE = "classes.txt"
@@ -38,7 +39,9 @@ class KnownImages:
 class ImageInput(PreparedInput):
     """Base of the inputs of images of one size; see `PreparedInput`.
 
-    The names of the classes are written to `classes.txt` in the assets of the run.
+    The names of the classes are written to `classes.txt` in the assets of the run. The place of a
+    malformed image gets the next well-formed one, with weight 0: a blank image would count in the
+    statistics of BatchNorm.
     """
 
     class Params(PreparedInput.Params):
@@ -89,6 +92,16 @@ class ImageInput(PreparedInput):
         found: int | None = self.source.num_classes
         return found
 
+    def in_place_of(self, index: int, key: int) -> Batch:
+        """See `PreparedInput`: the pixels of the next well-formed image, with weight 0."""
+        for offset in range(1, self.num_examples):
+            try:
+                example = self.prepared((index + offset) % self.num_examples, key)
+            except BadRecordError:  # it is reported as an example of its own
+                continue
+            return {**self.blank(), X: example[X]}
+        return self.blank()
+
     def describe(self) -> str:
         """Returns a one-line description of the data."""
         classes = f" in {self.num_classes:,} classes" if self.num_classes else ""
@@ -112,8 +125,9 @@ def with_image_sizes(params: Any, input: Input, *, further_classes: int = 0) -> 
         found = getattr(input, "num_classes", None)
         if found is None:
             raise ValueError(
-                "task.num_classes is not set, and the input does not know the classes of all "
-                "images before they are read: set task.num_classes"
+                "task.num_classes is not set: it is not known before the data is read. This mode "
+                "does not read it, or the source has no list of its classes: set the number, as in "
+                "--set task.num_classes=10"
             )
         params.num_classes = found
     if "image_size" not in data:  # not of an `ImageInput`: the sizes must be set

@@ -97,16 +97,6 @@ class Images(ImageInput):
         x, share = mix.mixed(x, second, random)
         return {**example, X: x, OTHER_LABELS: other_label, SHARES: share}
 
-    def in_place_of(self, index: int, key: int) -> Batch:
-        """See `PreparedInput`: the next well-formed image, with weight 0."""
-        for offset in range(1, self.num_examples):
-            try:
-                x, _ = self._pixels((index + offset) % self.num_examples, key)
-            except BadRecordError:  # it is reported as an example of its own
-                continue
-            return {**self.blank(), X: x}
-        return self.blank()
-
     def blank(self) -> Batch:
         """See `PreparedInput`."""
         found = super().blank()

@@ -14,7 +14,7 @@ from tekso.framework.context import StepContext
 from tekso.framework.exports import ExportedFunction, ExportedInput, ExportedOutput
 from tekso.framework.input.held_out import spread
 from tekso.framework.input.input import Input
-from tekso.framework.input.skips import BadRecordError, InputError, Origin
+from tekso.framework.input.skips import BadRecordError, InputError, Origin, reason_of
 from tekso.framework.params import REQUIRED, param
 from tekso.framework.pieces import LOSS_SUM, METRICS, Flow
 from tekso.framework.task import Batch, Decoded, LossSums, Program, Scored
@@ -213,10 +213,8 @@ class ImageClassification(Classification):
                 try:
                     image = preparation.image(files.read(path), 0, Origin(path))
                     x[place] = preparation.normalized(image)
-                except BadRecordError as error:
-                    record["error"] = error.reason
-                except OSError as error:
-                    record["error"] = error.strerror or str(error)
+                except (BadRecordError, OSError) as error:
+                    record["error"] = reason_of(error)
                 own.append(record)
             probabilities = np.asarray(program.call(self._probabilities, x))
             for record, row in zip(own, probabilities, strict=False):

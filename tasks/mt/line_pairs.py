@@ -14,7 +14,7 @@ import numpy as np
 
 from tekso.framework.input.line_index import Chosen, LineIndex
 from tekso.framework.input.line_records import LineRecord, LineRecords
-from tekso.framework.input.skips import BadRecordError, InputError, Origin
+from tekso.framework.input.skips import BadRecordError, InputError, Origin, reason_of
 from tekso.framework.input.sources import Digest
 from tekso.framework.input.splits import Split, check_fractions, part, split_of
 from tekso.framework.input.text import NotTextError, check_mark
@@ -132,7 +132,7 @@ class LinePairs(PairSource):
             line = self._lines[index]
         except OSError as error:
             raise BadRecordError(
-                Origin(self.describe(), index, "record"), error.strerror or str(error)
+                Origin(self.describe(), index, "record"), reason_of(error)
             ) from error
         return self._pair(line.data, _origins(line), f"line {line.number + 1}: ")
 

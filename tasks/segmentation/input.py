@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from typing import Any
 
 import numpy as np
 
 from tekso.framework.input.input import Batch, Input, Signature
-from tekso.framework.input.skips import BadRecordError, InputError
+from tekso.framework.input.skips import BadRecordError, InputError, Origin
 from tekso.framework.params import REQUIRED, param
 from tekso.tasks.classification.task import LABELS, WEIGHTS, X
 from tekso.tasks.image.image_input import ImageInput
@@ -18,6 +19,7 @@ from tekso.tasks.segmentation.sources import IGNORED, MaskSource, decode_mask
 
 NOT_COUNTED = -1
 """Label of the pixels that do not count."""
+_LOOKED_AT = 8  # masks
 
 
 class MaskImages(ImageInput):
@@ -28,8 +30,8 @@ class MaskImages(ImageInput):
     interpolation. Both are then resized to image_size × image_size, without keeping the aspect
     ratio. The random numbers of an example are a function of (seed, epoch, index).
 
-    A malformed image or mask is reported, up to `source.max_skipped` of them. Its place in the
-    batch gets a blank image of weight 0.
+    A malformed image or mask, or a mask with an unknown class, is reported, up to
+    `source.max_skipped` of them. Its place in the batch gets the next image with weight 0.
 
     Shapes:
       batch:
@@ -73,7 +75,7 @@ class MaskImages(ImageInput):
         """Returns an example; see the class and `PreparedInput`."""
         size, origin, record = self.params.image_size, self.source.origin(index), self.source[index]
         image = self.preparation.pixels(record.image, origin)
-        mask: Image = decode_mask(record.mask, origin)[:, :, None]
+        mask: Image = self._checked(decode_mask(record.mask, origin), origin)[:, :, None]
         if image.shape[:2] != mask.shape[:2]:
             raise BadRecordError(
                 origin,
@@ -90,6 +92,26 @@ class MaskImages(ImageInput):
         labels = np.where(mask[:, :, 0] == IGNORED, NOT_COUNTED, mask[:, :, 0].astype(np.int32))
         x = self.preparation.normalized(fitted(image, size))
         return {X: x, LABELS: labels, WEIGHTS: np.ones((), np.float32)}
+
+    def _checked(self, mask: np.ndarray, origin: Origin) -> np.ndarray:
+        classes = self.num_classes or IGNORED
+        largest = int(mask.max(where=mask != IGNORED, initial=0))
+        if largest >= classes:
+            raise BadRecordError(
+                origin,
+                f"its mask has the value {largest}, but the source has {classes} classes: values "
+                f"must be 0 to {classes - 1}, or {IGNORED} for pixels that do not count",
+            )
+        return mask
+
+    def has_background_only(self) -> bool:
+        """Returns whether the first masks have no values but 0 and `IGNORED`, and some of these."""
+        seen = np.zeros(256, bool)
+        for index in range(min(_LOOKED_AT, self.num_examples)):
+            with contextlib.suppress(BadRecordError):
+                mask = decode_mask(self.source[index].mask, self.source.origin(index))
+                seen |= np.bincount(mask.ravel(), minlength=256) > 0
+        return bool(seen[IGNORED]) and not seen[1:IGNORED].any()
 
 
 def masks_of(input: Input) -> MaskImages:

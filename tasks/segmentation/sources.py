@@ -11,9 +11,15 @@ from typing import Any
 import numpy as np
 
 from tekso.framework import files
-from tekso.framework.input.skips import BadRecordError, InputError, Origin
+from tekso.framework.input.skips import BadRecordError, InputError, Origin, reason_of
 from tekso.framework.input.sources import digest
-from tekso.framework.input.splits import Split, check_fractions, held_out_fractions, split_of
+from tekso.framework.input.splits import (
+    Split,
+    check_fractions,
+    held_out_fractions,
+    split_of,
+    why_empty,
+)
 from tekso.framework.params import param
 from tekso.tasks.image.files import is_image_name
 from tekso.tasks.image.sources import IMAGES, AnySource, as_images
@@ -84,8 +90,10 @@ class MaskFolders(MaskSource):
         own = {"train": "", "dev": p.dev_folder, "test": p.test_folder}[split]
         root = own or p.folder
         images = files.join(root, IMAGES)
-        if not files.is_folder(images):
-            raise InputError(f"{p.path_of('folder')}: there is no folder {images!r}")
+        for folder in (images, files.join(root, MASKS)):
+            if not files.is_folder(folder):
+                name = f"{split}_folder" if own else "folder"
+                raise InputError(f"{p.path_of(name)}: there is no folder {folder!r}")
         fractions = held_out_fractions(p, "folder")
         names = [
             name
@@ -93,7 +101,8 @@ class MaskFolders(MaskSource):
             if is_image_name(name) and (own or split_of(name, *fractions) == split)
         ]
         if not names:
-            raise InputError(f"{images}: the split {split} has no images")
+            why = why_empty(p, split, "folder")
+            raise InputError(f"{images}: the split {split} has no images{why}")
         self._images = [files.join(images, name) for name in names]
         masks = [f"{os.path.splitext(name)[0]}.png" for name in names]
         self._masks = [files.join(root, MASKS, name) for name in masks]
@@ -124,7 +133,7 @@ class MaskFolders(MaskSource):
         try:
             return MaskedImage(files.read(path), files.read(self._masks[index]))
         except OSError as error:
-            raise BadRecordError(Origin(path), error.strerror or str(error)) from error
+            raise BadRecordError(Origin(path), reason_of(error)) from error
 
 
 class MaskArrays(MaskSource):

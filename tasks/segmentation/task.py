@@ -13,7 +13,7 @@ from tekso.framework.context import StepContext
 from tekso.framework.exports import ExportedFunction, ExportedInput, ExportedOutput
 from tekso.framework.input.held_out import spread
 from tekso.framework.input.input import Input
-from tekso.framework.input.skips import BadRecordError, InputError, Origin
+from tekso.framework.input.skips import BadRecordError, InputError, Origin, reason_of
 from tekso.framework.layer import Layer
 from tekso.framework.params import REQUIRED, param
 from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece
@@ -90,8 +90,10 @@ class Segmentation(Task):
         """
         return with_image_sizes(params, input)
 
-    def check_inputs(self, inputs: Mapping[str, Any]) -> None:
+    def check_inputs(self, inputs: Mapping[str, Any]) -> list[str]:
         """Checks the kind of the inputs, and that they have the classes of training.
+
+        It warns of training masks of 0 and 255, of which only the background would count.
 
         Raises:
           InputError: an input has no masks, or other classes than in training.
@@ -105,6 +107,12 @@ class Segmentation(Task):
                     f"{', '.join(classes) or '(unknown)'}; task.num_classes is "
                     f"{self.params.num_classes}"
                 )
+        if not masks_of(inputs["input"]).has_background_only():
+            return []
+        return [
+            "input: the first masks have the values 0 and 255 only, and pixels of value 255 do not "
+            "count. If 255 stands for a class, write its number instead, as 1"
+        ]
 
     def check_batch(self, what: str, batch: Mapping[str, np.ndarray]) -> None:
         """Checks the range of the labels.
@@ -223,10 +231,8 @@ class Segmentation(Task):
         preparation = Preparation(params, params.evaluate)
         try:
             image = preparation.image(files.read(path), 0, Origin(path))
-        except BadRecordError as error:
-            return {"kind": "segments", "file": path, "error": error.reason}
-        except OSError as error:
-            return {"kind": "segments", "file": path, "error": error.strerror or str(error)}
+        except (BadRecordError, OSError) as error:
+            return {"kind": "segments", "file": path, "error": reason_of(error)}
         x = preparation.normalized(image)[None]
         return _record(path, np.asarray(program.call(self._labels, x))[0], names)
 

@@ -166,6 +166,7 @@ def test_the_page_is_one_file_without_scripts_and_the_csv_has_all_points(
     [
         ([], "a run is missing"),
         (["{a}/nothing"], "nothing has no run"),
+        (["{a}/.."], "it is a sweep, whose runs are "),
         (["{a}", "--metric=dev/los"], "no run has the curve dev/los; the runs have: train/loss, "),
         (["{a}", "--output=x.pdf"], "expected a file that ends with .html"),
     ],
@@ -174,6 +175,7 @@ def test_what_is_typed_wrong_is_one_message(
     args: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = write(tmp_path / "a", loss=1.0)
+    (tmp_path / "trials").mkdir()
     words = [word.format(a=run) for word in args]
     assert compare.main(["tekso-compare", *words]) == ExitCode.WRONG_USAGE
     assert told in capsys.readouterr().err
@@ -182,8 +184,35 @@ def test_what_is_typed_wrong_is_one_message(
 def test_a_run_that_has_just_begun_and_an_older_one_are_compared(tmp_path: Path) -> None:
     paths = [write(tmp_path / "a", loss=1.0), write(tmp_path / "b", loss=2.0)]
     (tmp_path / "a" / "metrics.jsonl").unlink()
+    (tmp_path / "b" / "decoded" / "dev").mkdir(parents=True)
+    (tmp_path / "b" / "decoded" / "dev" / "step_000000003.txt").write_text("decoded")
+    (tmp_path / "b" / "decoded" / "notes").write_text("a file of the user")
     old = '{"step": 3, "split": "dev", "loss": 2.5, "elapsed_seconds": 4.0}\n{"step": 4, "sp'
     (tmp_path / "b" / "metrics.jsonl").write_text(old)
     output = tmp_path / "out.html"
     assert compare.compare(paths, output=str(output)) == ExitCode.OK
+    assert runs.read(paths[1]).samples == {"decoded/dev": "decoded"}
     assert runs.read(paths[1]).curves["dev/loss"] == [runs.Point(3, None, None, 2.5)]
+
+
+def test_a_diverged_run_and_runs_with_one_seed_are_pointed_out(tmp_path: Path) -> None:
+    paths = [write(tmp_path / name, loss=1.0, seed=0) for name in ("a", "b", "c")]
+    with (tmp_path / "b" / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 6, "split": "dev", "loss": null}\n')
+    (tmp_path / "c" / "metrics.jsonl").unlink()
+    found = tables.results(runs.groups([runs.read(path) for path in paths]), "dev/loss")
+    b, c, seeds, _ = found.notes
+    assert b == f"The last dev/loss of {paths[1]} is not finite; the table has the value at step 4."
+    assert c == f"{paths[2]} has no finite dev/loss, and is left out."
+    assert "have the same seed (0). They are not independent" in seeds
+
+
+def test_a_run_that_is_given_twice_is_one_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a, b = write(tmp_path / "a", loss=1.0), write(tmp_path / "b", loss=2.0, seed=1)
+    (tmp_path / "link").symlink_to(a)
+    output = str(tmp_path / "out.html")
+    compare.compare([a, f"{a}/", f"{b}/../a", str(tmp_path / "link"), b], output=output)
+    printed = capsys.readouterr().out
+    assert re.search(r"lm\.some\.Model +2 +1\.5000", printed) and "independent" not in printed

@@ -144,6 +144,10 @@ def test_another_sweep_in_the_folder_is_refused(
     fake.trained = []
     assert run(tmp_path, "--steps=3") == ExitCode.WRONG_USAGE
     assert "has another sweep (--steps was null)" in capsys.readouterr().err
+    # A grid uses the metric for its comparison only, so a wrong one can be corrected.
+    assert run(tmp_path, "--metric=dev/los") == ExitCode.WRONG_USAGE
+    assert "no run has the curve dev/los; the runs have: dev/loss" in capsys.readouterr().err
+    assert run(tmp_path, "--metric=dev/loss") == ExitCode.OK
     assert fake.trained == []
 
 
@@ -156,6 +160,9 @@ def test_another_sweep_in_the_folder_is_refused(
         ([f"--sweep={RATE}=5"], "gives a path twice"),
         (["--trials=4"], "--trials requires --search="),
         (["more"], "'more' is not a flag"),
+        (["--metric=valid/loss"], "--metric=valid/loss: expected evaluation/metric, as in dev/l"),
+        (["--metric=loss"], "the evaluations are dev, and train"),
+        (["--logdir=gs://bucket/sweep"], "requires a folder on a local file system"),
     ],
 )
 def test_mistakes_are_found_before_the_first_trial(
@@ -213,11 +220,12 @@ class FakeOptuna:
 
     def __init__(self) -> None:
         self.trials: list[Any] = []
+        self.sampler = ""
         states = SimpleNamespace(RUNNING="running", FAIL="fail", COMPLETE="complete")
         self.trial = SimpleNamespace(TrialState=states, Trial=lambda study, id: self.trials[id])
         self.logging = SimpleNamespace(set_verbosity=lambda level: None, WARNING=30)
         self.samplers = SimpleNamespace(
-            TPESampler=lambda seed: "tpe", RandomSampler=lambda seed: "random"
+            TPESampler=lambda seed: f"tpe {seed}", RandomSampler=lambda seed: f"random {seed}"
         )
         self.pruners = SimpleNamespace(SuccessiveHalvingPruner=object, NopPruner=object)
 
@@ -263,7 +271,9 @@ def test_a_search_asks_for_settings_tells_values_and_resumes_a_trial_that_was_ru
     with pytest.raises(RuntimeError):
         study().run(3, train)
     seen.append((-1, {}))
+    assert optuna.sampler == "tpe 0"
     study().run(3, train)
+    assert optuna.sampler == "tpe 2"  # not the random numbers of the first trials again
     assert [number for number, _ in seen] == [0, -1, 1, 2]
     assert seen[2][1] == {"rate": "1.0", "size": "3", "kind": "b"}
     assert [(t.state, t.value) for t in optuna.trials] == [

@@ -16,6 +16,7 @@ from tekso.framework import bounded, files
 from tekso.framework.run.logdir import PARAMS, Logdir
 from tekso.framework.run.metrics_log import SECONDS, SEEN, SPLIT, STEP, TRAIN, MetricsLog
 from tekso.tools.command_errors import UsageError
+from tekso.tools.sweeping.trials import TRIALS
 
 SEED = "run.seed"
 _LINE = re.compile(r"(\S+) : (.*?)(?:  # ([^\"']*))?")
@@ -63,6 +64,7 @@ class ComparedRun:
       model: key of its experiment.
       params: {path: value}.
       curves: {"split/metric": its points}, without values that are not finite.
+      not_finite: the names of the curves whose last value is not finite.
       unit: the unit of `Point.seen`, such as "tokens"; "": not recorded.
       seconds: the time of the run by activity; {}: not recorded.
       samples: {name: decoded text}: samples.txt, and the newest text of every evaluation.
@@ -72,6 +74,7 @@ class ComparedRun:
     model: str
     params: Mapping[str, ParamValue]
     curves: Mapping[str, Sequence[Point]]
+    not_finite: frozenset[str]
     unit: str
     seconds: Mapping[str, float]
     samples: Mapping[str, str]
@@ -97,7 +100,10 @@ def read(path: str) -> ComparedRun:
     logdir = Logdir(os.path.expanduser(path))
     model = logdir.model()
     if model is None:
-        raise UsageError(f"{path} has no run: there is no {logdir.file(PARAMS)}")
+        hint = ""
+        if files.is_folder(logdir.file(TRIALS)):
+            hint = f"; it is a sweep, whose runs are {logdir.file(TRIALS)}/*"
+        raise UsageError(f"{path} has no run: there is no {logdir.file(PARAMS)}{hint}")
     records = MetricsLog(logdir.metrics).read()
     unit = next((key for r in records for key in r if key.endswith(SEEN)), "").removesuffix(SEEN)
     seconds: dict[str, float] = next((r[SECONDS] for r in reversed(records) if SECONDS in r), {})
@@ -106,6 +112,7 @@ def read(path: str) -> ComparedRun:
         model=model,
         params=params_of(bounded.read(logdir.file(PARAMS)).decode("utf-8", "replace")),
         curves=curves_of(records, unit),
+        not_finite=_not_finite(records),
         unit=unit,
         seconds=seconds,
         samples=_samples(logdir),
@@ -139,10 +146,18 @@ def curves_of(records: Sequence[Mapping[str, Any]], unit: str) -> dict[str, list
     return curves
 
 
+def _not_finite(records: Sequence[Mapping[str, Any]]) -> frozenset[str]:
+    """Returns the names of the curves whose last value is null, which stands for NaN and inf."""
+    last = {f"{record[SPLIT]}/{name}": record[name] for record in records for name in record}
+    return frozenset(name for name, value in last.items() if value is None)
+
+
 def _samples(logdir: Logdir) -> dict[str, str]:
     paths = {"samples.txt": logdir.samples}
     folder = logdir.file("decoded")
-    for name in sorted(files.names(folder)) if files.exists(folder) else ():
+    for name in files.names(folder) if files.is_folder(folder) else ():
+        if not files.is_folder(files.join(folder, name)):
+            continue
         texts = [one for one in files.names(files.join(folder, name)) if one.endswith(".txt")]
         if texts:
             paths[f"decoded/{name}"] = files.join(folder, name, max(texts))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import csv
 import dataclasses
 import io
@@ -56,9 +57,7 @@ def results(groups: Sequence[Group], metric: str) -> ComparisonTable:
         p = "-" if test.p is None else f"{test.p:.3g}"
         rows.append([*row, f"{test.difference:+.4g}", p, _seeds(test)])
         notes.append(_sentence(groups[0].name, group.name, test))
-    steps = {point.step for g in groups for r in g.runs if (point := r.last(metric))}
-    if len(steps) > 1:
-        notes.append(f"The runs end at different steps: {', '.join(map(str, sorted(steps)))}.")
+    notes += _warnings(groups, metric)
     notes.append(
         "Spread: sample standard deviation. p: Welch's t test, two-sided. Seeds to decide: runs "
         "that each group needs, to find a difference of this size at the level of 5 % with a "
@@ -66,6 +65,32 @@ def results(groups: Sequence[Group], metric: str) -> ComparisonTable:
     )
     header = ("group", "runs", "mean", "spread", "difference", "p", "seeds to decide")
     return ComparisonTable(f"{metric} at the end", header, rows, (1, 2, 3, 4, 5, 6), notes)
+
+
+def _warnings(groups: Sequence[Group], metric: str) -> list[str]:
+    """Returns sentences about runs that make the table misleading."""
+    found = []
+    steps = {point.step for g in groups for r in g.runs if (point := r.last(metric))}
+    if len(steps) > 1:
+        found.append(f"The runs end at different steps: {', '.join(map(str, sorted(steps)))}.")
+    for group in groups:
+        for run in group.runs:
+            last = run.last(metric)
+            if last is None:
+                found.append(f"{run.path} has no finite {metric}, and is left out.")
+            elif metric in run.not_finite:
+                found.append(
+                    f"The last {metric} of {run.path} is not finite; the table has the value at "
+                    f"step {last.step}."
+                )
+        seeds = collections.Counter(run.seed for run in group.runs)
+        repeated = sorted(seed for seed, count in seeds.items() if count > 1)
+        if repeated:
+            found.append(
+                f"Several runs of {group.name} have the same seed ({', '.join(repeated)}). They "
+                "are not independent, so its spread and p are too small."
+            )
+    return found
 
 
 def _values(group: Group, metric: str) -> list[float]:

@@ -39,7 +39,7 @@ class Study:
       search: one of `SEARCHES`.
       varied: the settings to choose.
       goal: "min" or "max".
-      seed: seed of the search.
+      seed: seed of the search; the number of trials that the study already has is added to it.
     """
 
     def __init__(
@@ -58,11 +58,12 @@ class Study:
         self._study = self._optuna.create_study(
             study_name=_STUDY,
             storage=f"sqlite:///{files.join(folder, 'optuna.db')}",
-            sampler=sampler(seed=seed),
             pruner=pruner,
             direction="minimize" if goal == "min" else "maximize",
             load_if_exists=True,
         )
+        # With the same seed, a resumed sweep would draw the settings of its first trials again.
+        self._study.sampler = sampler(seed=seed + len(self._study.get_trials(deepcopy=False)))
 
     def run(
         self, trials: int, train: Callable[[int, Mapping[str, str], Any], float | None]

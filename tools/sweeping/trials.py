@@ -24,6 +24,8 @@ from tekso.framework.stopping_signals import stopping_signals
 _POLL_S = 1.0
 _DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 _FINISHED = "trial.json"
+TRIALS = "trials"
+"""Name of the folder of all trials in the folder of a sweep."""
 
 Evaluations = Sequence[tuple[int, float | None]]
 """The step and the value of every evaluation; None: it was not finite."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tekso.framework.input.skips import BadRecordError, Origin, Skips
+from tekso.framework.input.skips import BadRecordError, Origin, Skips, reason_of
 
 
 def test_a_wrong_encoding_has_a_remedy() -> None:
@@ -28,3 +28,9 @@ def test_a_file_in_an_older_token_cache_is_counted_once() -> None:
     skips.add(Origin("a.png"), "empty")
     skips.add(Origin("a.png", 0), "empty")
     assert str(skips.report) == "1 skipped\n  a.png: empty"
+
+
+def test_the_reason_of_an_error_does_not_name_the_file() -> None:
+    assert reason_of(BadRecordError(Origin("a.png"), "no image")) == "no image"
+    assert reason_of(FileNotFoundError(2, "No such file", "a.png")) == "No such file"
+    assert reason_of(OSError("broken")) == "broken" and reason_of(ValueError("x")) == "x"

@@ -89,6 +89,7 @@ def test_a_notebook_shows_the_curves_while_it_trains(monkeypatch: pytest.MonkeyP
     class Session:
         def __init__(self) -> None:
             self.step, self.asked = 0, list[int]()
+            self.history: list[dict[str, float]] = []
             self.task = SimpleNamespace(count=lambda batch: (1, "examples"))
             self.input = SimpleNamespace(batch=lambda number: {}, num_batches=None)
             self.tree = SimpleNamespace(run=SimpleNamespace(steps=9))
@@ -96,12 +97,22 @@ def test_a_notebook_shows_the_curves_while_it_trains(monkeypatch: pytest.MonkeyP
         def train(self, steps: int) -> list[dict[str, float]]:
             self.asked.append(steps)
             self.step += steps
-            return [{"loss": 1.0 / self.step}] * steps
+            self.history += [{"loss": 1.0 / self.step}] * steps
+            if self.step == 5:
+                raise KeyboardInterrupt
+            return self.history[-steps:]
 
     lab = Lab.__new__(Lab)
-    lab.session, lab.records, lab._title = Session(), [], "m"  # type: ignore[assignment]
+    lab.session, lab._records, lab._title = Session(), [], "m"  # type: ignore[assignment]
+    lab._num_recorded = 0
     assert lab.fit(3).text == ""
     assert lab.session.asked == [1, 1, 1]  # type: ignore[attr-defined]
     assert all(isinstance(one, Shown) and one.png for one in shown) and len(shown) >= 2
+    drawn = len(shown)
+    with pytest.raises(KeyboardInterrupt):
+        lab.fit(4)
+    assert len(shown) > drawn and shown[-1].text.endswith("loss 0.2000 at step 5")
+    lab.session.train(1)
+    assert [record["step"] for record in lab.records] == [1, 2, 3, 4, 5, 6]
     ipython.get_ipython = lambda: SimpleNamespace()  # a terminal
     assert lab_module._live_display() is None

@@ -56,6 +56,23 @@ def test_a_run_in_the_logdir_is_resumed(tmp_path: Path) -> None:
     assert ": 8 steps are left, about" in plan_text.text(plan)
 
 
+def test_the_checkpoints_of_a_resumed_run_are_on_the_disk_already(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = planned(tmp_path).checkpoint_bytes
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=3 * size))
+    assert "5 checkpoints need" in planned(tmp_path).problems[0]
+    for step in (4, 8, 12):
+        save(tmp_path / "checkpoints" / f"step_{step:09d}", STATE)
+    plan = planned(tmp_path, logdir=str(tmp_path))
+    assert plan.problems == [] and plan.new_disk_bytes == 2 * size
+    assert ", 3 exist; " in plan_text.text(plan)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=size))
+    assert "5 checkpoints need" in planned(tmp_path, logdir=str(tmp_path)).problems[0]
+    # Without an evaluation there is no best checkpoint.
+    assert planned(tmp_path, tree(eval_inputs={})).checkpoints == 3 + 1
+
+
 def test_devices_share_the_batch_and_replicate_the_weights(tmp_path: Path) -> None:
     one, four = planned(tmp_path).step, planned(tmp_path, num_devices=4).step
     assert one is not None and four is not None
@@ -70,6 +87,7 @@ def test_a_batch_that_does_not_divide_is_a_problem(tmp_path: Path) -> None:
     plan = planned(tmp_path, num_devices=3)
     assert plan.step is None and "input.batch_size 8 does not divide" in plan.problems[0]
     assert "problem: input.batch_size 8" in plan_text.text(plan)
+    assert "\n\n\n" not in plan_text.text(plan)
     assert json.loads(json.dumps(plan_text.record(plan)))["ok"] is False
 
 
@@ -101,7 +119,7 @@ def test_the_executions_of_an_experiment_and_of_a_search_are_planned(tmp_path: P
     seconds = [step.seconds for step in plan.others]
     assert seconds == sorted(seconds) and plan.rejected == {}
     text = plan_text.text(plan)
-    assert "mesh_sharded, data:" in text and "nothing speaks against this run" in text
+    assert "mesh_sharded, data:" in text and "no problems were found" in text
 
 
 def test_an_unknown_device_type_is_an_error(tmp_path: Path) -> None:

@@ -53,6 +53,21 @@ def test_a_part_is_held_out_by_name_and_images_without_objects_can_be_left_out(
     assert len(coco(path, dev_fraction=0.0, train_on="with_objects")) == 38
 
 
+@pytest.mark.parametrize(
+    "box", [[40, 3, 5, 5], [-9, 3, 9, 5], [3, 32, 5, 5], [3, 3, 5, 0], [3, 3, -5, 5]]
+)
+def test_boxes_outside_of_the_image_are_left_out(tmp_path: Path, box: list[int]) -> None:
+    path = write_coco(tmp_path, Rectangles.Params(count=2).instantiate())  # 40 × 32 pixels
+    data = json.loads(path.read_text())
+    data["annotations"][0]["bbox"] = box
+    data["annotations"][1]["bbox"] = [35, -2, 10, 5]  # partly inside: whole, as COCO scores it
+    path.write_text(json.dumps(data))
+    source = coco(path, dev_fraction=0.0)
+    assert source.objects(0).boxes.shape == (0, 4) and source.objects(0).labels.shape == (0,)
+    assert source.objects(1).boxes.tolist() == [[-2, 35, 3, 45]]
+    assert source.objects(1).areas.tolist() == [50]
+
+
 def test_what_is_wrong_with_a_coco_file_is_said(tmp_path: Path) -> None:
     path = write_coco(tmp_path, Rectangles.Params(count=2).instantiate())
     data = json.loads(path.read_text())
@@ -70,6 +85,11 @@ def test_what_is_wrong_with_a_coco_file_is_said(tmp_path: Path) -> None:
         path.write_text(text)
         with pytest.raises(InputError, match=message):
             coco(path)
+    path.write_text(json.dumps(data))
+    with pytest.raises(InputError, match=r"set .*test_file, or a test_fraction above 0$"):
+        coco(path, "test")
+    with pytest.raises(InputError, match=r"train has no images: 0.999 of the data are for dev"):
+        coco(path, dev_fraction=0.999)
     with pytest.raises(InputError, match="there is no file"):
         coco(tmp_path / "other.json")
     with pytest.raises(InputError, match="file is empty: set a JSON file"):

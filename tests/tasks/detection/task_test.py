@@ -20,6 +20,7 @@ from tekso.models.detection.multibox_loss import match_boxes, multibox_loss
 from tekso.models.ssd import Ssd
 from tekso.tasks.detection.input import BoxImages
 from tekso.tasks.detection.scoring import DetectionScoring
+from tekso.tasks.detection.sources import Objects
 from tekso.tasks.detection.task import Detection
 from tekso.tasks.image.image_input import KnownImages
 
@@ -139,6 +140,13 @@ def test_a_pass_is_scored_and_drawn() -> None:
     assert not scored.images and not scored.text
 
 
+def test_an_unknown_number_of_classes_is_an_error_that_says_how_to_set_it() -> None:
+    with pytest.raises(
+        ValueError, match=r"This mode does not read it, .* --set task\.num_classes="
+    ):
+        task_of(KnownImages(boxes(), ()))
+
+
 def test_labels_and_classes_are_checked() -> None:
     class Other(Rectangles):
         class_names = ("flat", "upright")
@@ -152,6 +160,13 @@ def test_labels_and_classes_are_checked() -> None:
         InputError, match=r"labels are 1 to 2, but must be 0 to 1|but must be 1 to 1"
     ):
         task_of(inputs["input"], num_classes=1).check_inputs(inputs)
+
+    class Empty(Rectangles):
+        def objects(self, index: int) -> Any:
+            return Objects.of([], [], super().objects(index).size)
+
+    with pytest.raises(InputError, match="input: no image has a box: rectangles, train: 12 images"):
+        task.check_inputs({"input": boxes(source=Empty.Params()).instantiate()})
 
 
 def test_files_are_searched_and_broken_ones_named(tmp_path: Path) -> None:

@@ -81,23 +81,37 @@ def test_folders_have_the_values_of_grey_and_palette_masks(tmp_path: Path, mode:
     names = sorted(range(12), key=lambda i: f"{i}.png")
     there = wanted.masks[names].astype(np.int32)
     np.testing.assert_array_equal(batch["labels"], np.where(there == 255, -1, there))
-    with pytest.raises(InputError, match="the split dev has no images"):
+    with pytest.raises(InputError, match=r"set .*dev_folder, or a dev_fraction above 0$"):
         source.instantiate(split="dev")
+    with pytest.raises(InputError, match=r"dev_folder: there is no folder '.*/masks/images'"):
+        source.copy().set(dev_folder=str(tmp_path / "masks")).instantiate(split="dev")
+    (tmp_path / "images" / "images").symlink_to(tmp_path / "images")
+    with pytest.raises(InputError, match=r"folder: there is no folder '.*/images/masks'"):
+        source.copy().set(folder=str(tmp_path / "images")).instantiate()
+    (tmp_path / "images" / "images").unlink()
     (tmp_path / "masks" / "3.png").unlink()
     with pytest.raises(InputError, match=r"1 images in .* have no mask"):
         source.instantiate()
 
 
 def test_malformed_masks_count_for_nothing(tmp_path: Path) -> None:
-    write_masks(tmp_path, Squares.Params(count=4).instantiate())
+    write_masks(tmp_path, Squares.Params(count=5).instantiate())
+    (tmp_path / "masks" / "4.png").write_bytes(png(np.full((16, 16), 3, np.uint8)))
     (tmp_path / "masks" / "0.png").write_bytes(b"no image")
     (tmp_path / "masks" / "1.png").write_bytes(png(np.zeros((16, 16, 3), np.uint8)))
     (tmp_path / "images" / "2.png").write_bytes(png(np.zeros((16, 17, 3), np.uint8)))
     source = MaskFolders.Params(folder=str(tmp_path), dev_fraction=0.0, classes=["a", "b", "c"])
-    input = masks(source=source, order="once", batch_size=4).instantiate()
-    assert input.batch(0)["weights"].tolist() == [0, 0, 0, 1]
+    input = masks(source=source, order="once", batch_size=5).instantiate()
+    batch = input.batch(0)
+    assert batch["weights"].tolist() == [0, 0, 0, 1, 0]
+    np.testing.assert_array_equal(batch["x"], batch["x"][[3] * 5])  # for BatchNorm
     report = str(input.skipped())
-    for reason in ("cannot be decoded", "mode RGB", "17 × 16 pixels, its mask 16 × 16"):
+    for reason in (
+        "cannot be decoded",
+        "mode RGB",
+        "17 × 16 pixels, its mask 16 × 16",
+        "value 3, but the source has 3 classes: values must be 0 to 2, or 255 for pixels",
+    ):
         assert reason in report
 
 

@@ -108,7 +108,13 @@ def test_labels_and_classes_are_checked() -> None:
 
     input = masks().instantiate()
     task = task_of(input)
-    task.check_inputs({"input": input})
+    assert task.check_inputs({"input": input}) == []
+    input.source.masks[:] = np.where(input.source.masks == 1, 255, 0)
+    (warning,) = task.check_inputs({"input": input})
+    assert "masks have the values 0 and 255 only" in warning
+    input.source.masks[:] = 0
+    assert task.check_inputs({"input": input}) == []
+    input = masks().instantiate()
     with pytest.raises(
         InputError, match="dev has the classes background, dark, bright; in training"
     ):
