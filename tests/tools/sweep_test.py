@@ -15,6 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tekso.framework.exit_codes import ExitCode
@@ -217,12 +218,12 @@ class FakeOptuna:
         self.trial = SimpleNamespace(TrialState=states, Trial=lambda study, id: self.trials[id])
         self.logging = SimpleNamespace(set_verbosity=lambda level: None, WARNING=30)
         self.samplers = SimpleNamespace(
-            TPESampler=lambda seed: "tpe", RandomSampler=lambda seed: "random"
+            TPESampler=np.random.RandomState, RandomSampler=np.random.RandomState
         )
         self.pruners = SimpleNamespace(SuccessiveHalvingPruner=object, NopPruner=object)
 
     def create_study(self, **settings: Any) -> Any:
-        self.settings = settings
+        self.settings, self.sampler = settings, settings["sampler"]
         return self
 
     def get_trials(self, states: Any = None, deepcopy: bool = True) -> list[Any]:
@@ -232,7 +233,7 @@ class FakeOptuna:
         number = len(self.trials)
         trial = SimpleNamespace(
             number=number, _trial_id=number, state="running", value=None,
-            suggest_float=lambda path, low, high, log: low * (number + 1),
+            suggest_float=lambda path, low, high, log: self.sampler.uniform(low, high),
             suggest_int=lambda path, low, high, log: low + number,
             suggest_categorical=lambda path, values: values[number % len(values)],
         )  # fmt: skip
@@ -265,10 +266,19 @@ def test_a_search_asks_for_settings_tells_values_and_resumes_a_trial_that_was_ru
     seen.append((-1, {}))
     study().run(3, train)
     assert [number for number, _ in seen] == [0, -1, 1, 2]
-    assert seen[2][1] == {"rate": "1.0", "size": "3", "kind": "b"}
+    assert (seen[2][1]["size"], seen[2][1]["kind"]) == ("3", "b")
+    rates = [float(settings["rate"]) for _, settings in seen if settings]
+    assert len(set(rates)) == 3, "a restart draws the settings of earlier trials again"
     assert [(t.state, t.value) for t in optuna.trials] == [
-        ("complete", 0.5), ("complete", 1.0), ("fail", None)
+        ("complete", rates[0]), ("complete", rates[1]), ("fail", None)
     ]  # fmt: skip
+
+    whole = FakeOptuna()  # without a restart, the same settings are drawn
+    monkeypatch.setitem(sys.modules, "optuna", whole)  # type: ignore[arg-type]
+    seen.clear()
+    seen.append((-1, {}))
+    study().run(3, train)
+    assert [float(settings["rate"]) for _, settings in seen[1:]] == rates
     assert optuna.settings["direction"] == "maximize" and optuna.settings["load_if_exists"]
     assert os.path.dirname(optuna.settings["storage"].removeprefix("sqlite:///")) == str(tmp_path)
 

@@ -14,6 +14,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from tekso.framework import files
 from tekso.tools.command_errors import UsageError
 from tekso.tools.sweeping.space import Varied
@@ -47,9 +49,9 @@ class Study:
     ) -> None:
         self._optuna: Any = importlib.import_module("optuna")
         self._optuna.logging.set_verbosity(self._optuna.logging.WARNING)
-        self._varied = varied
+        self._varied, self._seed = varied, seed
         samplers = self._optuna.samplers
-        sampler = samplers.TPESampler if search == "tpe" else samplers.RandomSampler
+        self._sampler = samplers.TPESampler if search == "tpe" else samplers.RandomSampler
         pruner = (
             self._optuna.pruners.SuccessiveHalvingPruner()
             if search == "halving"
@@ -58,7 +60,7 @@ class Study:
         self._study = self._optuna.create_study(
             study_name=_STUDY,
             storage=f"sqlite:///{files.join(folder, 'optuna.db')}",
-            sampler=sampler(seed=seed),
+            sampler=self._sampler(seed=seed),
             pruner=pruner,
             direction="minimize" if goal == "min" else "maximize",
             load_if_exists=True,
@@ -76,9 +78,19 @@ class Study:
         """
         states = self._optuna.trial.TrialState
         for frozen in self._study.get_trials(states=(states.RUNNING,)):
+            self._seed_sampler(frozen.number)
             self._train(self._optuna.trial.Trial(self._study, frozen._trial_id), train)
-        while len(self._study.get_trials(deepcopy=False)) < trials:
+        while (number := len(self._study.get_trials(deepcopy=False))) < trials:
+            self._seed_sampler(number)
             self._train(self._study.ask(), train)
+
+    def _seed_sampler(self, number: int) -> None:
+        """Makes the draws of a trial depend on its number, and not on restarts of the sweep.
+
+        One sampler for all trials would begin anew after a restart, and draw the same settings.
+        """
+        seed = int(np.random.SeedSequence([self._seed, number]).generate_state(1)[0])
+        self._study.sampler = self._sampler(seed=seed)
 
     def _train(
         self, trial: Any, train: Callable[[int, Mapping[str, str], Any], float | None]
