@@ -26,8 +26,7 @@ class BoxImages(ImageInput):
     resized to image_size × image_size, without keeping its aspect ratio. The random numbers of an
     example are a function of (seed, epoch, index). In an evaluation an image is only resized.
 
-    A malformed image is reported, up to `source.max_skipped` of them. Its place in the batch gets a
-    blank image of weight 0 without boxes.
+    A malformed image is replaced as in `ImageInput`, without boxes.
 
     Shapes:
       batch:

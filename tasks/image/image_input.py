@@ -7,10 +7,11 @@ import itertools
 from typing import Any
 
 from tekso.framework import files
-from tekso.framework.input.input import Input
+from tekso.framework.input.input import Batch, Input
 from tekso.framework.input.prepared import MOST_THREADS, PreparedInput
-from tekso.framework.input.skips import InputError
+from tekso.framework.input.skips import BadRecordError, InputError
 from tekso.framework.params import REQUIRED, param
+from tekso.tasks.classification.task import X
 from tekso.tasks.image.sources import AnySource
 
 CLASSES_FILE = "classes.txt"
@@ -37,6 +38,10 @@ class KnownImages:
 
 class ImageInput(PreparedInput):
     """Base of the inputs of images of one size; see `PreparedInput`.
+
+    A malformed image is reported, up to `source.max_skipped` of them. Its place in the batch gets
+    the next well-formed image, with weight 0: a blank image would count in the statistics of
+    BatchNorm.
 
     The names of the classes are written to `classes.txt` in the assets of the run.
     """
@@ -65,6 +70,16 @@ class ImageInput(PreparedInput):
         super().__init__(params, **kwargs)
         if self.assets_dir is not None and self.source.class_names and self.is_training:
             _store_classes(self.assets_dir, self.source.class_names)
+
+    def in_place_of(self, index: int, key: int) -> Batch:
+        """See `PreparedInput`: the next well-formed image, with weight 0."""
+        for offset in range(1, self.num_examples):
+            try:
+                example = self.prepared((index + offset) % self.num_examples, key)
+            except BadRecordError:  # it is reported as an example of its own
+                continue
+            return {**self.blank(), X: example[X]}
+        return self.blank()
 
     @classmethod
     def known(cls, params: Any, *, assets_dir: str | None) -> KnownImages:

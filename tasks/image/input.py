@@ -27,10 +27,6 @@ class Images(ImageInput):
     without keeping its aspect ratio. The random numbers of an example are a function of (seed,
     epoch, index). Image files are decoded in several threads.
 
-    A malformed image is reported, up to `source.max_skipped` of them. Its place in the batch gets
-    the next well-formed image of the source, with weight 0: a blank image would count in the
-    statistics of BatchNorm.
-
     Shapes:
       batch:
         "x": [batch, image_size, image_size, channels] float32, (value / 255 - mean) / deviation
@@ -96,16 +92,6 @@ class Images(ImageInput):
             return {**example, OTHER_LABELS: label}
         x, share = mix.mixed(x, second, random)
         return {**example, X: x, OTHER_LABELS: other_label, SHARES: share}
-
-    def in_place_of(self, index: int, key: int) -> Batch:
-        """See `PreparedInput`: the next well-formed image, with weight 0."""
-        for offset in range(1, self.num_examples):
-            try:
-                x, _ = self._pixels((index + offset) % self.num_examples, key)
-            except BadRecordError:  # it is reported as an example of its own
-                continue
-            return {**self.blank(), X: x}
-        return self.blank()
 
     def blank(self) -> Batch:
         """See `PreparedInput`."""

@@ -120,6 +120,7 @@ def test_malformed_images_count_for_nothing(tmp_path: Path) -> None:
     input = boxes(source=source, order="once", batch_size=3).instantiate()
     batch = input.batch(0)
     assert batch["weights"].tolist() == [0, 0, 1] and not batch["labels"][:2].any()
+    np.testing.assert_array_equal(batch["x"][:2], batch["x"][[2, 2]])  # BatchNorm counts them
     assert "40 × 32 pixels, its annotation says 40 × 33" in str(input.skipped())
     with pytest.raises(InputError, match="max_skipped=1 are malformed"):
         boxes(source=source.set(max_skipped=1), order="once").instantiate().batch(0)

@@ -95,7 +95,9 @@ def test_malformed_masks_count_for_nothing(tmp_path: Path) -> None:
     (tmp_path / "images" / "2.png").write_bytes(png(np.zeros((16, 17, 3), np.uint8)))
     source = MaskFolders.Params(folder=str(tmp_path), dev_fraction=0.0, classes=["a", "b", "c"])
     input = masks(source=source, order="once", batch_size=4).instantiate()
-    assert input.batch(0)["weights"].tolist() == [0, 0, 0, 1]
+    batch = input.batch(0)
+    assert batch["weights"].tolist() == [0, 0, 0, 1]
+    np.testing.assert_array_equal(batch["x"][:3], batch["x"][[3, 3, 3]])  # BatchNorm counts them
     report = str(input.skipped())
     for reason in ("cannot be decoded", "mode RGB", "17 × 16 pixels, its mask 16 × 16"):
         assert reason in report
