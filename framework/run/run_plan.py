@@ -38,6 +38,7 @@ class RunPlan:
       rejected: {execution: why it is impossible}.
       checkpoint_bytes: bytes of a checkpoint.
       checkpoints: largest number of checkpoints on the disk, with one that is being written.
+      stored: number of checkpoints that are already in the logdir.
       free_bytes: free bytes of the disk of the logdir; None: unknown.
       logdir: the logdir.
       resumes_from: step of the newest checkpoint in the logdir; None: a new run.
@@ -53,6 +54,7 @@ class RunPlan:
     rejected: Mapping[str, str]
     checkpoint_bytes: int
     checkpoints: int
+    stored: int
     free_bytes: int | None
     logdir: str
     resumes_from: int | None
@@ -77,9 +79,10 @@ class RunPlan:
                 f"a step needs {text(self.step.total_bytes)} of memory per device, but "
                 f"{self.device.name} has {text(self.device.memory_bytes)}"
             )
-        if self.free_bytes is not None and self.disk_bytes > self.free_bytes:
+        further = max(0, self.checkpoints - self.stored)
+        if self.free_bytes is not None and further * self.checkpoint_bytes > self.free_bytes:
             found.append(
-                f"{self.checkpoints} checkpoints need {text(self.disk_bytes)}, but "
+                f"{further} checkpoints need {text(further * self.checkpoint_bytes)}, but "
                 f"{text(self.free_bytes)} are free on the disk of {self.logdir}; "
                 "run.keep_last_checkpoints sets how many are kept"
             )
@@ -143,6 +146,7 @@ def plan(
         rejected,
         sum(spec.size_bytes for spec in state),
         tree.run.keep_last_checkpoints + tree.run.keep_best.count + 1,
+        len(steps),
         _free_bytes(logdir),
         logdir,
         steps[-1] if steps else None,
