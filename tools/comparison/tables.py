@@ -59,6 +59,13 @@ def results(groups: Sequence[Group], metric: str) -> ComparisonTable:
     steps = {point.step for g in groups for r in g.runs if (point := r.last(metric))}
     if len(steps) > 1:
         notes.append(f"The runs end at different steps: {', '.join(map(str, sorted(steps)))}.")
+    for group in groups:
+        seeds = [run.seed for run in group.runs]
+        if again := sorted({seed for seed in seeds if seeds.count(seed) > 1} - {"?"}):
+            notes.append(
+                f"{group.name} has several runs with the seed {' and '.join(again)}: they are not "
+                "independent, so spread and p are too small."
+            )
     notes.append(
         "Spread: sample standard deviation. p: Welch's t test, two-sided. Seeds to decide: runs "
         "that each group needs, to find a difference of this size at the level of 5 % with a "
