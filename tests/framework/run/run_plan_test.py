@@ -94,6 +94,10 @@ def test_too_little_memory_and_disk_are_problems(
 def test_a_step_has_copies_of_the_weights_in_16_bits(tmp_path: Path, dtype: str) -> None:
     step = planned(tmp_path, tree(**{"run.activation_dtype": dtype})).step
     assert step is not None and step.memory["used_weights"] == step.memory["weights"] / 2
+    staged = tree(**{"run.activation_dtype": dtype})
+    staged.execution = execution.Pipelined.Params(num_stages=1, num_micro_batches=4)
+    step = planned(tmp_path, staged).step
+    assert step is not None and step.memory["used_weights"] == step.memory["weights"] / 2
 
 
 def test_the_executions_of_an_experiment_and_of_a_search_are_planned(tmp_path: Path) -> None:
