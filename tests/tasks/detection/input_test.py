@@ -92,6 +92,21 @@ def test_a_crop_keeps_boxes_with_their_centre_inside_and_overlaps_enough() -> No
     assert step.apply(empty, 0, np.random.default_rng(0)) is empty
 
 
+def test_a_crop_keeps_an_object_and_not_only_a_crowd() -> None:
+    boxes = np.array([[0.0, 0.0, 0.1, 0.1], [0.0, 0.0, 1.0, 1.0]])
+    weights, step = np.array([1, 0], np.float32), SsdCrop.Params().instantiate()
+    step._modes = [-1.0]  # any overlap
+    both = Boxed(np.zeros((50, 80, 3), np.uint8), boxes, np.array([1, 2], np.int32), weights)
+    random = np.random.default_rng(0)
+    assert all(1 in step.apply(both, 0, random).labels for _ in range(20))
+    step._modes = [0.9]  # no part overlaps a crowd that is almost nothing so much
+    object_ = np.array([[0.1, 0.1, 0.9, 0.9], [0.0, 0.0, 0.01, 0.01]])
+    one = Boxed(both.image, object_, both.labels, weights)
+    assert step.apply(one, 0, random).labels.tolist() == [1]
+    crowd = Boxed(both.image, boxes, both.labels, np.zeros(2, np.float32))
+    assert step.apply(crowd, 0, random) is crowd
+
+
 def test_steps_that_move_pixels_are_refused() -> None:
     with pytest.raises(ValueError, match="PadAndCrop, which may move pixels"):
         Recolour.Params(step=PadAndCrop.Params()).instantiate()
