@@ -119,9 +119,12 @@ def test_the_smallest_boxes_are_left_out_and_numbers_are_checked() -> None:
             sides = np.array([[0, 0, 9, 9], [0, 0, 2, 2], [0, 0, 8, 8]])
             return type(one).of(sides, [1, 2, 2], one.size, is_crowd=[False, False, True])
 
-    batch = boxes(source=Many.Params()).instantiate().batch(0)
-    assert batch["labels"][0].tolist() == [1, 2]
-    assert batch["box_weights"][0].tolist() == [1, 0]  # a crowd is not trained on
+    for most, labels, weights in (  # a crowd is not trained on, and left out first
+        (1, [1], [1]), (2, [1, 2], [1, 1]), (3, [1, 2, 2], [1, 1, 0])
+    ):  # fmt: skip
+        batch = boxes(source=Many.Params(), max_boxes=most).instantiate().batch(0)
+        assert batch["labels"][0].tolist() == labels
+        assert batch["box_weights"][0].tolist() == weights
     with pytest.raises(ValueError, match="max_boxes is 0"):
         boxes(max_boxes=0).instantiate()
 
