@@ -184,7 +184,7 @@ def _prepare(
         alike(learner.slots(specs).values()),
         device,
         parts=parts,
-        activation_bytes=2 if activation_dtype == "bfloat16" else 4,
+        activation_bytes=4 if activation_dtype == "float32" else 2,
     )
     constrained = activations.of_task(task, batch)
     dims = _worth_a_rule(specs.values(), constrained)

@@ -16,6 +16,7 @@ from tekso.framework.planning.mesh_figures import figures_of_program, figures_on
 from tekso.framework.planning.saved_bytes import saved_bytes
 from tekso.framework.planning.stage_figures import PipelineFigures, figures_of
 from tekso.framework.run import inspection
+from tekso.framework.step import used_specs
 
 EXAMPLE = "--execution=pipelined --set execution.num_stages=4 --set execution.num_micro_batches=8"
 
@@ -65,7 +66,11 @@ def figures(tree: Tree.Params, *, assets_dir: str | None = None) -> PipelineFigu
     specs, micro = task.specs(), execution.micro_batch(batch, parts=parts)
     traces = [trace for stage in plan.stage_plan.stages for trace in stage.traces]
     kept = saved_bytes(
-        task_results.pieces(task), traces, specs, set(learner.trainable(specs)), micro
+        task_results.pieces(task),
+        traces,
+        used_specs(specs, dtype),
+        set(learner.trainable(specs)),
+        micro,
     )
     found = figures_of(_schedule_name(execution), plan, learner, specs, kept)
     if isinstance(execution, SpmdPipelined):

@@ -56,6 +56,11 @@ def line(before: Description, now: Description, tree: Any) -> str:
         return ""
     if any(not text.startswith("execution") for text in changed):
         return ""
+    if _overlaps_steps(tree):
+        return (
+            "the results depend on timing, as in every run in which groups of workers do not wait "
+            "for each other"
+        )
     reasons = ["changed Params of the execution"] if changed else []
     reasons += _changes(before.conditions, now.conditions)
     reasons += _change("TensorFlow", before.versions.get("tensorflow"), tf.__version__)
@@ -69,6 +74,12 @@ def line(before: Description, now: Description, tree: Any) -> str:
             "TensorFlow does not fix; with --deterministic, to the last bit"
         )
     return "the results equal those of an uninterrupted run to the last bit"
+
+
+def _overlaps_steps(tree: Any) -> bool:
+    """Returns whether steps are computed with weights that lack the updates of earlier ones."""
+    updates = tree.execution.get("updates") if "updates" in tree.execution else None
+    return updates is not None and updates.instantiate().num_groups > 1
 
 
 def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

@@ -152,9 +152,9 @@ def _pipelined(parts: StepParts, tree: Tree.Params) -> StepPlan:
     figures = pipeline_plan.figures(tree, assets_dir=parts.assets_dir)
     plan, device = figures.plan, parts.device
     count = plan.num_devices * plan.num_replicas
-    memory = [_stage_memory(figures, i) for i in range(plan.num_devices)]
-    worst = max(memory, key=lambda one: math.fsum(one.values()))
     itemsize = {"bfloat16": 2, "float16": 2}.get(parts.dtype(tree.execution.instantiate()), 4)
+    memory = [_stage_memory(figures, i, itemsize=itemsize) for i in range(plan.num_devices)]
+    worst = max(memory, key=lambda one: math.fsum(one.values()))
     peak = device.flops_per_s["bfloat16" if itemsize == 2 else "float32"] * device.reached
     micro_batches = plan.num_micro_batches * plan.num_parts
     again = sum(not plan.saves(m) for m in range(plan.num_micro_batches)) / plan.num_micro_batches
@@ -190,11 +190,15 @@ def _pipelined(parts: StepParts, tree: Tree.Params) -> StepPlan:
     )
 
 
-def _stage_memory(figures: PipelineFigures, device: int) -> dict[str, float]:
+def _stage_memory(figures: PipelineFigures, device: int, *, itemsize: int) -> dict[str, float]:
     own = figures.on_device(device)
+    weights = math.fsum(stage.weight_bytes for stage in own)
+    used = math.fsum(stage.copy_bytes for stage in own)
+    if itemsize == 2:  # all weights are cast once per step; nearly all of them are float32
+        used = (weights + used) / 2
     return {
-        "weights": math.fsum(stage.weight_bytes for stage in own),
-        "used_weights": math.fsum(stage.copy_bytes for stage in own),
+        "weights": weights,
+        "used_weights": used,
         "slots": math.fsum(stage.slot_bytes for stage in own),
         "gradients": math.fsum(stage.gradient_bytes for stage in own),
         "activations": figures.held_bytes[device],

@@ -32,7 +32,8 @@ def match_boxes(
 
     A default box gets the object that it overlaps most, if the overlap is above the threshold.
     Besides, every object gets the default box that overlaps it most; if that is the best of several
-    objects, the last one gets it.
+    objects, the last one gets it. An object that overlaps none, such as one outside of the image,
+    is not matched.
 
     Shapes:
       boxes: [B, M, 4], labels: [B, M] int, 0 for padding, whose boxes are ignored
@@ -40,12 +41,12 @@ def match_boxes(
     Source: Liu et al. 2016, section 2.2, "matching strategy"; ties as in MLPerf's reference.
     """
     labels = tf.cast(labels, tf.int32)
-    real = labels > 0
-    overlaps = tf.where(tf.expand_dims(real, -1), box_overlaps(boxes, defaults), -1.0)
+    real = tf.expand_dims(labels > 0, -1)
+    overlaps = tf.where(real, box_overlaps(boxes, defaults), -1.0)
     best_overlap, best_object = tf.reduce_max(overlaps, 1), tf.argmax(overlaps, 1, tf.int32)
     count, size = boxes.shape[1], defaults.shape[0]
     owns = tf.one_hot(tf.argmax(overlaps, 2), size, on_value=True, off_value=False, dtype=tf.bool)
-    owns &= tf.expand_dims(real, -1)
+    owns &= overlaps > 0
     number = tf.reshape(tf.range(count), [1, count, 1])
     owner = tf.reduce_max(tf.where(owns, number, -1), 1)  # of each default box; -1: none
     chosen = tf.where(owner >= 0, owner, best_object)

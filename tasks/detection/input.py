@@ -26,8 +26,7 @@ class BoxImages(ImageInput):
     resized to image_size × image_size, without keeping its aspect ratio. The random numbers of an
     example are a function of (seed, epoch, index). In an evaluation an image is only resized.
 
-    A malformed image is reported, up to `source.max_skipped` of them. Its place in the batch gets
-    the next image with weight 0 and without boxes.
+    A malformed image is replaced as in `ImageInput`, without boxes.
 
     Shapes:
       batch:
@@ -46,7 +45,8 @@ class BoxImages(ImageInput):
 
         source: BoxSource.Params = param("Where images and boxes come from.", default=REQUIRED)
         max_boxes: int = param(
-            "Boxes of an image in a batch; further ones are left out, the smallest first.",
+            "Boxes of an image in a batch; further ones are left out: crowds first, then the "
+            "smallest.",
             default=100,
         )
         augment: list[BoxStep.Params] = param("Steps of training, in their order.", default=[])
@@ -107,7 +107,7 @@ class BoxImages(ImageInput):
     def _padded(self, example: Boxed) -> Batch:
         most = self.params.max_boxes
         areas = np.prod(example.boxes[:, 2:] - example.boxes[:, :2], axis=1)
-        kept = np.sort(np.argsort(-areas, kind="stable")[:most])
+        kept = np.sort(np.lexsort((-areas, -example.weights))[:most])
         batch = self.blank()
         batch[X] = self.preparation.normalized(fitted(example.image, self.params.image_size))
         batch[BOXES][: len(kept)] = example.boxes[kept]

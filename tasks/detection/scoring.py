@@ -92,7 +92,7 @@ class DetectionScoring(Configurable):
         )
         scores = average_precision(truths, found, num_classes=num_classes)
         names = [class_name(images.class_names, i) for i in range(num_classes)]
-        drawn = {"detections": self._drawn(pictures, images, names)} if pictures else {}
+        drawn = {"detections": self._drawn(pictures, images)} if pictures else {}
         text = "\n".join(scores.lines(names)) if is_last else ""
         notes = self._notes(scores.figures, len(truths)) if is_last else ()
         return Scored(scores.figures, text, drawn, notes)
@@ -107,7 +107,6 @@ class DetectionScoring(Configurable):
         self,
         pictures: list[tuple[np.ndarray, Objects, DetectedObjects]],
         images: BoxImages,
-        names: list[str],
     ) -> bytes:
         """Returns a PNG of images with the labels in green and what was found in red."""
         drawn, titles = [], []
@@ -118,7 +117,8 @@ class DetectionScoring(Configurable):
             )
             sure = found.scores >= self.params.shown_score
             rows = zip(found.labels[sure], found.scores[sure], strict=True)
-            captions = [f"{names[label - 1]} {score:.2f}" for label, score in rows]
+            # The model may have more classes than these images.
+            captions = [f"{class_name(images.class_names, n - 1)} {score:.2f}" for n, score in rows]
             drawn.append(with_boxes(labelled, found.boxes[sure] / scale, captions))
             titles.append(f"{sure.sum()} found, {len(objects.boxes)} labelled")
         return drawing.gallery(drawn, titles, title=f"boxes in {images.params.split}")

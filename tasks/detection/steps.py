@@ -60,7 +60,8 @@ class SsdCrop(BoxStep):
     The least overlap (intersection over union of the part and each box) is drawn from 0.1, 0.3,
     0.5, 0.7, 0.9, "any" and "the whole image". The sides of the part are uniform in 0.3 to 1 of the
     image, and their ratio is at most 2. If 50 parts fail, the least overlap is drawn again. A box
-    stays if its centre is in the part, and is cut at the border; at least one box must stay.
+    stays if its centre is in the part, and is cut at the border; at least one object must stay.
+    Boxes of weight 0, such as crowds, are no objects; an image without any is not cut.
 
     Source:
       Liu et al. 2016, section 2.2, "data augmentation"; sides and trials as in MLPerf 0.6.
@@ -88,7 +89,8 @@ class SsdCrop(BoxStep):
     def apply(self, example: Boxed, size: int, random: np.random.Generator) -> Boxed:
         """See `BoxStep`."""
         del size
-        if not len(example.boxes):
+        objects = example.boxes[example.weights > 0]
+        if not len(objects):
             return example
         while True:
             least = self._modes[random.integers(len(self._modes))]
@@ -96,10 +98,10 @@ class SsdCrop(BoxStep):
                 return example
             for _ in range(_TRIALS):
                 part = self._part(example.image, random)
-                if part is None or np.min(_overlaps(part, example)) <= least:
+                if part is None or np.min(_overlaps(part, example.image, objects)) <= least:
                     continue
                 found = cropped(example, part)
-                if len(found.boxes):
+                if found.weights.any():
                     return found
 
     def _part(self, image: Image, random: np.random.Generator) -> tuple[int, int, int, int] | None:
@@ -184,13 +186,13 @@ def cropped(example: Boxed, part: tuple[int, int, int, int]) -> Boxed:
     )
 
 
-def _overlaps(part: tuple[int, int, int, int], example: Boxed) -> np.ndarray:
-    """Returns intersection over union of a part in pixels with every box, [n]."""
-    height, width = example.image.shape[:2]
+def _overlaps(part: tuple[int, int, int, int], image: Image, boxes: np.ndarray) -> np.ndarray:
+    """Returns intersection over union of a part of an image, in pixels, with every box, [n]."""
+    height, width = image.shape[:2]
     one = np.array(part, np.float64) / [height, width, height, width]
-    low = np.maximum(example.boxes[:, :2], one[:2])
-    high = np.minimum(example.boxes[:, 2:], one[2:])
+    low = np.maximum(boxes[:, :2], one[:2])
+    high = np.minimum(boxes[:, 2:], one[2:])
     shared = np.prod(np.maximum(high - low, 0.0), axis=1)
-    areas = np.prod(example.boxes[:, 2:] - example.boxes[:, :2], axis=1)
+    areas = np.prod(boxes[:, 2:] - boxes[:, :2], axis=1)
     found: np.ndarray = shared / (areas + np.prod(one[2:] - one[:2]) - shared)
     return found

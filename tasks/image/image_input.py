@@ -39,9 +39,11 @@ class KnownImages:
 class ImageInput(PreparedInput):
     """Base of the inputs of images of one size; see `PreparedInput`.
 
-    The names of the classes are written to `classes.txt` in the assets of the run. The place of a
-    malformed image gets the next well-formed one, with weight 0: a blank image would count in the
-    statistics of BatchNorm.
+    A malformed image is reported, up to `source.max_skipped` of them. Its place in the batch gets
+    the next well-formed image, with weight 0: a blank image would count in the statistics of
+    BatchNorm.
+
+    The names of the classes are written to `classes.txt` in the assets of the run.
     """
 
     class Params(PreparedInput.Params):

@@ -27,10 +27,6 @@ class Images(ImageInput):
     without keeping its aspect ratio. The random numbers of an example are a function of (seed,
     epoch, index). Image files are decoded in several threads.
 
-    A malformed image is reported, up to `source.max_skipped` of them. Its place in the batch gets
-    the next well-formed image of the source, with weight 0: a blank image would count in the
-    statistics of BatchNorm.
-
     Shapes:
       batch:
         "x": [batch, image_size, image_size, channels] float32, (value / 255 - mean) / deviation

@@ -30,8 +30,7 @@ class MaskImages(ImageInput):
     interpolation. Both are then resized to image_size × image_size, without keeping the aspect
     ratio. The random numbers of an example are a function of (seed, epoch, index).
 
-    A malformed image or mask, or a mask with an unknown class, is reported, up to
-    `source.max_skipped` of them. Its place in the batch gets the next image with weight 0.
+    An image is replaced as in `ImageInput` also if its mask is malformed or has an unknown class.
 
     Shapes:
       batch:

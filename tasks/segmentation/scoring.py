@@ -49,6 +49,7 @@ class SegmentationScoring(Configurable):
         labels_of: Callable[..., Any],
         input: Input,
         *,
+        num_classes: int,
         stopped: Callable[[], bool],
     ) -> Scored | None:
         """Returns the IoU of every class as text, and pictures; see `Task.score`.
@@ -57,10 +58,10 @@ class SegmentationScoring(Configurable):
           program: calls functions with the weights.
           labels_of: function(theta, x, ctx) that returns the class of every pixel.
           input: an evaluation input of images with masks.
+          num_classes: number of classes of the task.
           stopped: returns whether to stop early.
         """
         images = masks_of(input)
-        num_classes = images.num_classes or 256
         counts = np.zeros((num_classes, num_classes), np.int64)
         drawn: list[Image] = []
         for step in range(input.num_batches or 0):

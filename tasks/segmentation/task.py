@@ -198,7 +198,10 @@ class Segmentation(Task):
         """Returns pictures of an evaluation input, at the last evaluation."""
         if self._scoring is None or not is_last:
             return None
-        return self._scoring.score(program, self._labels, input, stopped=stopped)
+        classes = self.params.num_classes
+        return self._scoring.score(
+            program, self._labels, input, num_classes=classes, stopped=stopped
+        )
 
     @classmethod
     def decodes_data(cls, params: Any) -> bool:

@@ -83,6 +83,9 @@ def test_single_and_constant_values_are_not_tested() -> None:
     same = statistics.welch([2.0, 2.0], [2.0, 2.0])
     assert (same.p, same.seeds) == (1.0, None)
     assert statistics.welch([2.0, 2.0], [3.0, 3.0]).is_decided
+    # 2 * (1.96 + 0.84)**2 / difference**2 seeds: 9,810 and 12,262
+    assert statistics.seeds(0.04, 1.0, 1.0) == pytest.approx(9_812, abs=5)
+    assert statistics.seeds(0.03578, 1.0, 1.0) is None
 
 
 def test_runs_are_grouped_by_all_params_but_the_seed_and_named_by_what_differs(
@@ -114,6 +117,14 @@ def test_a_decided_difference_is_told_from_one_that_the_spread_may_explain(tmp_p
     assert "exceeds the spread (p = 0.0111)" in told[far].notes[0]
     assert told[far].rows[0][:4] == ["initial_value=0.1", "2", "1.1000", "0.1414"]
     assert told[far].rows[1][4] == "+1.95"
+
+
+def test_runs_with_one_seed_are_told_to_be_no_sample(tmp_path: Path) -> None:
+    paths = two_groups(tmp_path, [1.0, 1.2], [2.0])
+    paths.append(write(tmp_path / "again", loss=2.0, seed=0, rate=0.3))
+    notes = tables.results(runs.groups([runs.read(path) for path in paths]), "dev/loss").notes
+    told = [note for note in notes if "independent" in note]
+    assert len(told) == 1 and "initial_value=0.3" in told[0] and "the same seed (0)" in told[0]
 
 
 class Tags(HTMLParser):

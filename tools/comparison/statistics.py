@@ -124,4 +124,4 @@ def seeds(difference: float, std: float, other: float) -> int | None:
     while many - few > 1:
         middle = (few + many) // 2
         few, many = (few, middle) if suffices(middle) else (middle, many)
-    return many
+    return many if many <= _MOST_SEEDS else None

@@ -104,7 +104,7 @@ def cross_entropy(
     lead_axes = _without(ctx.axes(dims, labels.shape), axes[0])
     logits_axes = (*lead_axes, axes[0])
     vocab, keep = table.shape[0], 1 - label_smoothing
-    lead = _LEAD[:rank]
+    lead, is_split = _LEAD[:rank], any(lead_axes)
 
     @tf.custom_gradient
     def run(x: tf.Tensor, table: tf.Tensor, *bias: tf.Tensor) -> Any:
@@ -129,7 +129,9 @@ def cross_entropy(
             dlogits = gradient(widen_half(e), tf.expand_dims(dloss, -1), total, label, numbers)
             dlogits = ctx.reshard(dlogits, logits_axes)
             dx = tf.einsum(f"{lead}v,vd->{lead}d", dlogits, widen_half(table))
-            dtable = ctx.reshard(tf.einsum(f"{lead}v,{lead}d->vd", dlogits, widen_half(x)), axes)
+            # DTensor sums over devices in the dtype of a product.
+            dlogits, of_table = (widen(dlogits), widen(x)) if is_split else (dlogits, widen_half(x))
+            dtable = ctx.reshard(tf.einsum(f"{lead}v,{lead}d->vd", dlogits, of_table), axes)
             dbias = [tf.cast(tf.reduce_sum(dlogits, list(range(rank))), b.dtype) for b in bias]
             return [tf.cast(dx, x.dtype), tf.cast(dtable, table.dtype), *dbias]
 

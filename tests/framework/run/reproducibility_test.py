@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 from tekso.framework import registry
+from tekso.framework.execution.parameter_servers import Hybrid
 from tekso.framework.run import reproducibility
 from tekso.framework.run.checkpoints import Description
 
@@ -53,6 +54,16 @@ def test_another_tensorflow_and_nothing_known() -> None:
     assert reproducibility.line(old, BEFORE, TREE) == expected
     unknown = dataclasses.replace(BEFORE, conditions={})
     assert reproducibility.line(unknown, BEFORE, TREE) == ""
+
+
+@pytest.mark.parametrize(("num_groups", "told"), [(1, SAME), (2, "the results depend on timing")])
+def test_workers_that_do_not_wait_for_each_other_repeat_nothing(num_groups: int, told: str) -> None:
+    tree = TREE.copy()
+    tree.execution.updates = Hybrid.Params(
+        workers=["a:1", "b:1"], parameter_servers=["c:1"], num_groups=num_groups
+    )
+    before = dataclasses.replace(BEFORE, params=tree.to_text())
+    assert reproducibility.line(before, BEFORE, tree).startswith(told)
 
 
 def test_without_deterministic_ops_the_line_says_how_to_get_them() -> None:

@@ -101,6 +101,21 @@ def test_too_little_memory_and_disk_are_problems(
     assert "of memory per device, but cpu has 4 GB" in memory
     assert "5 checkpoints need" in disk and "20 MB are free" in disk
     assert plan.free_bytes == free and plan.disk_bytes == 5 * plan.checkpoint_bytes
+    # Checkpoints that are there already need no more space.
+    for step in range(4):
+        save(tmp_path / "checkpoints" / f"step_{step:09}", STATE)
+    free = plan.checkpoint_bytes
+    assert planned(tmp_path, logdir=str(tmp_path)).problems == []
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_step_has_copies_of_the_weights_in_16_bits(tmp_path: Path, dtype: str) -> None:
+    step = planned(tmp_path, tree(**{"run.activation_dtype": dtype})).step
+    assert step is not None and step.memory["used_weights"] == step.memory["weights"] / 2
+    staged = tree(**{"run.activation_dtype": dtype})
+    staged.execution = execution.Pipelined.Params(num_stages=1, num_micro_batches=4)
+    step = planned(tmp_path, staged).step
+    assert step is not None and step.memory["used_weights"] == step.memory["weights"] / 2
 
 
 def test_the_executions_of_an_experiment_and_of_a_search_are_planned(tmp_path: Path) -> None:

@@ -99,6 +99,13 @@ def test_matching() -> None:
     assert all(np.sum(matches.labels[i] > 0) >= 2 for i in range(4))
 
 
+def test_objects_outside_of_the_image_are_not_matched() -> None:
+    inside, outside = [0.1, 0.1, 0.4, 0.4], [0.2, 1.0, 0.7, 1.0]  # cut off at the right border
+    boxes, labels = tf.constant([[inside, outside]]), tf.constant([[1, 2]])
+    found = match_boxes(boxes, labels, tf.constant(DEFAULTS)).labels.numpy()
+    assert (found == 1).any() and not (found == 2).any()
+
+
 def test_loss_takes_three_hard_negatives_for_each_match() -> None:
     rng = np.random.default_rng(2)
     size, classes = len(DEFAULTS), 4

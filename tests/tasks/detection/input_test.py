@@ -92,6 +92,21 @@ def test_a_crop_keeps_boxes_with_their_centre_inside_and_overlaps_enough() -> No
     assert step.apply(empty, 0, np.random.default_rng(0)) is empty
 
 
+def test_a_crop_keeps_an_object_and_not_only_a_crowd() -> None:
+    boxes = np.array([[0.0, 0.0, 0.1, 0.1], [0.0, 0.0, 1.0, 1.0]])
+    weights, step = np.array([1, 0], np.float32), SsdCrop.Params().instantiate()
+    step._modes = [-1.0]  # any overlap
+    both = Boxed(np.zeros((50, 80, 3), np.uint8), boxes, np.array([1, 2], np.int32), weights)
+    random = np.random.default_rng(0)
+    assert all(1 in step.apply(both, 0, random).labels for _ in range(20))
+    step._modes = [0.9]  # no part overlaps a crowd that is almost nothing so much
+    object_ = np.array([[0.1, 0.1, 0.9, 0.9], [0.0, 0.0, 0.01, 0.01]])
+    one = Boxed(both.image, object_, both.labels, weights)
+    assert step.apply(one, 0, random).labels.tolist() == [1]
+    crowd = Boxed(both.image, boxes, both.labels, np.zeros(2, np.float32))
+    assert step.apply(crowd, 0, random) is crowd
+
+
 def test_steps_that_move_pixels_are_refused() -> None:
     with pytest.raises(ValueError, match="PadAndCrop, which may move pixels"):
         Recolour.Params(step=PadAndCrop.Params()).instantiate()
@@ -104,9 +119,12 @@ def test_the_smallest_boxes_are_left_out_and_numbers_are_checked() -> None:
             sides = np.array([[0, 0, 9, 9], [0, 0, 2, 2], [0, 0, 8, 8]])
             return type(one).of(sides, [1, 2, 2], one.size, is_crowd=[False, False, True])
 
-    batch = boxes(source=Many.Params()).instantiate().batch(0)
-    assert batch["labels"][0].tolist() == [1, 2]
-    assert batch["box_weights"][0].tolist() == [1, 0]  # a crowd is not trained on
+    for most, labels, weights in (  # a crowd is not trained on, and left out first
+        (1, [1], [1]), (2, [1, 2], [1, 1]), (3, [1, 2, 2], [1, 1, 0])
+    ):  # fmt: skip
+        batch = boxes(source=Many.Params(), max_boxes=most).instantiate().batch(0)
+        assert batch["labels"][0].tolist() == labels
+        assert batch["box_weights"][0].tolist() == weights
     with pytest.raises(ValueError, match="max_boxes is 0"):
         boxes(max_boxes=0).instantiate()
 

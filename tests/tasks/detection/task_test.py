@@ -132,6 +132,12 @@ def test_a_pass_is_scored_and_drawn() -> None:
     assert scored.images["detections"].startswith(b"\x89PNG")
     assert "upright" in scored.text
 
+    # A model of more classes may find one that these images do not have.
+    task = planted(dev)
+    task.outputs = [{**one, "labels": one["labels"] * 3} for one in task.outputs]
+    scored = task.score(Program(task, None), dev, is_last=True)
+    assert scored.figures["ap"] == 0 and scored.images["detections"]
+
     # Upright rectangles have half of the height, flat ones a fifth: 0.1 lower, they overlap by
     # 0.4 / 0.6 and 0.1 / 0.3 about.
     task = planted(dev, shift=0.1)

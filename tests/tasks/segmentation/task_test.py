@@ -93,6 +93,21 @@ def test_loss_and_metrics_of_a_pass_are_those_of_all_its_pixels() -> None:
     assert result.images["masks"].startswith(b"\x89PNG") and "background" in result.text
 
 
+def test_guesses_of_classes_without_labels_are_counted_as_such() -> None:
+    params = masks(source=Squares.Params(count=21))
+    dev = HeldOut.Params(batch_size=7).instantiate(train=params)
+    scoring = SegmentationScoring.Params(baselines={"none": 0.0}, shown=0)
+    task = task_of(params.instantiate(), scoring=scoring, num_classes=5)  # the masks have 3
+
+    class Guess4(Program):
+        def call(self, function: Any, *inputs: Any) -> Any:
+            return np.full(np.shape(inputs[0])[:3], 4)
+
+    result = task.score(Guess4(task, None), dev, is_last=True)
+    assert result.notes == ("mean IoU 0.0000; none 0.000",)
+    assert "4 " in result.text
+
+
 def test_classes_of_palettes_are_those_of_voc() -> None:
     labels = np.array([[0, 1, 2, 3], [8, 20, 255, -1]])
     wanted = [(0, 0, 0), (128, 0, 0), (0, 128, 0), (128, 128, 0), (64, 0, 0), (0, 64, 128)]

@@ -22,12 +22,13 @@ from tensorflow.python.eager import context
 
 from tekso.framework.execution import ExecutionError, devices
 from tekso.framework.execution.mesh import forms as mesh_forms
-from tekso.framework.execution.mesh import mesh_devices
+from tekso.framework.execution.mesh import mesh_devices, vocab
 from tekso.framework.execution.mesh.layouts import Layout, MeshShape
 from tekso.framework.execution.mesh.placement import Placement
 from tekso.framework.execution.mesh.workarounds import compiler, forms, tensors
 from tekso.framework.execution.mesh.workarounds.retracing import retraced
 from tekso.framework.execution.mesh.workarounds.unsupported_ops import refuse_unsupported
+from tekso.framework.primitives.fusion import no_fusion
 from tekso.framework.weight_update import select
 
 WHOLE_2D, ROWS, COLUMNS = (None, None), ("m", None), (None, "m")
@@ -166,6 +167,35 @@ def contraction_of_two_dims(place: Place, avoided: bool) -> bool:
     return contracted((None, "m", None))
 
 
+def softmax_sums_in_16_bits(place: Place, avoided: bool) -> bool:
+    """The same for the table and the bias of a softmax; 128.5 is 128 in bfloat16."""
+    rows = np.zeros([1024, 1], np.float32)
+    rows[:257] = rows[-1] = 1
+    x, table, bias = (tf.cast(v, tf.bfloat16) for v in (rows, np.zeros([2, 1]), np.zeros(2)))
+    context = types.SimpleNamespace(
+        layout_of=lambda _: None, axes=lambda *_: ("m",), reshard=place.reshard, fuse=no_fusion
+    )
+    labels = np.zeros([1024], np.int32)
+
+    def gradients(x: tf.Tensor, labels: tf.Tensor, *weights: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            tape.watch(weights)
+            if avoided:
+                nats = vocab.cross_entropy(
+                    cast(Any, context), x, weights[0], labels, bias=weights[1]
+                )
+            else:
+                log_p = tf.nn.log_softmax(tf.einsum("ad,vd->av", x, weights[0]) + weights[1])
+                nats = -tf.reduce_sum(tf.one_hot(labels, 2, dtype=x.dtype) * log_p, 1)
+            total = tf.reduce_sum(tf.cast(nats * tf.cast(x[:, 0], nats.dtype), tf.float32))
+        dtable, dbias = tape.gradient(total, weights)
+        return tf.cast(tf.stack([dtable[:, 0], dbias]), tf.float32)
+
+    weights = place.put(table), place.put(bias)
+    y = _run(gradients, place.put(x, ROWS), place.put(labels, ("m",)), *weights)
+    return _equal(place, y, np.array([[-129, 129]] * 2, np.float32))
+
+
 def resharded_gather(place: Place, avoided: bool) -> bool:
     """A gather whose result is sharded along a dim that is not sharded in its input."""
     x = _values(4, 6)
@@ -265,6 +295,7 @@ REPRODUCTIONS = {
         resharded_gather,
         row_of_stacked_weights,
         scalar_where,
+        softmax_sums_in_16_bits,
         sums_in_16_bits,
     )
 }
