@@ -1,8 +1,8 @@
 r"""Emoji and their names, in the npm package emoji-datasource-google.
 
-    npm pack emoji-datasource-google@16.0.0
-    tar xzf emoji-datasource-google-16.0.0.tgz
-    tekso-trainer --model=image.emoji.Caption --logdir=runs/emoji \
+npm pack emoji-datasource-google@16.0.0
+tar xzf emoji-datasource-google-16.0.0.tgz
+tekso-trainer --model=image.emoji.Caption --logdir=runs/emoji \
         --set input.source.folder=package
 """
 

@@ -210,8 +210,7 @@ def language_id(languages: Sequence[str], language: str | None) -> int:
     close = difflib.get_close_matches(language, languages, n=3)
     hint = f"; did you mean {', '.join(close)}?" if close else ""
     raise InputError(
-        f"task.decode_language is {language!r}, but the captions have: "
-        f"{', '.join(languages)}{hint}"
+        f"task.decode_language is {language!r}, but the captions have: {', '.join(languages)}{hint}"
     )
 
 

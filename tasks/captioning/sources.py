@@ -217,7 +217,8 @@ class SplitCaptionFiles(CaptionFiles):
         try:
             data = files.read(path)
         except FileNotFoundError as error:
-            raise InputError(f"there is no file {path}: {p.path_of('file')}") from error
+            setting = p.path_of(f"{split}_file" if own else "file")
+            raise InputError(f"there is no file {path}, which {setting} names") from error
         for name, captions in self._parsed(path, data).items():
             if own or split_of(name, *fractions) == split:
                 yield files.join(folder, name), captions

@@ -95,9 +95,7 @@ class Captioning(TargetTask):
             "target_positions.max_length": data.target_length,
         }
         for path, value in sizes.items():
-            if path in model and (
-                model.get(path) is REQUIRED or model.origin(path) == "default"
-            ):
+            if path in model and (model.get(path) is REQUIRED or model.origin(path) == "default"):
                 model.set({path: value})
         if params.searcher.search.max_length is None:
             params.searcher.search.max_length = data.target_length

@@ -157,6 +157,7 @@ class Translator(TargetSearch):
         """Returns the most tokens of a source, end included."""
         return int(self.params.max_source_length or input.params.source_length)
 
+
 def source_batch(sources: Sequence[np.ndarray], *, rows: int, length: int) -> Batch:
     """Returns the source side of a batch; rows beyond the sources are padding.
 

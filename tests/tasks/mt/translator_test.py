@@ -19,8 +19,7 @@ from tekso.framework.theta import Theta
 from tekso.models.decoding.beam_search import BeamSearch
 from tekso.models.decoding.decoder import DecoderStep
 from tekso.models.decoding.sampler import Sampler
-from tekso.tasks.mt import attention_plot
-from tekso.tasks.mt import target_search
+from tekso.tasks.mt import attention_plot, target_search
 from tekso.tasks.mt.input import PaddedPairs
 from tekso.tasks.mt.pairs import InMemoryPairs
 from tekso.tasks.mt.task import Translation
