@@ -41,9 +41,9 @@ class ContrastiveLoss(Layer):
         s[i, j]  = exp(log_scale) * image[i] · text[j]
         nats[i]  = -s[i, i] + (logsumexp_j s[i, j] + logsumexp_j s[j, i]) / 2
 
-    j runs over all examples of the global batch with a weight above 0, also those of other replicas.
-    So the loss cannot be computed in parts that run one after the other, such as accumulation steps
-    or micro-batches of a pipeline; executions reject them.
+    j runs over all examples of the global batch with a weight above 0, also on other replicas. So
+    the loss cannot be computed in parts that run one after the other, such as accumulation steps or
+    micro-batches of a pipeline; executions reject them.
 
     Shapes:
       x: Embedded

@@ -33,6 +33,7 @@ GROUPS = (
     "image.emoji.DualEncoder",
     "image.fashion_mnist.ResNet",
     "image.folders.ResNet",
+    "image.glyphs.ResNet",
     "image.imagenet.AmoebaNetBL18F512",
     "image.imagenet.AmoebaNetDL18F208",
     "image.imagenet.ResNet18",
