@@ -296,6 +296,11 @@ HOW: list[tuple[str, Run | TestedBy]] = [
         ),
     ),
     (
+        r"tekso-results .*",
+        TestedBy("tests/tools/results_test.py::test_a_result_has_what_the_trainer_wrote"),
+    ),
+    (r"make catalogue", TestedBy("tests/tools/catalogue_test.py::test_the_page_is_up_to_date")),
+    (
         r"tekso-sweep .*",
         TestedBy(
             "tests/tools/sweep_test.py"
