@@ -109,7 +109,8 @@ class ResNet(PooledImageModel):
 
     Shapes:
       x: [batch, height, width, channels], numbers of any type, any height and width
-      returns: logits [batch, classes], float32 or wider
+      returns: logits [batch, classes], float32 or wider; without a classifier, features [batch,
+        height / n, width / n, feature_dim]
     Children:
       stem; blocks/0, blocks/1, …; classifier: Linear, dims ("channels", "classes")
     Raises:
@@ -137,6 +138,7 @@ class ResNet(PooledImageModel):
             "Initializer of the classifier.", default=Normal.Params(stddev=0.01)
         )
 
+    has_features = True
     stem: Stem
     blocks: list[ResidualBlock]
 
@@ -148,7 +150,13 @@ class ResNet(PooledImageModel):
         stem = with_sizes(p.stem, input_dim=p.channels, output_dim=p.width)
         self.child("stem", stem.set(dtype=p.dtype))
         self.child_list("blocks", self._block_params())
-        self.classify_pooled(self.blocks[-1].output_dim, p.classifier_init, p.dropout_rate)
+        if p.classes is not None:
+            self.classify_pooled(self.feature_dim, p.classifier_init, p.dropout_rate)
+
+    @property
+    def feature_dim(self) -> int:
+        """Number of channels of the last block."""
+        return self.blocks[-1].output_dim
 
     def _block_params(self) -> list[ResidualBlock.Params]:
         p = self.params
@@ -165,10 +173,11 @@ class ResNet(PooledImageModel):
 
     def pieces(self) -> list[Piece]:
         """Returns the stem, one piece per block, and the classifier."""
+        head = [] if self.params.classes is None else [self.classifier_piece()]
         return [
             Piece("stem", {"stem": self.stem}, self._run_stem),
             *of_layers("blocks", self.blocks, self._run_block),
-            self.classifier_piece(),
+            *head,
         ]
 
     def _run_stem(self, theta: Theta, flow: Flow, ctx: StepContext) -> Flow:
