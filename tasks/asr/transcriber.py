@@ -95,7 +95,8 @@ class Transcriber(Configurable):
         """Returns what is known of a recording, padded to a power of two, so that few are traced.
 
         "text"; "words", pairs of a word and the second of its beginning, if frames are known; with
-        num_hypotheses above 1 "hypotheses", pairs of a text and its log-probability.
+        num_hypotheses above 1 "hypotheses", pairs of a text and its log-probability. There are none
+        if the search found none, as for an empty recording.
 
         Shapes:
           samples: [samples]
@@ -112,7 +113,8 @@ class Transcriber(Configurable):
             record["words"] = words_of(best.labels, seconds, tokenizer)
         if self.params.num_hypotheses > 1:
             pairs = [[text_of(one.labels, tokenizer), one.log_prob] for one in found]
-            record["hypotheses"] = pairs
+            # JSON has no infinite numbers.
+            record["hypotheses"] = [pair for pair in pairs if np.isfinite(pair[1])]
         return record
 
 

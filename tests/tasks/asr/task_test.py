@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import soundfile
 import tensorflow as tf
+from speech_tasks import TASKS, las_params, task_params, transducer_params
 
 from tekso.framework import schedules
 from tekso.framework.context import StepContext
@@ -19,68 +20,12 @@ from tekso.framework.learner import Learner
 from tekso.framework.optimizers.adam import Adam
 from tekso.framework.run.evaluation import EvaluationError, evaluate
 from tekso.framework.run.session import Session
-from tekso.models.ctc_model import CtcModel
-from tekso.models.las import Las
-from tekso.models.layers.log_mel import LogMel
-from tekso.models.layers.recurrent import RecurrentStack
-from tekso.models.layers.recurrent_cells import LstmCell
-from tekso.models.layers.recurrent_decoder import RecurrentDecoder
 from tekso.models.layers.spec_augment import SpecAugment
-from tekso.models.layers.transducer_layers import Joint, PredictionNetwork
-from tekso.models.speech_encoder import RecurrentEncoder
-from tekso.models.transducer import Transducer
 from tekso.tasks.asr.input import BucketedSpeech
-from tekso.tasks.asr.las_task import LasTask
 from tekso.tasks.asr.sources import AsteriskPrompts
 from tekso.tasks.asr.task import CtcTask
 from tekso.tasks.asr.transcriber import words_of
-from tekso.tasks.asr.transducer_task import TransducerTask
 from tekso.tasks.asr.word_errors import word_errors
-
-
-def listening() -> dict[str, Any]:
-    """Returns Params of a small model up to its encoder."""
-    return {
-        "front_end": LogMel.Params(
-            sample_rate=8000, num_channels=20, fft_length=256, high_hz=3800.0
-        ),
-        "encoder": RecurrentEncoder.Params(
-            num_filters=4,
-            dim=16,
-            stack=RecurrentStack.Params(
-                num_layers=1, direction="bidirectional", cell=LstmCell.Params(hidden_dim=16)
-            ),
-        ),
-    }
-
-
-def task_params(**changes: Any) -> Any:
-    return CtcTask.Params(model=CtcModel.Params(**listening())).set(changes)
-
-
-def transducer_params(**changes: Any) -> Any:
-    model = Transducer.Params(
-        prediction=PredictionNetwork.Params(
-            dim=8, stack=RecurrentStack.Params(num_layers=1, cell=LstmCell.Params(hidden_dim=16))
-        ),
-        joint=Joint.Params(dim=16),
-        **listening(),
-    )
-    return TransducerTask.Params(model=model).set(changes)
-
-
-def las_params(**changes: Any) -> Any:
-    model = Las.Params(
-        embedding_dim=8,
-        decoder=RecurrentDecoder.Params(
-            num_layers=1, cell=LstmCell.Params(hidden_dim=32), output="state_and_context"
-        ),
-        **listening(),
-    )
-    return LasTask.Params(model=model).set(changes)
-
-
-TASKS = {"ctc": task_params, "transducer": transducer_params, "las": las_params}
 
 
 def batch(rng: np.random.Generator, frames: int = 40) -> dict[str, np.ndarray]:
