@@ -245,6 +245,12 @@ HOW: list[tuple[str, Run | TestedBy]] = [
     ),
     (r"tekso-ckpt (convert|merge) .*", Run(prints=r"wrote|merged")),
     (
+        r"tekso-trainer .*runs/texts.*",
+        TestedBy(
+            "tests/params/asr/prompts_test.py::test_prompts_are_recognised_with_a_language_model"
+        ),
+    ),
+    (
         r"pip install 'tekso\[speech\]'|apt-get download asterisk.*|for deb in asterisk.*"
         r"|export TEKSO_ASTERISK=.*|tekso-trainer .*runs/prompts.*",
         TestedBy(

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
+from tekso.framework import schedules
 from tekso.framework.context import StepContext
+from tekso.framework.experiment import Experiment, Run
+from tekso.framework.input.held_out import HeldOut
+from tekso.framework.learner import Learner
+from tekso.framework.optimizers.adam import Adam
 from tekso.models.ctc_model import CtcModel
 from tekso.models.las import Las
 from tekso.models.layers.log_mel import LogMel
@@ -15,7 +20,9 @@ from tekso.models.layers.recurrent_decoder import RecurrentDecoder
 from tekso.models.layers.transducer_layers import Joint, PredictionNetwork
 from tekso.models.speech_encoder import RecurrentEncoder
 from tekso.models.transducer import Transducer
+from tekso.tasks.asr.input import BucketedSpeech
 from tekso.tasks.asr.las_task import LasTask
+from tekso.tasks.asr.sources import AsteriskPrompts
 from tekso.tasks.asr.task import CtcTask
 from tekso.tasks.asr.transducer_task import TransducerTask
 
@@ -63,6 +70,44 @@ def las_params(**changes: Any) -> Any:
 
 
 TASKS = {"ctc": task_params, "transducer": transducer_params, "las": las_params}
+
+
+STEPS = 120
+
+
+class Tones(Experiment):
+    """Letters spelled as tones."""
+
+    kind: ClassVar[str] = "ctc"
+
+    def task(self) -> Any:
+        """A small model."""
+        return TASKS[self.kind]()
+
+    def input(self) -> Any:
+        """Words of one to six letters."""
+        return BucketedSpeech.Params(
+            corpus=AsteriskPrompts.Params(),
+            sample_rate=8000,
+            max_seconds=0.8,
+            max_labels=12,
+            bounds_s=[0.4],
+            batch_size=16,
+        )
+
+    def eval_inputs(self) -> Any:
+        """Words that are not in the training data."""
+        return {"dev": HeldOut.Params()}
+
+    def learner(self) -> Any:
+        """Adam."""
+        return Learner.Params(
+            optimizer=Adam.Params(), schedule=schedules.Linear.Params(initial_value=0.02)
+        )
+
+    def run(self) -> Any:
+        """Few steps."""
+        return Run.Params(steps=STEPS)
 
 
 class Letters:

@@ -58,6 +58,7 @@ class CtcTranscriber(Transcriber):
                 blank_id=blank_id,
                 beam_size=p.beam_size,
                 tokens_per_frame=p.tokens_per_frame,
+                language=self.language(),
             )
             pairs = [(list(one.labels), one.log_prob) for one in hypotheses[: p.num_hypotheses]]
         return [

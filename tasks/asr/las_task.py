@@ -13,9 +13,11 @@ from tekso.framework.pieces import Flow
 from tekso.framework.task import Batch, Program
 from tekso.framework.theta import Theta
 from tekso.models.decoding.beam_search import BeamSearch
+from tekso.models.decoding.decoder import Decoder
 from tekso.models.las import CROSS_ENTROPY, CTC, Las
 from tekso.models.layers.frames import frame_mask
 from tekso.models.speech_model import SpeechModel
+from tekso.tasks.asr.language_fusion import FusedDecoder
 from tekso.tasks.asr.speech_task import SpeechTask
 from tekso.tasks.asr.transcriber import Transcriber, Transcript
 
@@ -32,17 +34,23 @@ class LasTranscriber(Transcriber):
         )
 
     sizes = ("num_hypotheses",)
+    beam_size_field = "search.beam_size"
 
     def __init__(self, params: Any, *, model: SpeechModel) -> None:
-        """Builds the search; see `Transcriber`."""
+        """Builds the search; see `Transcriber`.
+
+        Raises:
+          ValueError: a language model has a token_bonus; or as Transcriber.
+        """
         super().__init__(params, model=model)
+        fusion = self.params.language_model
+        if fusion is not None and fusion.token_bonus:
+            raise ValueError(
+                f"{fusion.path_of('token_bonus')} is {fusion.token_bonus}, must be 0 for an "
+                "attention decoder: set search.length_normalization instead"
+            )
         search = self.params.search.copy().set(num_hypotheses=self.params.num_hypotheses)
         self._search: BeamSearch = search.instantiate()
-
-    @property
-    def beam_size(self) -> int:
-        """Hypotheses that the search keeps."""
-        return int(self.params.search.beam_size)
 
     def transcripts(
         self, program: Program, samples: Any, num_samples: Any
@@ -52,7 +60,12 @@ class LasTranscriber(Transcriber):
         Shapes:
           samples: [batch, samples], num_samples: [batch]
         """
-        found = program.call(self.hypotheses, tf.constant(samples), tf.constant(num_samples))
+        given = tf.constant(samples), tf.constant(num_samples)
+        language = self.language()
+        if language is None:
+            found = program.call(self.hypotheses, *given)
+        else:
+            found = program.call(self._fused_hypotheses, *given, language.flat)
         ids, lengths, scores, is_finished = (np.asarray(array) for array in found)
         labels = lengths - is_finished  # without the end token
         return [
@@ -68,10 +81,31 @@ class LasTranscriber(Transcriber):
         self, theta: Theta, samples: tf.Tensor, num_samples: tf.Tensor, ctx: StepContext
     ) -> tuple[tf.Tensor, ...]:
         """Returns ids [B, H, L], lengths, log-probabilities and is_finished [B, H]."""
+        return self._searched(self._model, theta, theta.model, samples, num_samples, ctx)
+
+    def _fused_hypotheses(
+        self, theta: Theta, samples: tf.Tensor, num_samples: tf.Tensor, flat: Any, ctx: StepContext
+    ) -> tuple[tf.Tensor, ...]:
+        """Returns `hypotheses` with the scores of the language model, whose weights are given."""
+        language = self.language()
+        assert language is not None
+        fused = Theta(model=theta.model, language=language.theta(flat))
+        model = FusedDecoder(self._model, language)
+        return self._searched(model, theta, fused, samples, num_samples, ctx)
+
+    def _searched(
+        self,
+        decoder: Decoder,
+        theta: Theta,
+        decoded_with: Theta,
+        samples: tf.Tensor,
+        num_samples: tf.Tensor,
+        ctx: StepContext,
+    ) -> tuple[tf.Tensor, ...]:
         frames = self._model.encode(theta.model, samples, ctx, lengths=num_samples)
         mask = frame_mask(frames.lengths, frames.features.shape[1])
         given = {"encoded": frames.features, "source_segment_ids": tf.cast(mask, tf.int32)}
-        found = self._search.search(self._model, theta.model, given, ctx, self._model.end_id)
+        found = self._search.search(decoder, decoded_with, given, ctx, self._model.end_id)
         return tuple(found[name] for name in ("ids", "lengths", "log_probs", "is_finished"))
 
 

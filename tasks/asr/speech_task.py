@@ -16,6 +16,7 @@ from tekso.framework.params import REQUIRED, literals, param
 from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece
 from tekso.framework.task import Batch, Decoded, LossSums, Program, Scored, Task
 from tekso.framework.theta import Theta
+from tekso.framework.trained import LoadTrained
 from tekso.models.speech_model import SpeechModel
 from tekso.tasks.asr.audio import AudioError, Samples, read_audio
 from tekso.tasks.asr.input import BucketedSpeech
@@ -98,6 +99,10 @@ class SpeechTask(Task):
                 f"task.model.front_end.sample_rate is {rate}: they must be equal"
             )
         return params
+
+    def use_trained(self, load: LoadTrained, input: Input) -> None:
+        """Loads the language model of the transcriber, if its Params name one."""
+        self.transcriber.use_trained(load, input.tokenizer)
 
     def check_inputs(self, inputs: Mapping[str, Any]) -> list[str]:
         """Checks that error rates can be computed; warns of utterances that are left out."""

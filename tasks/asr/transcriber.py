@@ -12,9 +12,11 @@ from tekso.framework.input.held_out import spread
 from tekso.framework.input.tokenizers import Tokenizer
 from tekso.framework.params import Configurable, param
 from tekso.framework.task import Program, Scored
+from tekso.framework.trained import LoadTrained
 from tekso.models.speech_model import SpeechModel
 from tekso.tasks.asr.audio import Samples
 from tekso.tasks.asr.input import BucketedSpeech
+from tekso.tasks.asr.language_fusion import LanguageFusion, LanguageScores
 from tekso.tasks.asr.word_errors import word_errors
 
 
@@ -24,7 +26,8 @@ class Transcript:
 
     Attributes:
       labels: tokens.
-      log_prob: log-probability in nats, as far as the search sums it.
+      log_prob: log-probability in nats, as far as the search sums it; with a language model, plus
+        its score.
       frames: frame of the encoder's output in which each token begins; None: not known.
     """
 
@@ -43,6 +46,10 @@ class Transcriber(Configurable):
             "Transcripts of each recording in the records of --mode=decode, at most beam_size.",
             default=1,
         )
+        language_model: LanguageFusion.Params | None = param(
+            "A language model that the beam search adds (shallow fusion); None: none.",
+            default=None,
+        )
 
     def __init__(self, params: Any, *, model: SpeechModel) -> None:
         """Keeps the model.
@@ -60,15 +67,45 @@ class Transcriber(Configurable):
                 f"{p.path_of('num_hypotheses')} is {p.num_hypotheses}, must be at most beam_size, "
                 f"{self.beam_size}"
             )
+        self._fusion: LanguageFusion | None = None
+        if p.language_model is not None:
+            if self.beam_size < 2:
+                raise ValueError(
+                    f"{p.path_of('language_model')} needs a beam search: set "
+                    f"{p.path_of(self.beam_size_field)} to at least 2"
+                )
+            self._fusion = p.language_model.instantiate()
+        self._language: LanguageScores | None = None
         self._model: Any = model
 
     sizes: ClassVar[Sequence[str]] = ("beam_size", "num_hypotheses")
     """Fields of the Params that must be at least 1."""
 
+    beam_size_field: ClassVar[str] = "beam_size"
+
     @property
     def beam_size(self) -> int:
         """Hypotheses that the search keeps."""
-        return int(self.params.get("beam_size"))
+        return int(self.params.get(self.beam_size_field))
+
+    def use_trained(self, load: LoadTrained, tokenizer: Tokenizer) -> None:
+        """Loads the language model, if the Params name one; see `LanguageFusion.load`."""
+        if self._fusion is not None:
+            size = self._model.params.vocab_size
+            self._language = self._fusion.load(load, tokenizer, size)
+
+    def language(self) -> LanguageScores | None:
+        """Returns the scores of the language model, if the Params name one.
+
+        Raises:
+          RuntimeError: it has not been loaded.
+        """
+        if self._fusion is not None and self._language is None:
+            raise RuntimeError(
+                f"{self.params.path_of('language_model')} has not been loaded: call "
+                "task.use_trained first"
+            )
+        return self._language
 
     def transcripts(
         self, program: Program, samples: Any, num_samples: Any
@@ -112,9 +149,11 @@ class Transcriber(Configurable):
             seconds = [frame * self._model.seconds_per_frame for frame in best.frames]
             record["words"] = words_of(best.labels, seconds, tokenizer)
         if self.params.num_hypotheses > 1:
-            pairs = [[text_of(one.labels, tokenizer), one.log_prob] for one in found]
-            # JSON has no infinite numbers.
-            record["hypotheses"] = [pair for pair in pairs if np.isfinite(pair[1])]
+            record["hypotheses"] = [
+                [text_of(one.labels, tokenizer), one.log_prob]
+                for one in found
+                if np.isfinite(one.log_prob)  # JSON has no infinite numbers
+            ]
         return record
 
 

@@ -52,6 +52,7 @@ class TransducerTranscriber(Transcriber):
                 blank_id=self._model.blank_id,
                 beam_size=p.beam_size,
                 max_symbols=p.max_symbols,
+                language=self.language(),
             )
             best = hypotheses[: p.num_hypotheses]
             found.append([Transcript(one.labels, one.log_prob, one.frames) for one in best])

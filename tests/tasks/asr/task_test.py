@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import asterisk_folder
 import numpy as np
 import pytest
 import soundfile
 import tensorflow as tf
-from speech_tasks import TASKS, las_params, task_params, transducer_params
+from speech_tasks import STEPS, TASKS, Tones, las_params, task_params, transducer_params
 
-from tekso.framework import schedules
 from tekso.framework.context import StepContext
-from tekso.framework.experiment import Experiment, Run
 from tekso.framework.input.held_out import HeldOut
-from tekso.framework.learner import Learner
-from tekso.framework.optimizers.adam import Adam
 from tekso.framework.run.evaluation import EvaluationError, evaluate
 from tekso.framework.run.session import Session
 from tekso.models.layers.spec_augment import SpecAugment
 from tekso.tasks.asr.input import BucketedSpeech
-from tekso.tasks.asr.sources import AsteriskPrompts
 from tekso.tasks.asr.task import CtcTask
 from tekso.tasks.asr.transcriber import words_of
 from tekso.tasks.asr.word_errors import word_errors
@@ -174,44 +169,6 @@ def test_word_errors_by_kind_and_utterance() -> None:
     assert kinds == pytest.approx([1 / 9, 1 / 9, 2 / 9])
     assert errors.figures["cer"] == pytest.approx(6 / 15)
     assert errors.worst(5) == [2, 0]
-
-
-STEPS = 120
-
-
-class Tones(Experiment):
-    """Letters spelled as tones."""
-
-    kind: ClassVar[str] = "ctc"
-
-    def task(self) -> Any:
-        """A small model."""
-        return TASKS[self.kind]()
-
-    def input(self) -> Any:
-        """Words of one to six letters."""
-        return BucketedSpeech.Params(
-            corpus=AsteriskPrompts.Params(),
-            sample_rate=8000,
-            max_seconds=0.8,
-            max_labels=12,
-            bounds_s=[0.4],
-            batch_size=16,
-        )
-
-    def eval_inputs(self) -> Any:
-        """Words that are not in the training data."""
-        return {"dev": HeldOut.Params()}
-
-    def learner(self) -> Any:
-        """Adam."""
-        return Learner.Params(
-            optimizer=Adam.Params(), schedule=schedules.Linear.Params(initial_value=0.02)
-        )
-
-    def run(self) -> Any:
-        """Few steps."""
-        return Run.Params(steps=STEPS)
 
 
 class TransducedTones(Tones):
