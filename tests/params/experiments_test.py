@@ -13,6 +13,7 @@ NEEDS_DATA = {
     "asr.prompts.Ctc": ("task.model.vocab_size", 70),
     "asr.prompts.Las": ("task.model.vocab_size", 70),
     "asr.prompts.Rnnt": ("task.model.vocab_size", 70),
+    "asr.prompts.Texts": ("task.model.vocab_size", 70),
     "image.boxes.Ssd": ("task.num_classes", 3),  # the classes are the categories of the file
     "image.folders.ResNet": ("task.num_classes", 10),  # the classes are the folders
     "image.unet.Folders": ("task.num_classes", 3),  # the classes are named with the folder
