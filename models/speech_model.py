@@ -109,9 +109,8 @@ class SpeechModel(Layer):
 
     # --- chunk by chunk ---
 
-    @property
-    def stream_frames(self) -> int:
-        """Frames of the encoder's output in a chunk of a stream.
+    def check_streams(self) -> None:
+        """Checks that a stream can be transcribed while it arrives.
 
         Raises:
           StreamError: the model needs whole utterances.
@@ -122,14 +121,23 @@ class SpeechModel(Layer):
                 f"{normalize.path_of('statistics')} is 'utterance': set 'global' and the mean and "
                 "deviation, or train without normalize"
             )
-        return self.encoder.stream_frames
+        _ = self.encoder.stream_frames
 
     @property
     def stream_samples(self) -> tuple[int, int]:
         """Samples that a chunk of a stream needs, and samples from chunk to chunk."""
-        frames = self.stream_frames * self.encoder.reduction
+        frames = self.encoder.stream_frames * self.encoder.reduction
         step = self.front_end.step
         return (frames - 1) * step + self.front_end.frame_length, frames * step
+
+    def stream_start(self, batch_size: int) -> Any:
+        """Returns the state before the first chunk.
+
+        Raises:
+          StreamError: the model needs whole utterances.
+        """
+        self.check_streams()
+        return self.encoder.stream_start(batch_size)
 
     def stream(
         self,

@@ -24,8 +24,14 @@ LogProbs = npt.NDArray[np.floating]
 
 
 def transducer_greedy(
-    model: Transducer, theta: Theta, encoded: FrameSequence, ctx: StepContext, *, max_symbols: int
-) -> dict[str, tf.Tensor]:
+    model: Transducer,
+    theta: Theta,
+    encoded: FrameSequence,
+    ctx: StepContext,
+    *,
+    max_symbols: int,
+    start: Any = None,
+) -> dict[str, Any]:
     """Returns the labels of the most probable transition at every node.
 
     Args:
@@ -34,16 +40,20 @@ def transducer_greedy(
       encoded: output of its encoder.
       ctx: the step context.
       max_symbols: most labels in a frame; then the search goes to the next one.
+      start: "after" of the frames before, in a stream; None: there are none.
 
     Shapes:
       encoded: [B, T, …]
       returns: {"ids", "frames": [B, L] int32, the labels and the frame of each; "lengths": [B];
-        "log_probs": [B] float32, of the path}, where L = T * max_symbols
+        "log_probs": [B] float32, of the path; "after": output and state of the prediction network},
+        where L = T * max_symbols
     Source: Graves 2012, section 2.5, with a beam of 1.
     """
     batch, length, _ = encoded.features.shape
     most = length * max_symbols
-    predicted, state = model.prediction.start(theta.prediction, batch, ctx)
+    if start is None:
+        start = model.prediction.start(theta.prediction, batch, ctx)
+    predicted, state = start
     none = tf.zeros([batch], tf.int32)
     ids = tf.zeros([batch, most], tf.int32)
     begin = {
@@ -91,7 +101,8 @@ def transducer_greedy(
         (begin,),
         maximum_iterations=most,
     )
-    return {name: last[name] for name in ("ids", "frames", "lengths", "log_probs")}
+    found = {name: last[name] for name in ("ids", "frames", "lengths", "log_probs")}
+    return {**found, "after": (last["predicted"], last["state"])}
 
 
 class TransducerScorer(Protocol):

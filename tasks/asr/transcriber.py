@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from tekso.framework.input.tokenizers import Tokenizer
 from tekso.framework.params import Configurable, param
 from tekso.framework.task import Program, Scored
 from tekso.framework.trained import LoadTrained
+from tekso.models.speech_encoder import StreamError
 from tekso.models.speech_model import SpeechModel
 from tekso.tasks.asr.audio import Samples
 from tekso.tasks.asr.input import BucketedSpeech
@@ -34,6 +35,22 @@ class Transcript:
     labels: Sequence[int]
     log_prob: float
     frames: Sequence[int] | None = None
+
+
+class StreamSearch(Protocol):
+    """Transcribes a recording chunk by chunk."""
+
+    def read(self, samples: Any, num_samples: Any) -> None:
+        """Reads the next chunk; see `SpeechModel.stream`.
+
+        Shapes:
+          samples: [1, first of stream_samples] float32; num_samples: [1] int32
+        """
+        ...
+
+    def transcripts(self) -> list[Transcript]:
+        """Returns the transcripts of all chunks so far, best first, as `transcripts` would."""
+        ...
 
 
 class Transcriber(Configurable):
@@ -78,6 +95,12 @@ class Transcriber(Configurable):
         self._language: LanguageScores | None = None
         self._model: Any = model
 
+    @property
+    def model(self) -> SpeechModel:
+        """The model."""
+        found: SpeechModel = self._model
+        return found
+
     sizes: ClassVar[Sequence[str]] = ("beam_size", "num_hypotheses")
     """Fields of the Params that must be at least 1."""
 
@@ -117,6 +140,14 @@ class Transcriber(Configurable):
         """
         raise NotImplementedError(f"{type(self).__name__} has no transcripts()")
 
+    def stream(self, program: Program) -> StreamSearch:
+        """Returns a search that reads a recording while it arrives.
+
+        Raises:
+          StreamError: the model needs whole utterances.
+        """
+        raise StreamError(f"{type(self).__name__} needs whole utterances")
+
     def batch_texts(
         self, program: Program, samples: Any, num_samples: Any, tokenizer: Tokenizer
     ) -> list[str]:
@@ -143,6 +174,10 @@ class Transcriber(Configurable):
         padded[0, : len(samples)] = samples
         size = np.array([len(samples)], np.int32)
         (found,) = self.transcripts(program, padded, size)
+        return self.record_of(found, tokenizer)
+
+    def record_of(self, found: Sequence[Transcript], tokenizer: Tokenizer) -> dict[str, Any]:
+        """Returns the record of transcripts, best first; see `record`."""
         best = found[0]
         record: dict[str, Any] = {"text": text_of(best.labels, tokenizer)}
         if best.frames is not None:
