@@ -8,6 +8,8 @@ import numpy as np
 import tensorflow as tf
 
 from tekso.framework.context import StepContext
+from tekso.framework.exports import ExportedFunction
+from tekso.framework.input.input import Input
 from tekso.framework.params import param
 from tekso.framework.pieces import Flow
 from tekso.framework.task import Batch, Program
@@ -17,9 +19,13 @@ from tekso.models.decoding.decoder import Decoder
 from tekso.models.las import CROSS_ENTROPY, CTC, Las
 from tekso.models.layers.frames import frame_mask
 from tekso.models.speech_model import SpeechModel
+from tekso.tasks.asr.exports import exported_hypotheses
+from tekso.tasks.asr.input import BucketedSpeech
 from tekso.tasks.asr.language_fusion import FusedDecoder
 from tekso.tasks.asr.speech_task import SpeechTask
 from tekso.tasks.asr.transcriber import Transcriber, Transcript
+
+_FOUND = ("ids", "lengths", "log_probs", "is_finished")
 
 
 class LasTranscriber(Transcriber):
@@ -66,7 +72,7 @@ class LasTranscriber(Transcriber):
             found = program.call(self.hypotheses, *given)
         else:
             found = program.call(self._fused_hypotheses, *given, language.flat)
-        ids, lengths, scores, is_finished = (np.asarray(array) for array in found)
+        ids, lengths, scores, is_finished = (np.asarray(found[name]) for name in _FOUND)
         labels = lengths - is_finished  # without the end token
         return [
             [
@@ -79,13 +85,17 @@ class LasTranscriber(Transcriber):
 
     def hypotheses(
         self, theta: Theta, samples: tf.Tensor, num_samples: tf.Tensor, ctx: StepContext
-    ) -> tuple[tf.Tensor, ...]:
-        """Returns ids [B, H, L], lengths, log-probabilities and is_finished [B, H]."""
+    ) -> dict[str, tf.Tensor]:
+        """Returns ids [B, H, L], lengths, log-probabilities and is_finished [B, H].
+
+        Shapes:
+          samples: [B, N], num_samples: [B]
+        """
         return self._searched(self._model, theta, theta.model, samples, num_samples, ctx)
 
     def _fused_hypotheses(
         self, theta: Theta, samples: tf.Tensor, num_samples: tf.Tensor, flat: Any, ctx: StepContext
-    ) -> tuple[tf.Tensor, ...]:
+    ) -> dict[str, tf.Tensor]:
         """Returns `hypotheses` with the scores of the language model, whose weights are given."""
         language = self.language()
         assert language is not None
@@ -101,12 +111,12 @@ class LasTranscriber(Transcriber):
         samples: tf.Tensor,
         num_samples: tf.Tensor,
         ctx: StepContext,
-    ) -> tuple[tf.Tensor, ...]:
+    ) -> dict[str, tf.Tensor]:
         frames = self._model.encode(theta.model, samples, ctx, lengths=num_samples)
         mask = frame_mask(frames.lengths, frames.features.shape[1])
         given = {"encoded": frames.features, "source_segment_ids": tf.cast(mask, tf.int32)}
         found = self._search.search(decoder, decoded_with, given, ctx, self._model.end_id)
-        return tuple(found[name] for name in ("ids", "lengths", "log_probs", "is_finished"))
+        return {name: found[name] for name in _FOUND}
 
 
 class LasTask(SpeechTask):
@@ -118,6 +128,7 @@ class LasTask(SpeechTask):
 
     Shapes:
       batch: see `SpeechTask`
+      predict returns: "ids" [B, H, L] int32, "lengths", "log_probs" and "is_finished" [B, H]
     """
 
     class Params(SpeechTask.Params):
@@ -132,6 +143,7 @@ class LasTask(SpeechTask):
         )
 
     model: Las
+    transcriber: LasTranscriber
 
     def num_targets(self, batch: Batch) -> tf.Tensor:
         """Returns the number of labels and end tokens of each utterance, [B] int."""
@@ -145,3 +157,22 @@ class LasTask(SpeechTask):
         nats = tf.reduce_sum(tf.where(counted, nats, tf.zeros_like(nats)), 1)
         weight = self.model.params.ctc_weight
         return (1.0 - weight) * nats + weight * flow[CTC] if weight else nats
+
+    def predict(self, theta: Theta, batch: Batch, ctx: StepContext) -> dict[str, tf.Tensor]:
+        """Returns the best transcripts of each utterance; see the class.
+
+        Shapes:
+          batch: "samples" [B, N], "num_samples" [B]; other arrays are ignored
+        """
+        return self.transcriber.hypotheses(theta, batch["samples"], batch["num_samples"], ctx)
+
+    def exports(self, input: Input) -> dict[str, ExportedFunction]:
+        """Returns functions from samples to tokens, with the front end inside."""
+        greedy = self.params.transcriber.copy().set(num_hypotheses=1, language_model=None)
+        greedy.search.set(beam_size=1, length_normalization=0.0, coverage_penalty=0.0)
+        return exported_hypotheses(
+            self.transcriber.hypotheses,
+            LasTranscriber(greedy, model=self.model).hypotheses,
+            BucketedSpeech.longest(input.params),
+            beam_size=self.transcriber.beam_size,
+        )

@@ -44,7 +44,7 @@ class TransducerTranscriber(Transcriber):
         """
         given = tf.constant(samples), tf.constant(num_samples)
         if self.params.beam_size == 1:
-            return self._greedy(program.call(self._best_path, *given))
+            return self._greedy(program.call(self.best_path, *given))
         features, lengths = (np.asarray(array) for array in program.call(self._encoded, *given))
         found = []
         for own, length in zip(features, lengths, strict=True):
@@ -100,17 +100,23 @@ class TransducerTranscriber(Transcriber):
         )
 
     def _greedy(self, found: Any) -> list[list[Transcript]]:
-        ids, frames, lengths, log_probs = (np.asarray(array) for array in found)
+        names = ("ids", "frames", "lengths", "log_probs")
+        ids, frames, lengths, log_probs = (np.asarray(found[name]) for name in names)
         rows = zip(ids.tolist(), frames.tolist(), lengths, log_probs, strict=True)
         return [[Transcript(own[:n], float(nats), at[:n])] for own, at, n, nats in rows]
 
-    def _best_path(
+    def best_path(
         self, theta: Theta, samples: tf.Tensor, num_samples: tf.Tensor, ctx: StepContext
-    ) -> tuple[tf.Tensor, ...]:
+    ) -> dict[str, tf.Tensor]:
+        """Returns the greedy path; see `transducer_greedy`.
+
+        Shapes:
+          samples: [B, N], num_samples: [B]
+        """
         frames = self._model.encode(theta.model, samples, ctx, lengths=num_samples)
         most = self.params.max_symbols
         found = transducer_greedy(self._model, theta.model, frames, ctx, max_symbols=most)
-        return tuple(found[name] for name in ("ids", "frames", "lengths", "log_probs"))
+        return {name: found[name] for name in ("ids", "frames", "lengths", "log_probs")}
 
     def _encoded(
         self, theta: Theta, samples: tf.Tensor, num_samples: tf.Tensor, ctx: StepContext
