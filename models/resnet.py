@@ -38,6 +38,7 @@ from tekso.models.layers.residual_blocks import (
     BasicBlock,
     BottleneckBlock,
     ResidualBlock,
+    block_groups,
 )
 from tekso.models.layers.sizes import with_sizes
 
@@ -149,7 +150,12 @@ class ResNet(PooledImageModel):
             raise ValueError(f"ResNet: num_blocks is {p.num_blocks}: every group needs a block")
         stem = with_sizes(p.stem, input_dim=p.channels, output_dim=p.width)
         self.child("stem", stem.set(dtype=p.dtype))
-        self.child_list("blocks", self._block_params())
+        strides = [1] + [2] * (len(p.num_blocks) - 1)
+        blocks = block_groups(p.block.copy().set(dtype=p.dtype), p.num_blocks, p.width, strides)
+        rates = linear_rates(p.drop_path_rate, len(blocks))
+        for block, rate in zip(blocks, rates, strict=True):
+            block.set(drop_path_rate=rate)
+        self.child_list("blocks", blocks)
         if p.classes is not None:
             self.classify_pooled(self.feature_dim, p.classifier_init, p.dropout_rate)
 
@@ -157,19 +163,6 @@ class ResNet(PooledImageModel):
     def feature_dim(self) -> int:
         """Number of channels of the last block."""
         return self.blocks[-1].output_dim
-
-    def _block_params(self) -> list[ResidualBlock.Params]:
-        p = self.params
-        rates = iter(linear_rates(p.drop_path_rate, sum(p.num_blocks)))
-        blocks, input_dim = [], p.width
-        for group, count in enumerate(p.num_blocks):
-            width = p.width * 2**group
-            for i in range(count):
-                stride = 2 if group > 0 and i == 0 else 1
-                block = with_sizes(p.block, input_dim=input_dim, width=width)
-                blocks.append(block.set(stride=stride, drop_path_rate=next(rates), dtype=p.dtype))
-                input_dim = width * block.owner.EXPANSION
-        return blocks
 
     def pieces(self) -> list[Piece]:
         """Returns the stem, one piece per block, and the classifier."""
