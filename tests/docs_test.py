@@ -127,6 +127,25 @@ HOW: list[tuple[str, Run | TestedBy]] = [
         ),
     ),
     (
+        r"npm pack emoji-datasource.*|tar xzf emoji-datasource.*",
+        TestedBy(
+            "tests/tasks/captioning/sources_test.py"
+            "::test_without_the_package_of_emoji_the_error_says_how_to_get_it"
+        ),
+    ),
+    (
+        r"tekso-trainer .*(image\.emoji\.Caption|runs/emoji ).*",
+        TestedBy("tests/params/image/emoji_test.py::test_emoji_are_captioned_and_scored"),
+    ),
+    (
+        r"tekso-trainer .*(image\.emoji\.DualEncoder|runs/names ).*",
+        TestedBy("tests/params/image/emoji_test.py::test_emoji_are_found_by_their_names"),
+    ),
+    (
+        r"tekso-trainer .*image\.glyphs.*",
+        TestedBy("tests/tasks/image/glyphs_test.py::test_clones_and_relatives_are_one_family"),
+    ),
+    (
         r"tekso-trainer .*image\.unet.*",
         TestedBy(
             "tests/params/image/unet_test.py::test_folders_are_trained_on_scored_and_segmented"

@@ -1,4 +1,4 @@
-"""Letters and digits of fonts, drawn at any size; the classes are characters, splits are by family."""
+"""Letters and digits of fonts, drawn at any size; classes are characters, splits are by family."""
 
 from __future__ import annotations
 
@@ -88,7 +88,8 @@ class Glyphs(ImageArrays):
                 f"{p.folder} has {what}{there}. Fonts are in packages such as fonts-dejavu and "
                 f"fonts-lato of Debian: set {p.path_of('folder')}=FOLDER"
             )
-        images, labels = [], []
+        images: list[np.ndarray] = []
+        labels: list[int] = []
         for family, path in fonts:
             if (split == "dev") != self._is_dev(family):
                 continue

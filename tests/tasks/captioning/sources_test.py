@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from small_emoji import write_emoji
 from small_pictures import png
 
 from tekso.framework.input.skips import InputError
@@ -138,21 +139,6 @@ def test_an_image_that_cannot_be_read_is_one_bad_record(tmp_path: Path) -> None:
         source[0]
     (tmp_path / "a.png").write_bytes(png(np.zeros([2, 2, 3], np.uint8)))
     assert source[0].captions == (Caption("a dog"),)
-
-
-def write_emoji(folder: Path, count: int) -> None:
-    """Writes the table of emoji: each third one has two skin tones, and one pair of tones."""
-    table = []
-    for i in range(count):
-        code = f"1F{i:03X}"
-        one: dict[str, Any] = {"unified": code, "name": f"THING {i}", "image": f"{code}.png"}
-        if i % 3 == 0:
-            tones = ["1F3FB", "1F3FE", "1F3FB-1F3FF"]
-            one["skin_variations"] = {
-                tone: {"unified": f"{code}-{tone}", "image": f"{code}-{tone}.png"} for tone in tones
-            }
-        table.append(one)
-    (folder / "emoji.json").write_text(json.dumps(table))
 
 
 def test_emoji_of_test_are_new_and_skin_tones_of_dev_are_new_combinations(tmp_path: Path) -> None:
