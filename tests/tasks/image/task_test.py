@@ -15,6 +15,7 @@ from tekso.framework.input.held_out import HeldOut
 from tekso.framework.input.skips import InputError
 from tekso.framework.run.saved_model import ExportModule
 from tekso.models.mlp import Mlp
+from tekso.tasks.image import drawing
 from tekso.tasks.image.files import ImageFolders
 from tekso.tasks.image.image_input import KnownImages
 from tekso.tasks.image.input import Images
@@ -233,3 +234,17 @@ def test_the_exported_function_reads_pixels() -> None:
         wanted = tf.nn.softmax(logits[:count])
         np.testing.assert_allclose(found["probabilities"], wanted, rtol=1e-4, atol=1e-6)
         np.testing.assert_array_equal(found["labels"], np.argmax(wanted, 1))
+
+
+def test_titles_of_a_gallery_are_cut_or_wrapped() -> None:
+    image = np.zeros([4, 4, 3], np.uint8)
+    long = "a very long caption of an image that does not fit into one line of its title"
+    short, wrapped = (
+        drawing.gallery([image], [long], title="captions", lines=lines) for lines in (1, 4)
+    )
+    assert short.startswith(b"\x89PNG")
+    assert _size(wrapped) > _size(short)
+
+
+def _size(png: bytes) -> int:
+    return int.from_bytes(png[20:24], "big")  # the height

@@ -82,3 +82,14 @@ def test_a_tokenizer_that_does_not_work_here_is_refused_at_once(
     monkeypatch.setattr("sacrebleu.metrics.bleu.BLEU.corpus_score", broken)
     with pytest.raises(ValueError, match=r"bleu_tokenizer is '13a', which does not work .*MeCab"):
         Scorer.Params(tokenizers={"ja": "char"}).instantiate()
+
+
+def test_with_several_references_a_match_with_any_counts() -> None:
+    """Papineni et al. 2002, section 2.1: counts are clipped by the largest count of a reference."""
+    scorer = Scorer.Params().instantiate()
+    several = [[REFERENCES[0], HYPOTHESES[0]], [HYPOTHESES[1]], ["unlike", HYPOTHESES[2], "this"]]
+    assert scorer.score(HYPOTHESES, several).figures["bleu"] == pytest.approx(100.0)
+    one = scorer.score(HYPOTHESES, [[text] for text in REFERENCES])
+    assert one == scorer.score(HYPOTHESES, REFERENCES)
+    some = [[text, "x"] for text in REFERENCES]
+    assert scorer.score(HYPOTHESES, some).figures["chrf"] == one.figures["chrf"]
