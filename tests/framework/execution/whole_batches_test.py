@@ -1,0 +1,87 @@
+"""Losses over the whole batch are rejected where its parts do not exchange examples."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from absl import logging
+
+from tekso.framework.execution import DataParallel, ExecutionError
+from tekso.framework.execution.whole_batches import check_whole, gathering
+from tekso.framework.initializers import Ones
+from tekso.framework.layer import Layer
+from tekso.framework.learner import Learner
+from tekso.framework.optimizers.sgd import SGD
+from tekso.framework.schedules import Constant
+from tekso.framework.task import LossSums, Task
+
+
+class Gathering(Layer):
+    """A layer that says that it compares all examples of the batch."""
+
+    couples_examples = True
+    gathers_examples = True
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        self.weight("w", [1], dims=(None,), init=Ones.Params())
+
+
+class Comparing(Task):
+    """A task with such a layer."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        self.child("layer", Gathering.Params())
+
+    def loss_weight(self, batch: Any) -> tf.Tensor:
+        return tf.reduce_sum(batch["weights"])
+
+    def loss(self, theta: Any, batch: Any, ctx: Any) -> LossSums:
+        del ctx
+        return LossSums(tf.reduce_sum(batch["weights"]) * theta.layer.w[0])
+
+
+BATCH = {"weights": ((4,), np.dtype(np.float32))}
+
+
+def build(execution: Any, accumulation_steps: int = 1) -> Any:
+    learner = Learner.Params(
+        optimizer=SGD.Params(),
+        schedule=Constant.Params(value=0.1),
+        accumulation_steps=accumulation_steps,
+    )
+    task = Comparing.Params().instantiate()
+    return execution.build(task, learner.instantiate(), seed=1, batch=BATCH)
+
+
+def test_one_part_is_allowed_and_several_are_an_error_that_names_the_layer() -> None:
+    task = Comparing.Params().instantiate()
+    assert gathering(task) == ["layer (Gathering)"]
+    check_whole(task, 1, "parts", "cure")
+    with pytest.raises(ExecutionError, match=r"layer \(Gathering\) compares .* 3 parts, .*: cure"):
+        check_whole(task, 3, "parts", "cure")
+
+
+def test_accumulation_and_several_processes_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    warnings: list[str] = []
+    monkeypatch.setattr(logging, "warning", lambda text, *_: warnings.append(text))
+    execution = DataParallel.Params(towers=1, xla="none").instantiate()
+    build(execution)
+    assert not warnings
+    with pytest.raises(ExecutionError, match=r"in 2 accumulation steps.* set learner\.accum"):
+        build(execution, accumulation_steps=2)
+    monkeypatch.setattr(execution, "_cluster", SimpleNamespace(process=0, size=2, num_local=1))
+    with pytest.raises(ExecutionError, match="devices of one process only: use --execution=mesh"):
+        build(execution)
+
+
+def test_workers_that_divide_a_batch_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    execution = DataParallel.Params(towers=1, xla="none").instantiate()
+    monkeypatch.setattr(execution, "_updates", SimpleNamespace(parts=lambda *_: 2))
+    with pytest.raises(ExecutionError, match="computed in 2 parts by workers"):
+        build(execution)
