@@ -1,4 +1,4 @@
-"""tekso-decode: translates a file line by line, or classifies the images of a folder."""
+"""tekso-decode: translates a file line by line, or classifies, detects or segments images."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _define() -> None:
         "input",
         STANDARD_INPUT,
         "File to translate; - reads standard input and answers each line at once. A folder: images "
-        "to classify.",
+        "to classify, to detect objects in, or to segment.",
         flag_values=f,
     )
     flags.DEFINE_string(
@@ -74,8 +74,15 @@ def _define() -> None:
         "text",
         ("text", "json"),
         "text: one output line per input line; with several hypotheses, one line for each, as "
-        "'number ||| translation ||| score'; for an image, its class and probability between tabs. "
-        "json: one object per input line or image, with scores.",
+        "'number ||| translation ||| score'; for an image, its class and probability, or a line "
+        "for every object or class in it, between tabs. json: one object per input line or image.",
+        flag_values=f,
+    )
+    flags.DEFINE_string(
+        "pictures",
+        None,
+        "Folder to write PNG files to, one per image: with boxes (detection), or the masks "
+        "(segmentation).",
         flag_values=f,
     )
     flags.DEFINE_multi_string(
@@ -115,8 +122,10 @@ def _run(words: list[str]) -> None:
     if FLAGS.output != _STANDARD_OUTPUT and files.is_folder(os.path.expanduser(FLAGS.output)):
         raise UsageError(f"--output={FLAGS.output} is a folder: name a file")
     if FLAGS.input != STANDARD_INPUT and files.is_folder(os.path.expanduser(FLAGS.input)):
-        _classify()
+        _answer_for_images()
         return
+    if FLAGS.pictures is not None:
+        raise UsageError(f"--pictures is for images, but --input={FLAGS.input} is not a folder")
     reader = LineReader(FLAGS.input)  # reports a missing file before the slow part
     try:
         with contextlib.redirect_stdout(sys.stderr):  # stdout is only for translations
@@ -127,7 +136,7 @@ def _run(words: list[str]) -> None:
         reader.close()
 
 
-def _classify() -> None:
+def _answer_for_images() -> None:
     for name in ("language", "beam_size", "num_hypotheses"):
         if FLAGS[name].value is not None:
             raise UsageError(f"--{name} is for translation, but --input={FLAGS.input} is a folder")
@@ -135,9 +144,13 @@ def _classify() -> None:
     begin = time.perf_counter()
     with contextlib.redirect_stdout(sys.stderr):
         parts = _parts(of_images=True)
+    pictures = None
+    if FLAGS.pictures is not None:
+        folder = os.path.expanduser(FLAGS.pictures)
+        pictures = decode_images.PictureFolder(folder, FLAGS.input, paths)
     with _output() as file:
-        broken = decode_images.classify(parts, paths, file, form=FLAGS.format)
-    _log(f"classified {len(paths) - broken:,} images in {time.perf_counter() - begin:.1f} s")
+        broken = decode_images.answer(parts, paths, file, form=FLAGS.format, pictures=pictures)
+    _log(f"read {len(paths) - broken:,} images in {time.perf_counter() - begin:.1f} s")
     if broken:
         _log(f"{broken:,} files cannot be read as images; their lines have the reasons")
 
@@ -149,7 +162,13 @@ def _usage() -> str:
 def _help() -> str:
     purpose = (__doc__ or "").partition(": ")[2]
     purpose = purpose[:1].upper() + purpose[1:]
-    names = {"logdir": "folder", "input": "file", "output": "file", "set": "path=value"}
+    names = {
+        "logdir": "folder",
+        "pictures": "folder",
+        "input": "file",
+        "output": "file",
+        "set": "path=value",
+    }
     return command_flags.help_text(FLAGS, usage=_usage(), purpose=purpose, value_names=names)
 
 
@@ -157,7 +176,7 @@ def _parts(*, of_images: bool = False) -> Assembly:
     """Returns the experiment of the logdir, with the weights of the checkpoint.
 
     Args:
-      of_images: whether the model must be an image classifier instead of a translation model.
+      of_images: whether the model must be one of images instead of a translation model.
 
     Raises:
       UsageError: it is not, or does not have the language.
@@ -175,8 +194,10 @@ def _parts(*, of_images: bool = False) -> Assembly:
     warn = functools.partial(console.line, style="warning")
     run = open_run(logdir.path, FLAGS.checkpoint, warn=warn)
     model, tree = run.model, run.completed_tree()
-    if of_images and not decode_images.classifies_images(tree.task):
-        raise UsageError(f"{model} does not classify images, but --input={FLAGS.input} is a folder")
+    if of_images and not decode_images.answers_for_images(tree.task):
+        raise UsageError(f"{model} is no model of images, but --input={FLAGS.input} is a folder")
+    if of_images and FLAGS.pictures is not None:
+        decode_images.check_pictures(tree.task, FLAGS.pictures, FLAGS.input)
     if not of_images and _SEARCH not in tree:
         imports = [f"--import={name}" for name in FLAGS["import"].value or []]
         given = f"--logdir={FLAGS.logdir}"

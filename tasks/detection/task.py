@@ -24,9 +24,11 @@ from tekso.models.ssd import Ssd
 from tekso.tasks.classification.task import LABELS, WEIGHTS, X
 from tekso.tasks.detection.average_precision import AP, AP_50, AP_75
 from tekso.tasks.detection.input import BOX_WEIGHTS, BOXES, BoxImages, boxes_of
-from tekso.tasks.detection.scoring import DetectionScoring, found_in
+from tekso.tasks.detection.scoring import DetectionScoring, found_in, with_found
+from tekso.tasks.image.drawing import as_png
 from tekso.tasks.image.image_task import AnswerExport, ImageTask
 from tekso.tasks.image.sources import class_name
+from tekso.tasks.image.steps import Image
 
 _MATCHES = "matched_boxes"
 _MOST_SHOWN = 5  # objects of an image in a line of text
@@ -241,3 +243,18 @@ class Detection(ImageTask):
         more = len(record["objects"]) - len(shown)
         shown += [f"{more} more"] if more else []
         return ", ".join(shown) or "nothing"
+
+    def cells(self, record: Mapping[str, Any]) -> list[tuple[str, ...]]:
+        """Returns class, score, x, y, width and height of every object; see `ImageTask`."""
+        rows = [
+            (one["class"], f"{one['score']:.4f}", *(f"{v:g}" for v in one["box"]))
+            for one in record["objects"]
+        ]
+        return rows or [("nothing",)]
+
+    def picture(self, pixels: Image, arrays: Mapping[str, np.ndarray], input: Input) -> bytes:
+        """Returns the image with the boxes of the objects that are found; see `ImageTask`."""
+        size = (pixels.shape[0], pixels.shape[1])
+        least = (self.params.scoring or DetectionScoring.Params()).shown_score
+        names = tuple(getattr(input, "class_names", ()))
+        return as_png(with_found(pixels, found_in(arrays, size), size, names, least_score=least))

@@ -59,6 +59,20 @@ def gallery(images: Sequence[np.ndarray], titles: Sequence[str], *, title: str) 
     return _png(figure)
 
 
+def as_png(image: np.ndarray) -> bytes:
+    """Returns the PNG file of an image.
+
+    Shapes:
+      image: [height, width, 1 or 3] uint8
+    """
+    from PIL import Image as Pillow
+
+    file = io.BytesIO()
+    pixels = image[:, :, 0] if image.shape[2] == 1 else image
+    Pillow.fromarray(np.ascontiguousarray(pixels)).save(file, format="PNG")
+    return file.getvalue()
+
+
 def _figure(width: float, height: float, *, rows: int = 0, columns: int = 0) -> tuple[Any, Any]:
     """Returns a figure with one pair of axes, or with an array of them."""
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
