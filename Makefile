@@ -10,7 +10,7 @@
 #   make lint                                        checks style, format, types and imports
 #   make test-all                                    test, lint and the slow tests, as CI does
 #   make test-matrix                                 every experiment under every execution
-#   make catalogue                                   writes docs/catalogue.md
+#   make catalogue                                   writes docs/catalogue.md, tests/params/stored
 #   make clean                                       removes .venv; to install it again with:
 #   make test PYTHON=/opt/python3.11/bin/python3.11  another interpreter
 #   make test TENSORFLOW=tensorflow==2.21.0          another TensorFlow package
@@ -75,6 +75,7 @@ $(VENV)/.installed: setup.py pyproject.toml
 
 catalogue: $(VENV)/.installed
 	@$(VENV)/bin/python -m tekso.tools.catalogue > docs/catalogue.md
+	@$(VENV)/bin/python -m tekso.tools.catalogue --experiments=tests/params/stored
 
 clean:
 	rm -rf $(VENV)

@@ -64,7 +64,11 @@ if __name__ == "__main__":
         python_requires=">=3.11",
         packages=list(folders),
         package_dir=folders,
-        package_data={"": ["py.typed"], "tekso.tools": ["new_task_template/*/*"]},
+        package_data={
+            "": ["py.typed"],
+            "tekso.params": ["results/*.json"],
+            "tekso.tools": ["new_task_template/*/*"],
+        },
         install_requires=[
             tensorflow_requirement(installed_distributions()),
             "absl-py",
@@ -114,6 +118,7 @@ if __name__ == "__main__":
                 "tekso-ckpt=tekso.tools.entry:ckpt",
                 "tekso-decode=tekso.tools.entry:decode",
                 "tekso-compare=tekso.tools.entry:compare",
+                "tekso-results=tekso.tools.entry:results",
                 "tekso-sweep=tekso.tools.entry:sweep",
                 "tekso-new-task=tekso.tools.entry:new_task",
             ],

@@ -24,6 +24,7 @@ GROUPS = (
     "asr.prompts.Ctc",
     "asr.prompts.Las",
     "asr.prompts.Rnnt",
+    "asr.prompts.Texts",
     "image.boxes.Ssd",
     "image.coco.Ssd300",
     "image.digits.Cnn",

@@ -1,4 +1,4 @@
-"""tekso-decode: translates a file line by line, or classifies the images of a folder."""
+"""tekso-decode: translates a file line by line, classifies images, or transcribes speech."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import shlex
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, Literal
 
 from absl import flags
 
 from tekso.framework import files
 from tekso.framework.commands import typed
-from tekso.tools import command_flags, decode_images, experiment_flags
+from tekso.tools import command_flags, decode_images, decode_speech, experiment_flags
 from tekso.tools.command_errors import UsageError
 from tekso.tools.line_reader import STANDARD_INPUT, LineReader
 
@@ -42,13 +42,28 @@ def _define() -> None:
         "input",
         STANDARD_INPUT,
         "File to translate; - reads standard input and answers each line at once. A folder: images "
-        "to classify.",
+        "to classify, or audio files to transcribe. A .wav, .flac, .ogg or .mp3 file: transcribed.",
         flag_values=f,
     )
     flags.DEFINE_string(
         "output",
         _STANDARD_OUTPUT,
         "File to write, only if all lines are translated; - writes to standard output.",
+        flag_values=f,
+    )
+    flags.DEFINE_enum(
+        "samples",
+        None,
+        sorted(decode_speech.SAMPLE_FORMATS),
+        "The input has raw samples of one channel, which are transcribed while they arrive: 16-bit "
+        "integers or 32-bit floats. For example, a microphone on standard input.",
+        flag_values=f,
+    )
+    flags.DEFINE_integer(
+        "sample_rate",
+        None,
+        "Samples per second of --samples. By default that of the model.",
+        lower_bound=1,
         flag_values=f,
     )
     flags.DEFINE_string(
@@ -74,8 +89,8 @@ def _define() -> None:
         "text",
         ("text", "json"),
         "text: one output line per input line; with several hypotheses, one line for each, as "
-        "'number ||| translation ||| score'; for an image, its class and probability between tabs. "
-        "json: one object per input line or image, with scores.",
+        "'number ||| translation ||| score'; for an image, its class and probability between tabs; "
+        "for speech, its transcript. json: one object per input line or file, with scores.",
         flag_values=f,
     )
     flags.DEFINE_multi_string(
@@ -114,32 +129,75 @@ def _run(words: list[str]) -> None:
         raise UsageError(f"--logdir is missing, as in {_usage()}")
     if FLAGS.output != _STANDARD_OUTPUT and files.is_folder(os.path.expanduser(FLAGS.output)):
         raise UsageError(f"--output={FLAGS.output} is a folder: name a file")
-    if FLAGS.input != STANDARD_INPUT and files.is_folder(os.path.expanduser(FLAGS.input)):
-        _classify()
+    if FLAGS.sample_rate is not None and FLAGS.samples is None:
+        raise UsageError("--sample_rate is for --samples: audio files have their own")
+    if FLAGS.samples is not None:
+        _transcribe_stream()
+        return
+    path = os.path.expanduser(FLAGS.input)
+    is_folder = FLAGS.input != STANDARD_INPUT and files.is_folder(path)
+    if is_folder or decode_speech.is_audio_name(path):
+        _decode_files(path, is_folder=is_folder)
         return
     reader = LineReader(FLAGS.input)  # reports a missing file before the slow part
     try:
         with contextlib.redirect_stdout(sys.stderr):  # stdout is only for translations
-            parts = _parts()
+            parts, _ = _parts("texts")
         with _output() as file:
             _translate(parts, reader, file)
     finally:
         reader.close()
 
 
-def _classify() -> None:
-    for name in ("language", "beam_size", "num_hypotheses"):
-        if FLAGS[name].value is not None:
-            raise UsageError(f"--{name} is for translation, but --input={FLAGS.input} is a folder")
-    paths = decode_images.image_files(FLAGS.input)
+def _decode_files(path: str, *, is_folder: bool) -> None:
+    """Classifies the images of a folder, or transcribes audio files, as the model does."""
+    _refuse_flags_of_translation()
+    audio = decode_speech.audio_files(path)
+    images = decode_images.image_files(FLAGS.input) if is_folder and not audio else []
     begin = time.perf_counter()
     with contextlib.redirect_stdout(sys.stderr):
-        parts = _parts(of_images=True)
+        parts, kind = _parts("speech" if not is_folder else "files")
+    if kind == "images":
+        images = images or decode_images.image_files(FLAGS.input)
+    paths = audio if kind == "speech" else images
+    if not paths:
+        raise UsageError(
+            f"--input={FLAGS.input} has no audio files ({', '.join(decode_speech.SUFFIXES)})"
+        )
     with _output() as file:
-        broken = decode_images.classify(parts, paths, file, form=FLAGS.format)
-    _log(f"classified {len(paths) - broken:,} images in {time.perf_counter() - begin:.1f} s")
+        decode = decode_speech.transcribe_files if kind == "speech" else decode_images.classify
+        broken = decode(parts, paths, file, form=FLAGS.format)
+    done, what = ("transcribed", "files") if kind == "speech" else ("classified", "images")
+    _log(f"{done} {len(paths) - broken:,} {what} in {time.perf_counter() - begin:.1f} s")
     if broken:
-        _log(f"{broken:,} files cannot be read as images; their lines have the reasons")
+        form = "audio" if kind == "speech" else "images"
+        _log(f"{broken:,} files cannot be read as {form}; their lines have the reasons")
+
+
+def _transcribe_stream() -> None:
+    _refuse_flags_of_translation()
+    with contextlib.redirect_stdout(sys.stderr):
+        parts, _ = _parts("speech")
+    with _output() as file:
+        reason = decode_speech.transcribe_stream(
+            parts,
+            FLAGS.input,
+            file,
+            form=FLAGS.format,
+            sample_format=FLAGS.samples,
+            sample_rate=FLAGS.sample_rate,
+        )
+    if reason:
+        _log(f"there was no transcript before the end of the input, because {reason}")
+
+
+def _refuse_flags_of_translation() -> None:
+    for name in ("language", "beam_size", "num_hypotheses"):
+        if FLAGS[name].value is not None:
+            given = f"--samples={FLAGS.samples}" if FLAGS.samples else f"--input={FLAGS.input}"
+            raise UsageError(
+                f"--{name} is for translation, not for {given}; settings of the run have --set"
+            )
 
 
 def _usage() -> str:
@@ -153,14 +211,17 @@ def _help() -> str:
     return command_flags.help_text(FLAGS, usage=_usage(), purpose=purpose, value_names=names)
 
 
-def _parts(*, of_images: bool = False) -> Assembly:
-    """Returns the experiment of the logdir, with the weights of the checkpoint.
+Kind = Literal["texts", "images", "speech"]
+
+
+def _parts(wanted: Kind | Literal["files"]) -> tuple[Assembly, Kind]:
+    """Returns the experiment of the logdir, with weights, and what it decodes.
 
     Args:
-      of_images: whether the model must be an image classifier instead of a translation model.
+      wanted: what it must decode; files: images or speech.
 
     Raises:
-      UsageError: it is not, or does not have the language.
+      UsageError: it decodes something else, or does not have the language.
     """
     experiment_flags.load(None, FLAGS["import"].value or [])
     from tekso.framework.run.job import Job
@@ -175,21 +236,13 @@ def _parts(*, of_images: bool = False) -> Assembly:
     warn = functools.partial(console.line, style="warning")
     run = open_run(logdir.path, FLAGS.checkpoint, warn=warn)
     model, tree = run.model, run.completed_tree()
-    if of_images and not decode_images.classifies_images(tree.task):
-        raise UsageError(f"{model} does not classify images, but --input={FLAGS.input} is a folder")
-    if not of_images and _SEARCH not in tree:
-        imports = [f"--import={name}" for name in FLAGS["import"].value or []]
-        given = f"--logdir={FLAGS.logdir}"
-        raise UsageError(
-            f"{model} is not a translation model; to run the decoding of its task: "
-            f"{typed('tekso-trainer')} {shlex.join([*imports, '--mode=decode', given])}"
-        )
+    kind = _kind(wanted, model, tree)
     chosen = {
         name: (f"{_SEARCH}.{name}", FLAGS[name].value) for name in ("beam_size", "num_hypotheses")
     }
-    chosen = {} if of_images else chosen
+    chosen = chosen if kind == "texts" else {}
     experiment_flags.change(tree, execution=FLAGS.execution, settings=FLAGS.set or [], flags=chosen)
-    if not of_images:
+    if kind == "texts":
         tree.get(_SEARCH).instantiate()  # reports wrong values before the slow part
     job = Job(
         model=model,
@@ -202,12 +255,46 @@ def _parts(*, of_images: bool = False) -> Assembly:
         cpu_devices=FLAGS.cpu_devices,
     )
     parts = job.assemble(ProcessGroup(), reads_data=False)
-    how = "" if of_images else f", {_search_text(tree)}"
-    if not of_images:
+    how = f", {_search_text(tree)}" if kind == "texts" else ""
+    if kind == "texts":
         _check_language(parts.input)
     restore(parts.program, run.checkpoint)
     console.line(f"{model} at step {run.checkpoint.step}{how}")
-    return parts
+    return parts, kind
+
+
+def _kind(wanted: Kind | Literal["files"], model: str, tree: Any) -> Kind:
+    """Returns what an experiment decodes.
+
+    Raises:
+      UsageError: it is not what is wanted.
+    """
+    given = f"--samples={FLAGS.samples}" if FLAGS.samples else f"--input={FLAGS.input}"
+    speech = decode_speech.transcribes(tree.task)
+    if wanted != "texts":
+        if speech:
+            return "speech"
+        if wanted == "files" and decode_images.classifies_images(tree.task):
+            return "images"
+        if wanted == "files":
+            raise UsageError(
+                f"{model} does neither classify images nor transcribe speech, but {given} is a "
+                "folder"
+            )
+        raise UsageError(f"{model} does not transcribe speech, but {given} is audio")
+    if _SEARCH in tree:
+        return "texts"
+    if speech:
+        raise UsageError(
+            f"{model} transcribes speech: --input must be an audio file or a folder of them, or "
+            "add --samples=s16le for raw samples"
+        )
+    imports = [f"--import={name}" for name in FLAGS["import"].value or []]
+    raise UsageError(
+        f"{model} is not a translation model; to run the decoding of its task: "
+        f"{typed('tekso-trainer')} "
+        f"{shlex.join([*imports, '--mode=decode', f'--logdir={FLAGS.logdir}'])}"
+    )
 
 
 def _search_text(tree: Any) -> str:

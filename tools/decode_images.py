@@ -60,7 +60,7 @@ def classify(parts: Assembly, paths: Sequence[str], file: IO[bytes], *, form: st
     broken = 0
     for begin in range(0, len(paths), _MOST_FILES):
         some = list(paths[begin : begin + _MOST_FILES])
-        for record in task.classify_files(parts.program, parts.input, some).records:
+        for record in task.decode_files(parts.program, parts.input, some).records:
             broken += "error" in record
             file.write(_line(record, form).encode("utf-8", "surrogateescape"))
         file.flush()

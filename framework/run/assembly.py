@@ -37,6 +37,7 @@ from tekso.framework.run.consistency import check_data
 from tekso.framework.run.evaluation import Stopped
 from tekso.framework.run.process_group import ProcessGroup
 from tekso.framework.run.tpu_connection import connecting
+from tekso.framework.run.trained_models import load_trained
 from tekso.framework.signature import Signature, num_examples
 from tekso.framework.task import Scored, Task
 
@@ -172,6 +173,7 @@ def assemble(
             signature = inspection.batch_of(tree, assets_dir=assets_dir)
     task = task_results.complete(tree.task, input).instantiate()
     foreign_variables.check(task)
+    task.use_trained(load_trained, input)
     warnings: list[str] = []
     if reads_data:
         inputs = with_paths(input, eval_inputs)

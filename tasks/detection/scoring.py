@@ -55,7 +55,7 @@ class DetectionScoring(Configurable):
     def score(
         self,
         program: Program,
-        detect: Callable[..., Mapping[str, Any]],
+        answer: Callable[..., Mapping[str, Any]],
         input: Input,
         *,
         is_last: bool,
@@ -65,7 +65,7 @@ class DetectionScoring(Configurable):
 
         Args:
           program: calls functions with the weights.
-          detect: function(theta, x, ctx) that returns "boxes", "labels" and "scores".
+          answer: function(theta, x, ctx) that returns "boxes", "labels" and "scores".
           input: an evaluation input of images with boxes.
           is_last: whether to draw pictures.
           stopped: returns whether to stop early.
@@ -76,13 +76,13 @@ class DetectionScoring(Configurable):
         pictures: list[tuple[np.ndarray, Objects, DetectedObjects]] = []
         for step in range(input.num_batches or 0):
             batch, own = input.batch(step), objects_of(images, input.inner_step(step))
-            arrays = {k: np.asarray(v) for k, v in program.call(detect, batch[X]).items()}
+            arrays = {k: np.asarray(v) for k, v in program.call(answer, batch[X]).items()}
             if stopped():
                 return None
             for row, objects in enumerate(own):
                 if batch[WEIGHTS][row] == 0:  # the image is malformed
                     continue
-                one = found_in(arrays, row, objects.size)
+                one = found_in({k: v[row] for k, v in arrays.items()}, objects.size)
                 truths.append(objects)
                 found.append(one)
                 if is_last and len(pictures) < self.params.shown:
@@ -124,14 +124,13 @@ class DetectionScoring(Configurable):
         return drawing.gallery(drawn, titles, title=f"boxes in {images.params.split}")
 
 
-def found_in(arrays: Mapping[str, np.ndarray], row: int, size: tuple[int, int]) -> DetectedObjects:
-    """Returns the detections of an image of a batch, in pixels of the image.
+def found_in(arrays: Mapping[str, np.ndarray], size: tuple[int, int]) -> DetectedObjects:
+    """Returns the detections of an image, in pixels of the image.
 
     Args:
-      arrays: "boxes" [batch, n, 4] in shares, "labels" and "scores" [batch, n]; label 0: none.
-      row: number of the image in the batch.
+      arrays: "boxes" [n, 4] in shares, "labels" and "scores" [n]; label 0: none.
       size: height and width of the image.
     """
-    real = arrays["labels"][row] > 0
-    boxes = np.clip(arrays["boxes"][row][real], 0.0, 1.0) * np.array([*size, *size])
-    return DetectedObjects(boxes, arrays["labels"][row][real], arrays["scores"][row][real])
+    real = arrays["labels"] > 0
+    boxes = np.clip(arrays["boxes"][real], 0.0, 1.0) * np.array([*size, *size])
+    return DetectedObjects(boxes, arrays["labels"][real], arrays["scores"][real])

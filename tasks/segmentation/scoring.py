@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -46,7 +46,7 @@ class SegmentationScoring(Configurable):
     def score(
         self,
         program: Program,
-        labels_of: Callable[..., Any],
+        answer: Callable[..., Mapping[str, Any]],
         input: Input,
         *,
         num_classes: int,
@@ -56,7 +56,7 @@ class SegmentationScoring(Configurable):
 
         Args:
           program: calls functions with the weights.
-          labels_of: function(theta, x, ctx) that returns the class of every pixel.
+          answer: function(theta, x, ctx) that returns the "labels" of every pixel.
           input: an evaluation input of images with masks.
           num_classes: number of classes of the task.
           stopped: returns whether to stop early.
@@ -66,7 +66,7 @@ class SegmentationScoring(Configurable):
         drawn: list[Image] = []
         for step in range(input.num_batches or 0):
             batch = input.batch(step)
-            guess = np.asarray(program.call(labels_of, batch[X]))
+            guess = np.asarray(program.call(answer, batch[X])[LABELS])
             if stopped():
                 return None
             real = batch[WEIGHTS] > 0

@@ -57,7 +57,7 @@ class Planted(Detection):
 
     outputs: Any
 
-    def _detect(self, theta: Any, x: tf.Tensor, ctx: Any) -> dict[str, tf.Tensor]:
+    def answer(self, theta: Any, x: tf.Tensor, ctx: Any) -> dict[str, tf.Tensor]:
         del theta, ctx
         return self.outputs.pop(0)
 
