@@ -319,6 +319,10 @@ HOW: list[tuple[str, Run | TestedBy]] = [
         r"tekso-results .*",
         TestedBy("tests/tools/results_test.py::test_a_result_has_what_the_trainer_wrote"),
     ),
+    (
+        r"make docs",
+        TestedBy("tests/site_test.py::test_the_site_builds_without_warnings_and_has_a_search_index"),
+    ),
     (r"make catalogue", TestedBy("tests/tools/catalogue_test.py::test_the_page_is_up_to_date")),
     (
         r"tekso-sweep .*",
