@@ -1,4 +1,4 @@
-"""Letters and digits of fonts, drawn at any size; classes are characters, splits are by family."""
+"""Letters and digits of fonts at any size: a class is a character, a split has whole families."""
 
 from __future__ import annotations
 
