@@ -41,12 +41,13 @@ class DataParallelProgram(ExecutionProgram):
         *,
         towers: int,
         xla: str,
+        accumulation: int | None = None,
     ) -> None:
         super().__init__(step)
         self._strategy, self._towers, self._xla = strategy, towers, xla
         self._processes = processes or ProcessSums()
         self.num_replicas = strategy.num_replicas_in_sync * self._processes.size
-        self._accumulation = step.learner.params.accumulation_steps
+        self._accumulation = accumulation or step.learner.params.accumulation_steps
         self._variables: State[tf.Variable] = State({}, {})
         self._fusions: dict[Any, XlaFusion] = {}
         self._compiled_functions: dict[Any, Callable[..., Any]] = {}

@@ -37,9 +37,16 @@ class LanguageToken(Layer):
         self.weight("w", [p.num_languages, p.dim], dims=(None, "embed"), init=p.init)
 
     def fprop(
-        self, theta: Theta, x: tf.Tensor, ctx: StepContext, *, language_ids: tf.Tensor
+        self,
+        theta: Theta,
+        x: tf.Tensor,
+        ctx: StepContext,
+        *,
+        language_ids: tf.Tensor | None = None,
     ) -> tf.Tensor:
-        """See the class."""
+        """See the class; without ids, all sequences have the first language."""
+        if language_ids is None:
+            language_ids = tf.zeros(x.shape[:1], tf.int32)
         chosen = tf.one_hot(language_ids, self.params.num_languages, dtype=x.dtype)
         token = tf.expand_dims(tf.matmul(chosen, tf.cast(theta.w, x.dtype)), 1)
         token = ctx.constrain(token, ("batch", None, "embed"))

@@ -18,6 +18,7 @@ from tekso.models.speech_model import SpeechModel
 from tekso.tasks.asr.audio import Samples
 from tekso.tasks.asr.input import BucketedSpeech
 from tekso.tasks.asr.language_fusion import LanguageFusion, LanguageScores
+from tekso.tasks.asr.lexicon import Lexicon
 from tekso.tasks.asr.word_errors import word_errors
 
 
@@ -201,6 +202,8 @@ def words_of(
     labels: Sequence[int], seconds: Sequence[float], tokenizer: Tokenizer
 ) -> list[list[Any]]:
     """Returns [word, second of its first token] for every word of a transcript."""
+    if isinstance(tokenizer, Lexicon):
+        return [[word, round(seconds[i], 3)] for word, i in tokenizer.words(labels)]
     words: list[list[Any]] = []
     before, inside = "", False
     for i, second in enumerate(seconds):

@@ -101,7 +101,7 @@ class CaptionedImages(ImageInput):
             verify=train is None,
         )
         self.tokenizer = p.tokenizer.instantiate(assets_dir=self.assets_dir, training=training)
-        self._examples = [(i, None) for i in range(len(self.source))]
+        self._examples: list[tuple[int, int | None]] = [(i, None) for i in range(len(self.source))]
         if p.captions == "each":
             count = len(self.source)
             self._examples = [(i, n) for i in range(count) for n in range(self.num_captions(i))]
@@ -152,7 +152,8 @@ class CaptionedImages(ImageInput):
                 random = np.random.Generator(np.random.Philox(key=np.array([key, 2], np.uint64)))
                 number = int(random.integers(count))
         caption = self.source.captions(image)[number]
-        example = {X: self.pixels(image, key), WEIGHTS: 1.0, **self.target(caption.text)}
+        example: dict[str, Any] = {X: self.pixels(image, key), WEIGHTS: 1.0}
+        example |= self.target(caption.text)
         if self.languages:
             example[LANGUAGE_IDS] = self.languages.index(caption.language)
         return example

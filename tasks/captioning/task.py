@@ -146,7 +146,7 @@ class Captioning(TargetTask):
         if self.params.decode:
             paths = files.glob(self.params.decode, what="task.decode")
             return self.caption_files(program, input, paths)
-        own = _dev_captions(captions_of(input))
+        own = dev_captions(captions_of(input))
         records, asked = [], []
         for image in spread(len(own.source), self.params.num_decoded).tolist():
             captions, file = own.source.captions(image), own.source.origin(image).file
@@ -213,7 +213,7 @@ def _shown(record: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _dev_captions(train: CaptionedImages) -> CaptionedImages:
+def dev_captions(train: CaptionedImages) -> CaptionedImages:
     """Returns the held-out images of a training input; training images if there are none."""
     for split in ("dev", "test"):
         with contextlib.suppress(InputError, OSError):

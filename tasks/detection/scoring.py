@@ -23,6 +23,7 @@ from tekso.tasks.detection.sources import Objects
 from tekso.tasks.image import drawing
 from tekso.tasks.image.preparation import pixels_of
 from tekso.tasks.image.sources import class_name
+from tekso.tasks.image.steps import Image
 
 
 class DetectionScoring(Configurable):
@@ -115,12 +116,10 @@ class DetectionScoring(Configurable):
             labelled = with_boxes(
                 pixels, objects.boxes / scale, [""] * len(objects.boxes), colour=LABEL_COLOUR
             )
-            sure = found.scores >= self.params.shown_score
-            rows = zip(found.labels[sure], found.scores[sure], strict=True)
-            # The model may have more classes than these images.
-            captions = [f"{class_name(images.class_names, n - 1)} {score:.2f}" for n, score in rows]
-            drawn.append(with_boxes(labelled, found.boxes[sure] / scale, captions))
-            titles.append(f"{sure.sum()} found, {len(objects.boxes)} labelled")
+            least, names = self.params.shown_score, images.class_names
+            drawn.append(with_found(labelled, found, objects.size, names, least_score=least))
+            count = (found.scores >= least).sum()
+            titles.append(f"{count} found, {len(objects.boxes)} labelled")
         return drawing.gallery(drawn, titles, title=f"boxes in {images.params.split}")
 
 
@@ -134,3 +133,30 @@ def found_in(arrays: Mapping[str, np.ndarray], size: tuple[int, int]) -> Detecte
     real = arrays["labels"] > 0
     boxes = np.clip(arrays["boxes"][real], 0.0, 1.0) * np.array([*size, *size])
     return DetectedObjects(boxes, arrays["labels"][real], arrays["scores"][real])
+
+
+def with_found(
+    image: Image,
+    found: DetectedObjects,
+    size: tuple[int, int],
+    names: tuple[str, ...],
+    *,
+    least_score: float,
+) -> Image:
+    """Returns an image with the boxes, classes and scores of what was found in it.
+
+    Args:
+      image: the pixels, in any size.
+      found: the objects.
+      size: height and width of the image to which the boxes of the objects refer.
+      names: names of the classes; the model may have more.
+      least_score: objects with a smaller score are not drawn.
+
+    Shapes:
+      image: [height, width, 1 or 3] uint8
+      returns: [any height, any width, 3] uint8; see `with_boxes`
+    """
+    sure = found.scores >= least_score
+    rows = zip(found.labels[sure], found.scores[sure], strict=True)
+    captions = [f"{class_name(names, n - 1)} {score:.2f}" for n, score in rows]
+    return with_boxes(image, found.boxes[sure] / np.array([*size, *size]), captions)

@@ -18,22 +18,25 @@ from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece
 from tekso.framework.task import Batch, Program, Scored
 from tekso.framework.theta import Theta
 from tekso.models.detection.box_coding import decode_boxes
-from tekso.models.detection.multibox_loss import match_boxes, multibox_loss
+from tekso.models.detection.multibox_loss import match_boxes
 from tekso.models.detection.suppression import detections
 from tekso.models.ssd import Ssd
 from tekso.tasks.classification.task import LABELS, WEIGHTS, X
 from tekso.tasks.detection.average_precision import AP, AP_50, AP_75
 from tekso.tasks.detection.input import BOX_WEIGHTS, BOXES, BoxImages, boxes_of
-from tekso.tasks.detection.scoring import DetectionScoring, found_in
+from tekso.tasks.detection.losses import DetectionLoss, HardNegativeMining
+from tekso.tasks.detection.scoring import DetectionScoring, found_in, with_found
+from tekso.tasks.image.drawing import as_png
 from tekso.tasks.image.image_task import AnswerExport, ImageTask
 from tekso.tasks.image.sources import class_name
+from tekso.tasks.image.steps import Image
 
 _MATCHES = "matched_boxes"
 _MOST_SHOWN = 5  # objects of an image in a line of text
 
 
 class Detection(ImageTask):
-    """Minimises the loss of SSD: classes of default boxes, and differences to the matched objects.
+    """Minimises the loss of classes of default boxes, and of differences to the matched objects.
 
     The model is a layer that maps "x" to {"logits": [batch, boxes, classes], "codes": [batch,
     boxes, 4]}, and has the methods `default_boxes()` and `pieces()`, such as an `Ssd`. Its Params
@@ -51,7 +54,7 @@ class Detection(ImageTask):
       predict returns: "boxes" [batch, n, 4], [y_min, x_min, y_max, x_max] in shares of the image,
         "labels" [batch, n] int32, 0 for padding, and "scores" [batch, n]
     Source:
-      Liu et al. 2016, "SSD: single shot multibox detector".
+      Liu et al. 2016, "SSD: single shot multibox detector"; the losses: see losses.py.
     """
 
     class Params(ImageTask.Params):
@@ -66,8 +69,8 @@ class Detection(ImageTask):
             "A default box that overlaps an object more than this is trained to find it.",
             default=0.5,
         )
-        negatives_per_positive: int = param(
-            "Background boxes that count in the loss, for each matched box.", default=3
+        loss: DetectionLoss.Params = param(
+            "Loss of the classes and boxes.", default=HardNegativeMining.Params()
         )
         min_score: float = param("Boxes with a smaller probability are not found.", default=0.05)
         candidates: int = param("Boxes of a class before suppression.", default=200)
@@ -106,6 +109,7 @@ class Detection(ImageTask):
                 f"{p.most}, but must be at least 1"
             )
         self.child("model", p.model)
+        self._loss: DetectionLoss = p.loss.instantiate()
         self._scoring: DetectionScoring | None = p.scoring and p.scoring.instantiate()
 
     def check_inputs(self, inputs: Mapping[str, Any]) -> None:
@@ -163,13 +167,7 @@ class Detection(ImageTask):
         labels = tf.where(counted, tf.cast(flow[LABELS], tf.int32), 0)
         boxes = tf.cast(flow[BOXES], tf.float32)
         matches = match_boxes(boxes, labels, defaults, threshold=p.match_overlap)
-        losses = multibox_loss(
-            outputs["logits"],
-            outputs["codes"],
-            matches,
-            defaults,
-            negatives_per_positive=p.negatives_per_positive,
-        )
+        losses = self._loss.of_images(outputs["logits"], outputs["codes"], matches, defaults)
         weights = tf.cast(flow[WEIGHTS], losses.dtype)
         matched = tf.reduce_sum(tf.cast(matches.labels > 0, losses.dtype), 1)
         metrics = {_MATCHES: (tf.reduce_sum(weights * matched), tf.reduce_sum(weights))}
@@ -183,7 +181,7 @@ class Detection(ImageTask):
         """Returns the objects that are found, as `predict`; see `ImageTask`."""
         p, outputs = self.params, self.model.fprop(theta.model, x, ctx)
         found = detections(
-            tf.nn.softmax(tf.cast(outputs["logits"], tf.float32)),
+            self._loss.probabilities(outputs["logits"]),
             decode_boxes(
                 tf.cast(outputs["codes"], tf.float32), tf.constant(self.model.default_boxes())
             ),
@@ -241,3 +239,18 @@ class Detection(ImageTask):
         more = len(record["objects"]) - len(shown)
         shown += [f"{more} more"] if more else []
         return ", ".join(shown) or "nothing"
+
+    def cells(self, record: Mapping[str, Any]) -> list[tuple[str, ...]]:
+        """Returns class, score, x, y, width and height of every object; see `ImageTask`."""
+        rows = [
+            (one["class"], f"{one['score']:.4f}", *(f"{v:g}" for v in one["box"]))
+            for one in record["objects"]
+        ]
+        return rows or [("nothing",)]
+
+    def picture(self, pixels: Image, arrays: Mapping[str, np.ndarray], input: Input) -> bytes:
+        """Returns the image with the boxes of the objects that are found; see `ImageTask`."""
+        size = (pixels.shape[0], pixels.shape[1])
+        least = (self.params.scoring or DetectionScoring.Params()).shown_score
+        names = tuple(getattr(input, "class_names", ()))
+        return as_png(with_found(pixels, found_in(arrays, size), size, names, least_score=least))

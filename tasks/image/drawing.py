@@ -75,6 +75,20 @@ def _wrapped(text: str, lines: int) -> str:
     return "\n".join(found[:lines])
 
 
+def as_png(image: np.ndarray) -> bytes:
+    """Returns the PNG file of an image.
+
+    Shapes:
+      image: [height, width, 1 or 3] uint8
+    """
+    from PIL import Image as Pillow
+
+    file = io.BytesIO()
+    pixels = image[:, :, 0] if image.shape[2] == 1 else image
+    Pillow.fromarray(np.ascontiguousarray(pixels)).save(file, format="PNG")
+    return file.getvalue()
+
+
 def _figure(width: float, height: float, *, rows: int = 0, columns: int = 0) -> tuple[Any, Any]:
     """Returns a figure with one pair of axes, or with an array of them."""
     logging.getLogger("matplotlib").setLevel(logging.ERROR)

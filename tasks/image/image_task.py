@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -22,6 +22,7 @@ from tekso.framework.theta import Theta
 from tekso.tasks.classification.task import WEIGHTS, X
 from tekso.tasks.image.image_input import with_image_sizes
 from tekso.tasks.image.preparation import Preparation, scale_and_shift
+from tekso.tasks.image.steps import Image
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,12 +42,28 @@ class AnswerExport:
     for_litert: bool = True
 
 
+@dataclasses.dataclass(frozen=True)
+class FileAnswer:
+    """The answer of the model for an image file, or why the file cannot be read.
+
+    Attributes:
+      record: what decoding reports, with "file", and "error" if the file cannot be read.
+      pixels: the image in its own size; None if it cannot be read.
+      arrays: the arrays of the answer, without the dim of the batch; empty without pixels.
+    """
+
+    record: dict[str, Any]
+    pixels: Image | None
+    arrays: Mapping[str, np.ndarray]
+
+
 class ImageTask(Task):
     """Base of the tasks that answer a question about images of one size, such as their class.
 
     A subclass implements `answer`, which returns arrays [batch, …] for normalised images, and
-    `found` and `told`, which make a record and a line of text of one answer. Decoding and export
-    use them. Params of the model such as `image_size` are taken from the input if they are not set.
+    `found`, `told` and `cells`, which make a record, a line of text and rows of a table of one
+    answer. Decoding, tekso-decode and export use them. Params of the model such as `image_size` are
+    taken from the input if they are not set.
 
     Attributes:
       record_kind: "kind" of the records of decoding.
@@ -106,6 +123,25 @@ class ImageTask(Task):
         """Returns the entries that `found` returned as a line of text."""
         raise NotImplementedError(f"{type(self).__name__} has no told()")
 
+    def cells(self, record: Mapping[str, Any]) -> list[tuple[str, ...]]:
+        """Returns the entries that `found` returned as rows of a table, without the file."""
+        raise NotImplementedError(f"{type(self).__name__} has no cells()")
+
+    def picture(self, pixels: Image, arrays: Mapping[str, np.ndarray], input: Input) -> bytes:
+        """Returns a PNG of the answer for an image; only of tasks that `makes_pictures`.
+
+        Args:
+          pixels: the image in its own size.
+          arrays: the answer, without the dim of the batch.
+          input: the input of the run, or what `ImageInput.known` returns.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no picture()")
+
+    @classmethod
+    def makes_pictures(cls) -> bool:
+        """Returns whether there are pictures of the answers."""
+        return cls.picture is not ImageTask.picture
+
     def images_in(self, input: Input) -> Any:
         """Returns the image input of an input, which may be a `HeldOut`.
 
@@ -163,26 +199,34 @@ class ImageTask(Task):
           input: the input of the run, or what `ImageInput.known` returns.
           paths: the files.
         """
+        return self._decoded([one.record for one in self.file_answers(program, input, paths)])
+
+    def file_answers(
+        self, program: Program, input: Input, paths: Sequence[str]
+    ) -> Iterator[FileAnswer]:
+        """Yields the answer for every image file, in their order; see `decode_files`."""
         p, names = input.params, tuple(getattr(input, "class_names", ()))
         preparation = Preparation(p, p.get("evaluate") if "evaluate" in p else ())
-        records = []
         for begin in range(0, len(paths), p.batch_size):
             x = np.zeros([p.batch_size, *_form(p)], np.float32)
-            read: list[tuple[dict[str, Any], tuple[int, int] | None]] = []
+            read: list[tuple[dict[str, Any], Image | None]] = []
             for place, path in enumerate(paths[begin : begin + p.batch_size]):
                 record: dict[str, Any] = {"kind": self.record_kind, "file": path}
                 try:
                     pixels = preparation.pixels(files.read(path), Origin(path))
                     image = preparation.image(pixels, 0, Origin(path))
                     x[place] = preparation.normalized(image)
-                    read.append((record, pixels.shape[:2]))
+                    read.append((record, pixels))
                 except (BadRecordError, OSError) as error:
                     read.append(({**record, "error": reason_of(error)}, None))
             arrays = self._answers(program, x)
-            for row, (record, size) in enumerate(read):
-                found = self.found(_row(arrays, row), size, names) if size else {}
-                records.append({**record, **found})
-        return self._decoded(records)
+            for row, (record, pixels_read) in enumerate(read):
+                if pixels_read is None:
+                    yield FileAnswer(record, None, {})
+                    continue
+                one, (height, width) = _row(arrays, row), pixels_read.shape[:2]
+                record.update(self.found(one, (height, width), names))
+                yield FileAnswer(record, pixels_read, one)
 
     def _answers(self, program: Program, x: np.ndarray) -> dict[str, np.ndarray]:
         return {name: np.asarray(value) for name, value in program.call(self.answer, x).items()}

@@ -189,6 +189,11 @@ class ImageClassification(ImageTask, Classification):
         label = f" (label {record['label']})" if "label" in record else ""
         return ", ".join(f"{one['class']} {one['probability']:.3f}" for one in rows) + label
 
+    def cells(self, record: Mapping[str, Any]) -> list[tuple[str, ...]]:
+        """Returns the likeliest class and its probability; see `ImageTask`."""
+        best = record["classes"][0]
+        return [(best["class"], f"{best['probability']:.4f}")]
+
 
 def _cross_entropy(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
     return tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)

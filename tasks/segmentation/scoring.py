@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -126,3 +127,24 @@ def coloured(labels: np.ndarray) -> Image:
         rest = rest >> 3
     found[labels == NOT_COUNTED] = 128 + 64
     return found.astype(np.uint8)
+
+
+def mask_png(labels: np.ndarray, *, size: tuple[int, int] | None = None) -> bytes:
+    """Returns a PNG whose values are classes, with the colours of `coloured` as its palette.
+
+    Args:
+      labels: the class of every pixel, up to 255.
+      size: height and width of the PNG, without interpolation; None: those of the labels.
+
+    Shapes:
+      labels: [height, width] int
+    """
+    from PIL import Image as Pillow
+
+    mask = Pillow.fromarray(labels.astype(np.uint8))
+    if size is not None:
+        mask = mask.resize(size[::-1], Pillow.Resampling.NEAREST)
+    mask.putpalette(coloured(np.arange(256)[None]).tobytes())
+    file = io.BytesIO()
+    mask.save(file, format="PNG")
+    return file.getvalue()

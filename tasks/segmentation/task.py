@@ -21,8 +21,9 @@ from tekso.models.unet import UNet
 from tekso.tasks.classification.task import LABELS, WEIGHTS, X
 from tekso.tasks.image.image_task import AnswerExport, ImageTask
 from tekso.tasks.image.sources import class_name
+from tekso.tasks.image.steps import Image
 from tekso.tasks.segmentation.input import NOT_COUNTED, MaskImages, masks_of
-from tekso.tasks.segmentation.scoring import SegmentationScoring
+from tekso.tasks.segmentation.scoring import SegmentationScoring, mask_png
 
 IOU, DICE, PIXEL_ACCURACY = "iou", "dice", "pixel_accuracy"
 
@@ -216,3 +217,19 @@ class Segmentation(ImageTask):
         """See `ImageTask`."""
         shares = sorted(record["shares"].items(), key=lambda pair: -pair[1])
         return ", ".join(f"{name} {share:.3f}" for name, share in shares)
+
+    def cells(self, record: Mapping[str, Any]) -> list[tuple[str, ...]]:
+        """Returns every class and its share of the pixels; see `ImageTask`."""
+        shares = sorted(record["shares"].items(), key=lambda pair: -pair[1])
+        return [(name, f"{share:.4f}") for name, share in shares]
+
+    def picture(self, pixels: Image, arrays: Mapping[str, np.ndarray], input: Input) -> bytes:
+        """Returns the class of every pixel as a palette PNG, which `MaskFolders` reads.
+
+        It has the size of the image if no step of an evaluation moves pixels, such as a crop;
+        otherwise `image_size`.
+        """
+        labels, steps = arrays[LABELS], [step.instantiate() for step in input.params.evaluate]
+        if any(step.moves_pixels for step in steps):
+            return mask_png(labels)
+        return mask_png(labels, size=(pixels.shape[0], pixels.shape[1]))

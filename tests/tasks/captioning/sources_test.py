@@ -179,5 +179,5 @@ def test_without_the_package_of_emoji_the_error_says_how_to_get_it(tmp_path: Pat
     with pytest.raises(InputError, match=r"npm pack emoji-datasource-google.*folder=FOLDER"):
         Emoji.Params(folder=str(tmp_path)).instantiate()
     (tmp_path / "emoji.json").write_text('[{"name": "X"}]')
-    with pytest.raises(InputError, match="not the emoji.json of the package: KeyError"):
+    with pytest.raises(InputError, match=r"not the emoji\.json of the package: KeyError"):
         Emoji.Params(folder=str(tmp_path)).instantiate()
