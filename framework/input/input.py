@@ -43,10 +43,9 @@ class Input(Configurable):
     on any number of devices, after every restart, in any order of calls. An input has no state to
     save.
 
-    Where processes share a batch, each calls `own_part(step, rows)` for its own examples. By
-    default this builds the batch and takes rows of it. An input that overrides `batch_rows` (and
-    `num_rows`, if the size of its batches varies) builds only these rows. If a class overrides
-    `batch` without `batch_rows`, its batches are built whole, and then divided.
+    Where processes share a batch, each calls `own_part(step, rows)` for its examples. An input that
+    overrides `batch_rows` (and `num_rows`, if the size of its batches varies) builds only these.
+    If a class overrides `batch` alone, its batches are built whole, and then divided.
 
     Attributes:
       tokenizer: the tokenizer of a text input; None for other inputs.
@@ -152,8 +151,7 @@ class Input(Configurable):
     def part(self, step: int, part: int, parts: int, *, even: bool = False) -> Batch:
         """Returns one of several consecutive parts of the global batch of a step.
 
-        The parts of all processes, joined in their order, are the batch. They have equal sizes, or
-        the first ones have one example more.
+        They have equal sizes, or the first ones have one example more.
 
         Args:
           step: the step.
