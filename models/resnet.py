@@ -110,7 +110,8 @@ class ResNet(PooledImageModel):
 
     Shapes:
       x: [batch, height, width, channels], numbers of any type, any height and width
-      returns: logits [batch, classes], float32 or wider
+      returns: logits [batch, classes], float32 or wider; without a classifier, features [batch,
+        height / n, width / n, feature_dim]
     Children:
       stem; blocks/0, blocks/1, …; classifier: Linear, dims ("channels", "classes")
     Raises:
@@ -138,6 +139,7 @@ class ResNet(PooledImageModel):
             "Initializer of the classifier.", default=Normal.Params(stddev=0.01)
         )
 
+    has_features = True
     stem: Stem
     blocks: list[ResidualBlock]
 
@@ -154,14 +156,21 @@ class ResNet(PooledImageModel):
         for block, rate in zip(blocks, rates, strict=True):
             block.set(drop_path_rate=rate)
         self.child_list("blocks", blocks)
-        self.classify_pooled(self.blocks[-1].output_dim, p.classifier_init, p.dropout_rate)
+        if p.classes is not None:
+            self.classify_pooled(self.feature_dim, p.classifier_init, p.dropout_rate)
+
+    @property
+    def feature_dim(self) -> int:
+        """Number of channels of the last block."""
+        return self.blocks[-1].output_dim
 
     def pieces(self) -> list[Piece]:
         """Returns the stem, one piece per block, and the classifier."""
+        head = [] if self.params.classes is None else [self.classifier_piece()]
         return [
             Piece("stem", {"stem": self.stem}, self._run_stem),
             *of_layers("blocks", self.blocks, self._run_block),
-            self.classifier_piece(),
+            *head,
         ]
 
     def _run_stem(self, theta: Theta, flow: Flow, ctx: StepContext) -> Flow:

@@ -252,6 +252,19 @@ HOW: list[tuple[str, Run | TestedBy]] = [
     ),
     (r"tekso-ckpt (convert|merge) .*", Run(prints=r"wrote|merged")),
     (
+        r"(arecord .*)?tekso-decode --logdir=runs/prompts .*",
+        TestedBy(
+            "tests/tools/decode_speech_test.py"
+            "::test_files_and_samples_on_standard_input_have_the_same_transcript"
+        ),
+    ),
+    (
+        r"tekso-trainer .*runs/texts.*",
+        TestedBy(
+            "tests/params/asr/prompts_test.py::test_prompts_are_recognised_with_a_language_model"
+        ),
+    ),
+    (
         r"pip install 'tekso\[speech\]'|apt-get download asterisk.*|for deb in asterisk.*"
         r"|export TEKSO_ASTERISK=.*|tekso-trainer .*runs/prompts.*",
         TestedBy(
@@ -302,6 +315,15 @@ HOW: list[tuple[str, Run | TestedBy]] = [
             "::test_the_page_is_one_file_without_scripts_and_the_csv_has_all_points"
         ),
     ),
+    (
+        r"tekso-results .*",
+        TestedBy("tests/tools/results_test.py::test_a_result_has_what_the_trainer_wrote"),
+    ),
+    (
+        r"make docs",
+        TestedBy("tests/site_test.py::test_the_site_builds_without_warnings_and_has_a_search_index"),
+    ),
+    (r"make catalogue", TestedBy("tests/tools/catalogue_test.py::test_the_page_is_up_to_date")),
     (
         r"tekso-sweep .*",
         TestedBy(
