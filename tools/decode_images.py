@@ -15,6 +15,7 @@ from tekso.tools.command_errors import UsageError
 
 if TYPE_CHECKING:  # slow to import
     from tekso.framework.run.assembly import Assembly
+    from tekso.tasks.image.image_task import ImageTask
 
 
 def image_files(folder: str) -> list[str]:
@@ -47,7 +48,7 @@ def answers_for_images(task: object) -> bool:
     return isinstance(task, ImageTask.Params)
 
 
-def check_pictures(task: Any, pictures: str, folder: str) -> None:
+def check_pictures(task: ImageTask.Params, pictures: str, folder: str) -> None:
     """Checks that a task makes pictures, and where they are written.
 
     Args:
@@ -134,7 +135,7 @@ def answer(
     return broken
 
 
-def _lines(task: Any, record: Mapping[str, Any], form: str) -> str:
+def _lines(task: ImageTask, record: Mapping[str, Any], form: str) -> str:
     if form == "json":
         return json.dumps(record, ensure_ascii=False) + "\n"
     rows = [("error", record["error"])] if "error" in record else task.cells(record)
