@@ -10,6 +10,10 @@ from tekso.framework.run import inspection
 
 ENTRIES = {entry.key: entry for entry in registry.list_experiments()}
 NEEDS_DATA = {
+    "asr.fillets.Czech": ("task.model.vocab_size", 70),
+    "asr.fillets.Dutch": ("task.model.vocab_size", 70),
+    "asr.fillets.DutchAndCzech": ("task.model.vocab_size", 70),
+    "asr.prompts.Conformer": ("task.model.vocab_size", 70),
     "asr.prompts.Ctc": ("task.model.vocab_size", 70),
     "asr.prompts.Las": ("task.model.vocab_size", 70),
     "asr.prompts.Rnnt": ("task.model.vocab_size", 70),
