@@ -16,6 +16,7 @@ from tekso.params.asr import prompts
 from tekso.tasks.asr.fillets import FilletsDialogues
 from tekso.tasks.asr.input import BucketedSpeech
 from tekso.tasks.asr.joined_speech import JoinedSpeech
+from tekso.tasks.asr.sources import SpeechSource
 from tekso.tasks.asr.task import CtcTask
 
 SAMPLE_RATE = 16_000
@@ -46,7 +47,7 @@ class Dutch(prompts.Ctc):
             fill="seconds",
         )
 
-    def corpus(self) -> Params:
+    def corpus(self) -> SpeechSource.Params:
         """Returns the dialogues of one language."""
         return FilletsDialogues.Params(language=self.language)
 
@@ -66,7 +67,7 @@ class Czech(Dutch):
 class DutchAndCzech(Dutch):
     """Both languages by one model, without being told which; dev is also evaluated by language."""
 
-    def corpus(self) -> Params:
+    def corpus(self) -> SpeechSource.Params:
         """Returns the dialogues of both languages."""
         return JoinedSpeech.Params(sources=[_of("nl"), _of("cs")])
 
