@@ -120,7 +120,7 @@ HOW: list[tuple[str, Run | TestedBy]] = [
         ),
     ),
     (
-        r"tekso-trainer .*runs/boxes.*",
+        r"tekso-(trainer|decode) .*runs/boxes.*",
         TestedBy(
             "tests/params/image/boxes_test.py"
             "::test_files_in_the_format_of_coco_are_trained_on_scored_and_searched"
@@ -206,6 +206,13 @@ HOW: list[tuple[str, Run | TestedBy]] = [
     (
         r"tekso-(decode .*--language|trainer .*--mode=decode .*task\.decode_language)=.*",
         TestedBy("tests/tools/decode_test.py::test_a_model_of_several_languages_is_told_which"),
+    ),
+    (
+        r"tekso-decode .*--pictures=found_masks",
+        TestedBy(
+            "tests/tools/decode_images_test.py"
+            "::test_masks_are_palette_files_of_the_size_of_the_image_that_the_source_of_masks_reads"
+        ),
     ),
     (
         r"tekso-decode .*--input=pictures .*",
@@ -308,6 +315,15 @@ HOW: list[tuple[str, Run | TestedBy]] = [
             "::test_the_page_is_one_file_without_scripts_and_the_csv_has_all_points"
         ),
     ),
+    (
+        r"tekso-results .*",
+        TestedBy("tests/tools/results_test.py::test_a_result_has_what_the_trainer_wrote"),
+    ),
+    (
+        r"make docs",
+        TestedBy("tests/site_test.py::test_the_site_builds_without_warnings_and_has_a_search_index"),
+    ),
+    (r"make catalogue", TestedBy("tests/tools/catalogue_test.py::test_the_page_is_up_to_date")),
     (
         r"tekso-sweep .*",
         TestedBy(

@@ -1,10 +1,9 @@
-"""tekso-decode: translates a file line by line, classifies images, or transcribes speech."""
+"""tekso-decode: translates a file line by line, answers for images, or transcribes speech."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import os
 import shlex
 import sys
@@ -18,6 +17,7 @@ from tekso.framework import files
 from tekso.framework.commands import typed
 from tekso.tools import command_flags, decode_images, decode_speech, experiment_flags
 from tekso.tools.command_errors import UsageError
+from tekso.tools.decode_texts import SEARCH, translate
 from tekso.tools.line_reader import STANDARD_INPUT, LineReader
 
 if TYPE_CHECKING:  # slow to import, so the functions below import these modules when they run
@@ -27,9 +27,6 @@ if TYPE_CHECKING:  # slow to import, so the functions below import these modules
 PROGRAM = "tekso-decode"
 USAGE = "--logdir=runs/mine --input=texts.en --output=texts.de"
 _STANDARD_OUTPUT = "-"
-_MOST_LINES = 2048  # read, sorted by length and written together
-_PROGRESS_S = 10.0
-_SEARCH = "task.translator.search"
 
 # A separate FlagValues, so that --help lists only these flags.
 FLAGS: Any = flags.FlagValues()  # type: ignore[no-untyped-call]
@@ -42,7 +39,8 @@ def _define() -> None:
         "input",
         STANDARD_INPUT,
         "File to translate; - reads standard input and answers each line at once. A folder: images "
-        "to classify, or audio files to transcribe. A .wav, .flac, .ogg or .mp3 file: transcribed.",
+        "to classify, to detect objects in or to segment, or audio files to transcribe. A .wav, "
+        ".flac, .ogg or .mp3 file: transcribed.",
         flag_values=f,
     )
     flags.DEFINE_string(
@@ -89,8 +87,16 @@ def _define() -> None:
         "text",
         ("text", "json"),
         "text: one output line per input line; with several hypotheses, one line for each, as "
-        "'number ||| translation ||| score'; for an image, its class and probability between tabs; "
-        "for speech, its transcript. json: one object per input line or file, with scores.",
+        "'number ||| translation ||| score'; for an image, its class and probability, or a line "
+        "for every object or class in it, between tabs; for speech, its transcript. json: one "
+        "object per input line or file, with scores.",
+        flag_values=f,
+    )
+    flags.DEFINE_string(
+        "pictures",
+        None,
+        "Folder to write PNG files to, one per image: with boxes (detection), or the masks "
+        "(segmentation).",
         flag_values=f,
     )
     flags.DEFINE_multi_string(
@@ -131,6 +137,8 @@ def _run(words: list[str]) -> None:
         raise UsageError(f"--output={FLAGS.output} is a folder: name a file")
     if FLAGS.sample_rate is not None and FLAGS.samples is None:
         raise UsageError("--sample_rate is for --samples: audio files have their own")
+    if FLAGS.pictures is not None and FLAGS.samples is not None:
+        raise UsageError("--pictures is for images, but --samples is for speech")
     if FLAGS.samples is not None:
         _transcribe_stream()
         return
@@ -139,18 +147,20 @@ def _run(words: list[str]) -> None:
     if is_folder or decode_speech.is_audio_name(path):
         _decode_files(path, is_folder=is_folder)
         return
+    if FLAGS.pictures is not None:
+        raise UsageError(f"--pictures is for images, but --input={FLAGS.input} is not a folder")
     reader = LineReader(FLAGS.input)  # reports a missing file before the slow part
     try:
         with contextlib.redirect_stdout(sys.stderr):  # stdout is only for translations
             parts, _ = _parts("texts")
         with _output() as file:
-            _translate(parts, reader, file)
+            translate(parts, reader, file, language=FLAGS.language, form=FLAGS.format, log=_log)
     finally:
         reader.close()
 
 
 def _decode_files(path: str, *, is_folder: bool) -> None:
-    """Classifies the images of a folder, or transcribes audio files, as the model does."""
+    """Answers for the images of a folder, or transcribes audio files, as the model does."""
     _refuse_flags_of_translation()
     audio = decode_speech.audio_files(path)
     images = decode_images.image_files(FLAGS.input) if is_folder and not audio else []
@@ -164,13 +174,18 @@ def _decode_files(path: str, *, is_folder: bool) -> None:
         raise UsageError(
             f"--input={FLAGS.input} has no audio files ({', '.join(decode_speech.SUFFIXES)})"
         )
+    pictures = None
+    if FLAGS.pictures is not None:
+        folder = os.path.expanduser(FLAGS.pictures)
+        pictures = decode_images.PictureFolder(folder, FLAGS.input, paths)
     with _output() as file:
-        decode = decode_speech.transcribe_files if kind == "speech" else decode_images.classify
-        broken = decode(parts, paths, file, form=FLAGS.format)
-    done, what = ("transcribed", "files") if kind == "speech" else ("classified", "images")
-    _log(f"{done} {len(paths) - broken:,} {what} in {time.perf_counter() - begin:.1f} s")
+        if kind == "speech":
+            broken = decode_speech.transcribe_files(parts, paths, file, form=FLAGS.format)
+        else:
+            broken = decode_images.answer(parts, paths, file, form=FLAGS.format, pictures=pictures)
+    done, form = ("transcribed", "audio") if kind == "speech" else ("read", "images")
+    _log(f"{done} {len(paths) - broken:,} files in {time.perf_counter() - begin:.1f} s")
     if broken:
-        form = "audio" if kind == "speech" else "images"
         _log(f"{broken:,} files cannot be read as {form}; their lines have the reasons")
 
 
@@ -207,7 +222,13 @@ def _usage() -> str:
 def _help() -> str:
     purpose = (__doc__ or "").partition(": ")[2]
     purpose = purpose[:1].upper() + purpose[1:]
-    names = {"logdir": "folder", "input": "file", "output": "file", "set": "path=value"}
+    names = {
+        "logdir": "folder",
+        "pictures": "folder",
+        "input": "file",
+        "output": "file",
+        "set": "path=value",
+    }
     return command_flags.help_text(FLAGS, usage=_usage(), purpose=purpose, value_names=names)
 
 
@@ -238,12 +259,12 @@ def _parts(wanted: Kind | Literal["files"]) -> tuple[Assembly, Kind]:
     model, tree = run.model, run.completed_tree()
     kind = _kind(wanted, model, tree)
     chosen = {
-        name: (f"{_SEARCH}.{name}", FLAGS[name].value) for name in ("beam_size", "num_hypotheses")
+        name: (f"{SEARCH}.{name}", FLAGS[name].value) for name in ("beam_size", "num_hypotheses")
     }
     chosen = chosen if kind == "texts" else {}
     experiment_flags.change(tree, execution=FLAGS.execution, settings=FLAGS.set or [], flags=chosen)
     if kind == "texts":
-        tree.get(_SEARCH).instantiate()  # reports wrong values before the slow part
+        tree.get(SEARCH).instantiate()  # reports wrong values before the slow part
     job = Job(
         model=model,
         tree=tree,
@@ -273,16 +294,19 @@ def _kind(wanted: Kind | Literal["files"], model: str, tree: Any) -> Kind:
     speech = decode_speech.transcribes(tree.task)
     if wanted != "texts":
         if speech:
+            if FLAGS.pictures is not None:
+                raise UsageError(f"--pictures is for images, but {model} transcribes speech")
             return "speech"
-        if wanted == "files" and decode_images.classifies_images(tree.task):
+        if wanted == "files" and decode_images.answers_for_images(tree.task):
+            if FLAGS.pictures is not None:
+                decode_images.check_pictures(tree.task, FLAGS.pictures, FLAGS.input)
             return "images"
         if wanted == "files":
             raise UsageError(
-                f"{model} does neither classify images nor transcribe speech, but {given} is a "
-                "folder"
+                f"{model} is neither a model of images nor of speech, but {given} is a folder"
             )
         raise UsageError(f"{model} does not transcribe speech, but {given} is audio")
-    if _SEARCH in tree:
+    if SEARCH in tree:
         return "texts"
     if speech:
         raise UsageError(
@@ -298,7 +322,7 @@ def _kind(wanted: Kind | Literal["files"], model: str, tree: Any) -> Kind:
 
 
 def _search_text(tree: Any) -> str:
-    search = tree.get(_SEARCH)
+    search = tree.get(SEARCH)
     return f"beam {search.beam_size}" if "beam_size" in search else type(search).owner.__name__
 
 
@@ -321,51 +345,6 @@ def _output() -> Iterator[IO[bytes]]:
         return
     with files.writing_atomically(os.path.expanduser(FLAGS.output)) as file:
         yield file
-
-
-def _translate(parts: Any, reader: LineReader, file: IO[bytes]) -> None:
-    translator = parts.task.translator
-    several = parts.tree.get(_SEARCH).num_hypotheses > 1
-    done, cut, empty, broken = 0, 0, 0, 0
-    begin = reported = time.perf_counter()
-    while lines := reader.take(_MOST_LINES):
-        texts = [line.text for line in lines]
-        languages = [FLAGS.language] * len(texts) if FLAGS.language else []
-        found = translator.translate(parts.program, parts.input, texts, languages=languages)
-        answers = zip(texts, found.hypotheses, strict=True)
-        shown = (_shown(done + i, *own, several=several) for i, own in enumerate(answers))
-        file.write("".join(shown).encode("utf-8"))
-        file.flush()
-        done += len(lines)
-        cut += found.num_cut
-        empty += sum(not text.strip() for text in texts)
-        broken += sum(not line.is_text for line in lines)
-        if time.perf_counter() - reported > _PROGRESS_S:
-            reported = time.perf_counter()
-            _log(f"{done:,} lines, {done / (reported - begin):.1f} per second")
-    _log(f"translated {done:,} lines in {time.perf_counter() - begin:.1f} s")
-    if empty:
-        _log(f"{empty:,} of them are empty and have empty translations")
-    if cut:
-        _log(
-            f"{cut:,} of them are too long for the model: only their beginning was translated "
-            "(task.translator.max_source_length)"
-        )
-    if broken:
-        _log(f"{broken:,} of them have bytes that are not UTF-8; they are read as U+FFFD")
-
-
-def _shown(number: int, source: str, hypotheses: Sequence[Any], *, several: bool) -> str:
-    """Returns the output for one line of input, with its line end."""
-    if FLAGS.format == "json":
-        record = {"source": source, "hypotheses": [h.record() for h in hypotheses]}
-        return json.dumps(record, ensure_ascii=False) + "\n"
-    from tekso.tasks.mt.translator import one_line
-
-    if several:
-        shown = [(one_line(h.text), h.score) for h in hypotheses] or [("", 0.0)]
-        return "".join(f"{number} ||| {text} ||| {score:.4f}\n" for text, score in shown)
-    return (one_line(hypotheses[0].text) if hypotheses else "") + "\n"
 
 
 def _log(text: str) -> None:

@@ -79,7 +79,7 @@ class Assembly:
 
     def batches(self, start: int) -> Iterator[Mapping[str, Any]]:
         """Returns this process's part of the training batches, from a batch to the last one."""
-        return self._prefetched(self.input, start, stop=self.input.num_batches, even=True)
+        return self._prefetched(self.input, start, stop=self.input.num_batches, training=True)
 
     def eval_batches(self) -> dict[str, Callable[[int], Iterator[Mapping[str, Any]]]]:
         """Returns {evaluation: function that returns the batches of one pass from a number on}."""
@@ -89,10 +89,10 @@ class Assembly:
         }
 
     def _prefetched(
-        self, input: Input, start: int, *, stop: int | None, even: bool = False
+        self, input: Input, start: int, *, stop: int | None, training: bool = False
     ) -> Iterator[Mapping[str, Any]]:
-        part, parts = self.program.part
-        fetch = functools.partial(input.part, part=part, parts=parts, even=even)
+        rows = self.program.own_rows(training=training)
+        fetch = input.batch if rows is None else functools.partial(input.own_part, rows=rows)
         with Prefetch(fetch, start=start, stop=stop) as batches:
             yield from batches
 

@@ -36,14 +36,14 @@ class Dutch(prompts.Ctc):
         )
 
     def input(self) -> Params:
-        """Utterances up to 10 seconds; batches of about a minute."""
+        """Utterances up to 10 seconds; batches of about 80 seconds."""
         return BucketedSpeech.Params(
             corpus=self.corpus(),
             sample_rate=SAMPLE_RATE,
             max_seconds=10.0,
             max_labels=240,
             bounds_s=[2.0, 3.5, 6.0],
-            batch_size=6,
+            batch_size=8,
             fill="seconds",
         )
 
