@@ -32,5 +32,9 @@ class TrainedModel:
     input: Any
 
 
+class TrainedError(ValueError):
+    """A run cannot be opened; the message does not name the Params that name the run."""
+
+
 LoadTrained = Callable[[str], TrainedModel]
-"""Opens a run or a checkpoint by its path; raises a ValueError or RuntimeError if it cannot."""
+"""Opens a run or a checkpoint by its path; raises a TrainedError if it cannot."""

@@ -18,10 +18,11 @@ TIMEOUT_S = 3600
 """AmoebaNet's first step takes a minute of CPU to trace on one device, and more elsewhere."""
 
 GROUPS = (
+    "asr.fillets.Czech",
     "asr.librispeech.ConformerL",
     "asr.librispeech.LasGraphemes",
     "asr.librispeech.LasWordPieces",
-    "asr.prompts.Ctc",
+    "asr.prompts.Conformer",
     "asr.prompts.Las",
     "asr.prompts.Rnnt",
     "asr.prompts.Texts",
@@ -67,10 +68,11 @@ GROUPS = (
 """The first experiment of every group that differs by more than sizes and rates."""
 
 FIRST_OF_MODEL = (
+    "asr.fillets.Czech",
     "asr.librispeech.ConformerL",
     "asr.librispeech.LasGraphemes",
     "asr.librispeech.LasWordPieces",
-    "asr.prompts.Ctc",
+    "asr.prompts.Conformer",
     "asr.prompts.Las",
     "asr.prompts.Rnnt",
     "asr.prompts.Las",

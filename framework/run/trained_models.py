@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 
+from tekso.framework.input.skips import InputError, reason_of
 from tekso.framework.run import inspection
+from tekso.framework.run.checkpoint_errors import CheckpointError
 from tekso.framework.run.opened import open_run
 from tekso.framework.run.weights import weights_of
-from tekso.framework.trained import TrainedModel
+from tekso.framework.trained import TrainedError, TrainedModel
 
 
 def load_trained(path: str) -> TrainedModel:
@@ -17,11 +19,14 @@ def load_trained(path: str) -> TrainedModel:
       path: folder of a run, "RUN/best", "RUN/STEP", or folder of a checkpoint.
 
     Raises:
-      CheckpointError: there is no good checkpoint, or its Params cannot be read.
-      InputError: its tokenizer is not stored, and the data is missing.
+      TrainedError: there is no good checkpoint, its Params cannot be read, or its tokenizer is not
+        stored and the data is missing.
     """
-    run = open_run(os.path.expanduser(path))
-    task = run.task()
-    theta = task.theta(weights_of(task, run.checkpoint))
-    input = inspection.known_input(run.tree(), run.logdir.assets)
+    try:
+        run = open_run(os.path.expanduser(path))
+        task = run.task()
+        theta = task.theta(weights_of(task, run.checkpoint))
+        input = inspection.known_input(run.tree(), run.logdir.assets)
+    except (CheckpointError, InputError, OSError) as error:
+        raise TrainedError(reason_of(error)) from error
     return TrainedModel(run.model, run.checkpoint.path, task, theta, input)

@@ -16,10 +16,13 @@ from tekso.framework.learner import Learner
 from tekso.framework.optimizers.adam import Adam
 from tekso.framework.params import Params
 from tekso.framework.registry import register
+from tekso.models.conformer import Conformer as ConformerEncoder
 from tekso.models.ctc_model import CtcModel
 from tekso.models.las import Las as LasModel
+from tekso.models.layers.conformer_block import ConformerBlock, ConvolutionModule
 from tekso.models.layers.location_attention import LocationAwareAttention
 from tekso.models.layers.log_mel import LogMel
+from tekso.models.layers.normalization import LayerNorm
 from tekso.models.layers.recurrent import RecurrentStack
 from tekso.models.layers.recurrent_cells import LstmCell
 from tekso.models.layers.recurrent_decoder import RecurrentDecoder
@@ -158,6 +161,32 @@ class Las(Ctc):
                 **listening(),
             )
         )
+
+
+@register
+class Conformer(Ctc):
+    """Characters by CTC with a small Conformer: 4 blocks of width 128."""
+
+    def task(self) -> Params:
+        """Kernels of 15 frames; layer normalisation, so that utterances do not depend on others."""
+        convolution = ConvolutionModule.Params(kernel_size=15, norm=LayerNorm.Params())
+        encoder = ConformerEncoder.Params(
+            dim=128,
+            num_layers=4,
+            dropout_rate=0.1,
+            block=ConformerBlock.Params(num_heads=4, dropout_rate=0.1, convolution=convolution),
+        )
+        return CtcTask.Params(model=CtcModel.Params(**{**listening(), "encoder": encoder}))
+
+    def learner(self) -> Params:
+        """Adam with a smaller learning rate and a longer warm-up than for LSTMs."""
+        return (
+            super().learner().set({"schedule.initial_value": 0.001, "schedule.warmup_steps": 400})
+        )
+
+    def run(self) -> Params:
+        """3,000 steps."""
+        return super().run().set(steps=3000)
 
 
 @register

@@ -20,14 +20,16 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from tekso.framework.input import shuffle
 from tekso.framework.input.bucketing import BucketedInput
 from tekso.framework.input.characters import Characters
-from tekso.framework.input.input import Batch, Signature
+from tekso.framework.input.input import Batch, Signature, check_step, clear
 from tekso.framework.input.skips import BadRecordError, InputError, SkipReport
 from tekso.framework.input.sources import training_text
 from tekso.framework.input.tokenizers import Tokenizer
 from tekso.framework.params import REQUIRED, param
 from tekso.tasks.asr.audio import Samples
+from tekso.tasks.asr.perturbation import Perturbation
 from tekso.tasks.asr.sources import SpeechSource
 
 Indices = npt.NDArray[np.int64]
@@ -69,6 +71,10 @@ class BucketedSpeech(BucketedInput):
             "half the length has twice as many.",
             default="examples",
         )
+        perturb: Perturbation.Params | None = param(
+            "Changes of the recordings in training, with order='shuffled'; None: none.",
+            default=None,
+        )
         keep: Literal["memory", "files"] = param(
             "memory: all files are decoded once, at the start, and kept as 16-bit samples. files: "
             "only their headers are read at the start; a file that cannot be decoded later is an "
@@ -99,6 +105,10 @@ class BucketedSpeech(BucketedInput):
                 f"{p.path_of('max_seconds')} {p.max_seconds}, max_labels {p.max_labels} and "
                 f"sample_rate {p.sample_rate} must be positive"
             )
+        self._perturbation: Perturbation | None = None
+        if p.perturb is not None and p.order == "shuffled":
+            self._perturbation = p.perturb.instantiate()
+        self._perturb_key = shuffle.key_of(seed, "perturb")
         self._source: SpeechSource = p.corpus.instantiate(split=p.split)
         has_corpus = train is not None and "corpus" in train
         training = training_text(
@@ -116,9 +126,11 @@ class BucketedSpeech(BucketedInput):
         self._assign_buckets(self._read())
 
     def _read(self) -> list[int]:
-        """Reads all utterances; returns the length of each in samples, at most the longest."""
+        """Reads all utterances; returns the samples of each in its slowest form."""
         p, lengths = self.params, []
+        self._num_samples = 0
         longest = _samples(p.max_seconds, p)
+        stretch = self._perturbation.stretch if self._perturbation is not None else 1.0
         for index, _, record in self._source.numbered_records():
             labels = self.tokenizer.encode(record.text)
             try:
@@ -130,7 +142,8 @@ class BucketedSpeech(BucketedInput):
             except BadRecordError as error:
                 self._source.skips.add(error.origin, error.reason)
                 continue
-            if count > longest or len(labels) > p.max_labels:
+            stretched = math.ceil(count * stretch)
+            if stretched > longest or len(labels) > p.max_labels:
                 self.num_too_long += 1
                 continue
             if p.keep == "memory":
@@ -139,7 +152,8 @@ class BucketedSpeech(BucketedInput):
             self._index.append(index)
             self._texts.append(record.text)
             self._labels.append(labels)
-            lengths.append(count)
+            lengths.append(stretched)
+            self._num_samples += count
         if not lengths:
             raise InputError(
                 f"{self._source.describe()}, split {p.split}: no utterance is left; "
@@ -156,7 +170,7 @@ class BucketedSpeech(BucketedInput):
             p.batch_size * max(1, last // bound if p.fill == "seconds" else 1) for bound in bounds
         ]
         self.assign(np.maximum(lengths, by_labels), bounds, sizes)
-        self._total_seconds = sum(lengths) / p.sample_rate
+        self._total_seconds = self._num_samples / p.sample_rate
 
     @classmethod
     def signature(cls, params: Any) -> Signature | None:
@@ -228,6 +242,20 @@ class BucketedSpeech(BucketedInput):
 
     def bucket_rows(self, examples: Indices, bound: int) -> Batch:
         """See `BucketedInput` and the docstring of this module."""
+        return self._rows(examples, bound, None)
+
+    def batch_rows(self, step: int, begin: int, end: int) -> Batch:
+        """See `BucketedInput`; perturbs the recordings."""
+        if self._perturbation is None:
+            return super().batch_rows(step, begin, end)
+        check_step(step, self.num_batches)
+        chosen, epoch = self.bucket_batch(step), step // self._buckets.num_batches
+        batch = self._rows(chosen.examples[begin:end], self._bounds[chosen.bucket], epoch)
+        clear(batch, ~chosen.real[begin:end], self.padding_keys)
+        return batch
+
+    def _rows(self, examples: Indices, bound: int, epoch: int | None) -> Batch:
+        """Returns some examples, perturbed for an epoch, or as they are if it is None."""
         p, rows = self.params, len(examples)
         most_labels = p.max_labels * bound // self._bounds[-1]
         batch: Batch = {
@@ -238,7 +266,11 @@ class BucketedSpeech(BucketedInput):
             "weights": np.ones(rows, np.float32),
         }
         for row, example in enumerate(map(int, examples)):
-            samples, labels = self.samples(example)[:bound], self._labels[example]
+            samples, labels = self.samples(example), self._labels[example]
+            if self._perturbation is not None and epoch is not None:
+                key = shuffle.fold(shuffle.fold(self._perturb_key, epoch), example)
+                samples = self._perturbation.apply(samples, int(key[0]))
+            samples = samples[:bound]
             batch["samples"][row, : len(samples)] = samples
             batch["num_samples"][row] = len(samples)
             batch["labels"][row, : len(labels)] = labels

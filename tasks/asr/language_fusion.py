@@ -21,7 +21,7 @@ from tekso.framework.input.characters import Characters
 from tekso.framework.input.tokenizers import Tokenizer
 from tekso.framework.params import REQUIRED, Configurable, param
 from tekso.framework.theta import Theta
-from tekso.framework.trained import LoadTrained, TrainedModel
+from tekso.framework.trained import LoadTrained, TrainedError, TrainedModel
 from tekso.models.decoding.decoder import Decoder, DecoderStep
 
 _NO_TOKEN = -1
@@ -70,11 +70,14 @@ class LanguageFusion(Configurable):
           vocab_size: V, at least the tokenizer's.
 
         Raises:
-          ValueError: the run is of another experiment or has no language model, or its tokenizer
-            lacks tokens of the recogniser.
+          ValueError: the run cannot be opened, is of another experiment or has no language model;
+            or its tokenizer lacks tokens of the recogniser.
         """
         p = self.params
-        trained = load(p.run)
+        try:
+            trained = load(p.run)
+        except TrainedError as error:
+            raise ValueError(f"{p.path_of('run')} is {p.run}: {error}") from error
         if p.experiment and trained.experiment != p.experiment:
             raise ValueError(
                 f"{p.path_of('run')} is {p.run}, a run of {trained.experiment}, but "

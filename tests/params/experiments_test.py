@@ -12,6 +12,10 @@ from tekso.framework.run import experiment_record, inspection
 
 ENTRIES = {entry.key: entry for entry in registry.list_experiments()}
 NEEDS_DATA = {
+    "asr.fillets.Czech": "task.model.vocab_size",
+    "asr.fillets.Dutch": "task.model.vocab_size",
+    "asr.fillets.DutchAndCzech": "task.model.vocab_size",
+    "asr.prompts.Conformer": "task.model.vocab_size",
     "asr.prompts.Ctc": "task.model.vocab_size",
     "asr.prompts.Las": "task.model.vocab_size",
     "asr.prompts.Rnnt": "task.model.vocab_size",

@@ -11,7 +11,9 @@ import pytest
 
 from tekso.framework.input.held_out import HeldOut
 from tekso.framework.input.skips import InputError
+from tekso.tasks.asr.audio import resample
 from tekso.tasks.asr.input import BucketedSpeech
+from tekso.tasks.asr.perturbation import Perturbation
 from tekso.tasks.asr.sources import AsteriskPrompts
 
 RNG = np.random.default_rng(0)
@@ -116,3 +118,41 @@ def test_the_signature_is_that_of_the_longest_bucket(folder: Path) -> None:
     input: Any = given.instantiate()
     last = input.batch(input.num_batches - 1)
     assert {name: (array.shape, array.dtype) for name, array in last.items()} == wanted
+
+
+def test_training_recordings_are_perturbed_anew_in_every_epoch(folder: Path) -> None:
+    perturb = Perturbation.Params(speeds=[0.8, 1.25], snr_db=[10.0, 20.0])
+    input: Any = params(folder, perturb=perturb).instantiate(seed=3)
+    plain: Any = params(folder, order="once").instantiate()
+    speeds: dict[tuple[str, int], float] = {}
+    for step in range(2 * input._buckets.num_batches):
+        batch = input.batch(step)
+        for part in range(3):
+            own = input.part(step, part=part, parts=3)
+            np.testing.assert_array_equal(own["samples"], np.array_split(batch["samples"], 3)[part])
+        for row, example in input.examples_of(step):
+            size = batch["num_samples"][row]
+            clean = asterisk_folder.tones_of(input.text(example))
+            speed = min((0.8, 1.25), key=lambda s: abs(len(clean) / s - size))
+            assert size == -(-len(clean) * 100 // round(100 * speed)) <= batch["samples"].shape[1]
+            epoch = step // input._buckets.num_batches
+            speeds[input.text(example), epoch] = speed
+            noise = batch["samples"][row, :size] - resample(clean, round(100 * speed), 100)
+            ratio = 10 * np.log10(np.mean(clean**2) / np.mean(noise**2))
+            assert 9.0 < ratio < 21.0
+    texts = {text for text, _ in speeds}
+    changed = [speeds[text, 0] != speeds[text, 1] for text in texts]
+    assert 0.2 < np.mean(changed) < 0.8 and {*speeds.values()} == {0.8, 1.25}
+    again = params(folder, perturb=perturb).instantiate(seed=3).batch(1)
+    np.testing.assert_array_equal(again["samples"], input.batch(1)["samples"])
+    held: Any = HeldOut.Params().instantiate(train=params(folder, perturb=perturb))
+    assert held.inner._perturbation is None and plain.num_too_long < input.num_too_long
+
+
+def test_speeds_and_ratios_are_checked(folder: Path) -> None:
+    for change, reason in (
+        ({"speeds": [0.9, 3.0]}, "speeds has 3.0, must be in"),
+        ({"snr_db": [20.0, 5.0]}, "must be empty or two ascending numbers"),
+    ):
+        with pytest.raises(ValueError, match=reason):
+            params(folder, perturb=Perturbation.Params(**change)).instantiate()

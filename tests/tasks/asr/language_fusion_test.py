@@ -16,7 +16,6 @@ from tekso.framework.context import StepContext
 from tekso.framework.input.characters import Characters
 from tekso.framework.input.sources import TrainingText
 from tekso.framework.input.tokenizers import Bytes
-from tekso.framework.run.checkpoints import CheckpointError
 from tekso.framework.run.session import Session
 from tekso.framework.run.trained_models import load_trained
 from tekso.framework.trained import TrainedModel
@@ -154,6 +153,12 @@ def test_a_language_model_that_does_not_fit_is_refused() -> None:
         LanguageFusion.Params(run="x", weight=-1.0).instantiate()
 
 
+def test_a_missing_run_is_named_with_its_setting(tmp_path: Path) -> None:
+    fusion = LanguageFusion.Params(run=str(tmp_path / "nowhere")).instantiate()
+    with pytest.raises(ValueError, match=r"^.*run is .*nowhere: there is no checkpoint in .*"):
+        fusion.load(load_trained, characters("ab"), 4)
+
+
 def test_greedy_search_and_a_bonus_for_attention_are_refused() -> None:
     fusion = LanguageFusion.Params(run="runs/lm", token_bonus=0.5)
     changes = {"model.vocab_size": 5, "transcriber.language_model": fusion}
@@ -185,5 +190,3 @@ def test_scores_are_those_of_the_weights_in_the_checkpoint(tmp_path: Path) -> No
     scores = fusion.load(load_trained, session.input.tokenizer, 4)
     after_a = scores.next_scores([(2,)])[0]
     assert after_a[3] > after_a[2] + 1.0  # it has learned that b follows a
-    with pytest.raises(CheckpointError, match="there is no checkpoint in"):
-        load_trained(str(tmp_path / "nowhere"))
