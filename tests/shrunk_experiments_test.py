@@ -68,8 +68,6 @@ FIRST_OF_MODEL = (
     "asr.prompts.Ctc",
     "asr.prompts.Las",
     "asr.prompts.Rnnt",
-    "asr.prompts.Las",
-    "asr.prompts.Rnnt",
     "image.digits.Cnn",
     "image.digits.Mlp",
     "image.imagenet.ViTB16",
