@@ -57,6 +57,13 @@ NAMED: dict[str, dict[str, Any]] = {
         "optimizers": ["adafactor"],
         "execution": execution("mesh", mesh="x:2;y:2", rules="height:x;out_channels:y"),
     },
+    # This layout once ended the process.
+    "convolutions, batch statistics, accumulation, two optimizers, mesh": {
+        "task": "images", "image": (9, 9), "batch": 12, "accumulation": 2,
+        "blocks": [{**NORMED, "channels": 6}, {**NORMED, "channels": 3}],
+        "optimizers": ["adam", "sgd"],
+        "execution": execution("mesh", mesh="y:2;z:3", rules="batch:y;channels:z;out_channels:z"),
+    },
     "sampled softmax, rematerialization, slots, stages on meshes": {
         "softmax": "sampled",
         "execution": {

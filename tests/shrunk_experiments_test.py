@@ -10,6 +10,7 @@ from typing import Any
 import processes
 import pytest
 import shrunk_experiments
+import shrunk_program
 
 PROGRAM = Path(__file__).with_name("shrunk_program.py")
 DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "executions.md"
@@ -75,8 +76,6 @@ FIRST_OF_MODEL = (
     "asr.prompts.Conformer",
     "asr.prompts.Las",
     "asr.prompts.Rnnt",
-    "asr.prompts.Las",
-    "asr.prompts.Rnnt",
     "image.digits.Cnn",
     "image.digits.Mlp",
     "image.emoji.Caption",
@@ -121,8 +120,8 @@ def test_the_document_lists_what_is_refused() -> None:
     ]
 
 
-def trained(key: str, executions: list[str]) -> dict[str, Any]:
-    job = {"key": key, "executions": executions}
+def trained(key: str, executions: list[str], dtype: str = "float32") -> dict[str, Any]:
+    job = {"key": key, "executions": executions, "dtype": dtype}
     done = processes.run([PROGRAM, json.dumps(job)], timeout=TIMEOUT_S)
     assert done.returncode == 0, done.stderr[-3000:]
     found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
@@ -154,3 +153,19 @@ def test_it_trains_as_on_one_device_or_is_refused(key: str) -> None:
             assert other["loss"] == pytest.approx(one["loss"], rel=1e-4), execution
             norm = pytest.approx(one["gradient_norm"], rel=1e-3)
             assert other["gradient_norm"] == norm, execution
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize(("dtype", "epsilon"), [("bfloat16", 2**-8), ("float16", 2**-11)])
+def test_all_executions_compute_in_16_bits(dtype: str, epsilon: float) -> None:
+    key = "lm.python_source.TinySpmdPipeline"  # every execution trains it
+    (full,) = trained(key, [ALONE]).values()
+    found = trained(key, list(shrunk_program.EXECUTIONS), dtype)
+    alone = found[ALONE]["steps"]
+    for execution, result in found.items():
+        for one, other in zip(alone, result["steps"], strict=True):
+            for name, value in one.items():
+                assert other[name] == pytest.approx(value, rel=epsilon), (execution, name)
+        # In float32, executions differ by less than 1e-6.
+        loss = full["steps"][0]["loss"]
+        assert result["steps"][0]["loss"] != pytest.approx(loss, rel=3e-6), execution

@@ -23,6 +23,7 @@ from tekso.framework.execution import (
 )
 from tekso.framework.execution.base import signature_of
 from tekso.framework.execution.pipeline.stages_on_mesh import StagesOnMesh
+from tekso.framework.loss_scale import LossScale
 from tekso.framework.params import tree as params_tree
 from tekso.models.layers.normalization import BatchNorm
 
@@ -67,7 +68,7 @@ def execution_of(name: str, tree: Any) -> Any:
     return params.instantiate()
 
 
-def run(key: str, executions: list[str]) -> dict[str, Any]:
+def run(key: str, executions: list[str], *, dtype: str = "float32") -> dict[str, Any]:
     """Returns {execution: {"steps": losses and gradient norms} or {"refused": the reason}}."""
     tree = shrunk_experiments.shrunk(registry.get(key)().tree())
     MeshSharded.Params(mesh=f"devices:{DEVICES}").instantiate().setup_devices()
@@ -76,6 +77,8 @@ def run(key: str, executions: list[str]) -> dict[str, Any]:
         batches = two_batches(input)
         params = task_results.complete(tree.task, input)
     learner = schedules.end_with_run(tree.learner, 10)
+    if dtype == "float16":
+        learner.loss_scale = LossScale.Params(initial=256.0)
     found: dict[str, Any] = {}
     for name in executions:
         execution = execution_of(name, tree)
@@ -84,7 +87,11 @@ def run(key: str, executions: list[str]) -> dict[str, Any]:
         task = params.instantiate()
         try:
             program = execution.build(
-                task, learner.instantiate(), seed=SEED, batch=signature_of(batches[0])
+                task,
+                learner.instantiate(),
+                seed=SEED,
+                batch=signature_of(batches[0]),
+                dtype=dtype,
             )
         except ExecutionError as error:
             found[name] = {"refused": str(error)}
@@ -104,9 +111,9 @@ def two_batches(input: Any) -> list[Any]:
 
 
 def main() -> None:
-    """Reads {"key", "executions"} and prints the result of `run`."""
+    """Reads {"key", "executions", "dtype"} and prints the result of `run`."""
     job = json.loads(sys.argv[1])
-    print(json.dumps(run(job["key"], job["executions"])))
+    print(json.dumps(run(job["key"], job["executions"], dtype=job["dtype"])))
 
 
 if __name__ == "__main__":

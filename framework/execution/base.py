@@ -72,8 +72,9 @@ class Execution(Configurable, abc.ABC):
           learner: a Learner.
           seed: seed of the initial weights and of all randomness in the steps.
           batch: shape and dtype of every array of the global batch.
-          dtype: type in which the layers get float32 weights, and so compute: "float32" or
-            "bfloat16". The weights themselves, their gradients and all sums stay float32.
+          dtype: type in which the layers get float32 weights, and so compute: "float32",
+            "bfloat16" or "float16". The weights themselves, their gradients and all sums stay
+            float32.
 
         Raises:
           ExecutionError: the task, the batch and the devices are incompatible.

@@ -139,8 +139,7 @@ class DataParallel(Execution):
             _warn_of_coupled_examples(task, replicas * parts)
         towers = self._num_towers(coupling, strategy, batch_size // (replicas * parts))
         xla = self._xla(strategy)
-        if coupling and replicas > 1:
-            _check_outside_of_loops(coupling, task, parts=parts, xla=xla)
+        check_statistics(task, replicas=replicas, parts=parts, xla=xla)
         return DataParallelProgram(step, strategy, processes, towers=towers, xla=xla)
 
     def _program_alone(self, step: Step, batch: Signature, parts: int) -> DataParallelProgram:
@@ -203,11 +202,23 @@ def _check_one_device(tpu: str | None, cpu_devices: int | None) -> None:
         )
 
 
-def _check_outside_of_loops(coupling: list[str], task: Task, *, parts: int, xla: str) -> None:
-    """Raises an ExecutionError if devices would have to all-reduce batch statistics in a loop.
+def check_statistics(task: Task, *, replicas: int, parts: int, xla: str) -> None:
+    """Checks that devices do not have to all-reduce batch statistics in a loop.
 
     tf.distribute supports this neither in a loop nor in a separately compiled function.
+
+    Args:
+      task: the task.
+      replicas: number of devices.
+      parts: number of accumulation steps.
+      xla: `execution.xla`.
+
+    Raises:
+      ExecutionError: they would.
     """
+    coupling = [layer.path for layer in task.walk() if layer.couples_examples]
+    if replicas == 1 or not coupling:
+        return
     stacked = [spec.path for spec in task.specs().values() if spec.stacked]
     repeated = [p for p in coupling if any(weight.startswith(f"{p}/") for weight in stacked)]
     if parts > 1:

@@ -19,13 +19,14 @@ from tekso.framework.costs import this_machine
 from tekso.framework.costs.device_types import THIS_MACHINE, DeviceType
 from tekso.framework.counting import counted
 from tekso.framework.execution.base import Execution, part_of
-from tekso.framework.execution.data_parallel import DataParallel
+from tekso.framework.execution.data_parallel import DataParallel, check_statistics
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.mesh.layouts import MeshLayout, MeshShape, Rules
 from tekso.framework.execution.mesh.presets import DATA
 from tekso.framework.execution.mesh_sharded import MeshSharded
 from tekso.framework.execution.pipeline.staged_execution import StagedExecution
 from tekso.framework.execution.pipelined import Pipelined
+from tekso.framework.execution.whole_batches import ACCUMULATION, check_whole
 from tekso.framework.experiment import Tree
 from tekso.framework.learning_step import LearnerBase
 from tekso.framework.planning import layout_ranking, layout_search
@@ -111,6 +112,7 @@ def step_plan(parts: StepParts, num_devices: int | None = None) -> StepPlan:
     if issubclass(owner, MeshSharded):
         execution = parts.tree.execution.instantiate()
         accumulated = parts.learner.params.accumulation_steps
+        check_whole(parts.task, accumulated, *ACCUMULATION)
         layout = execution.layout(
             parts.task, part_of(parts.batch, accumulated), num_devices=num_devices
         )
@@ -130,6 +132,12 @@ def _data_parallel(parts: StepParts, devices: int) -> StepPlan:
             f"input.batch_size {size} does not divide evenly over {devices} devices and "
             f"{accumulated} accumulation steps"
         )
+    check_whole(parts.task, accumulated, *ACCUMULATION)
+    xla, updates = "auto", None
+    if issubclass(parts.tree.execution.owner, DataParallel):
+        xla, updates = parts.tree.execution.xla, parts.tree.execution.updates
+    if updates is None:
+        check_statistics(parts.task, replicas=devices, parts=accumulated, xla=xla)
     if parts.device.name == THIS_MACHINE and devices == 1:
         return _on_this_machine(parts)
     layout = MeshLayout(MeshShape(((DATA, devices),)), Rules((("batch", DATA),)))

@@ -91,6 +91,32 @@ def test_a_batch_that_does_not_divide_is_a_problem(tmp_path: Path) -> None:
     assert json.loads(json.dumps(plan_text.record(plan)))["ok"] is False
 
 
+@pytest.mark.parametrize(
+    ("model", "settings", "cure"),
+    [
+        ("image.fashion_mnist.ResNet", {}, ""),
+        (
+            "image.fashion_mnist.ResNet",
+            {"learner.accumulation_steps": 2},
+            "set learner.accumulation_steps=1",
+        ),
+        ("image.fashion_mnist.ResNet", {"execution.xla": "step"}, "set execution.xla to clusters"),
+        (
+            "image.emoji.DualEncoder",
+            {"learner.accumulation_steps": 2},
+            "set learner.accumulation_steps=1",
+        ),
+    ],
+)
+def test_parts_of_a_batch_that_training_rejects_are_a_problem(
+    tmp_path: Path, model: str, settings: dict[str, Any], cure: str
+) -> None:
+    tree = registry.get(model)().tree().set(settings)
+    problems = planned(tmp_path, tree, num_devices=2).problems
+    assert len(problems) == bool(cure)
+    assert cure in "".join(problems)
+
+
 def test_too_little_memory_and_disk_are_problems(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
