@@ -301,7 +301,9 @@ HOW: list[tuple[str, Run | TestedBy]] = [
     ),
     (
         r"make docs",
-        TestedBy("tests/site_test.py::test_the_site_builds_without_warnings_and_has_a_search_index"),
+        TestedBy(
+            "tests/site_test.py::test_the_site_builds_without_warnings_and_has_a_search_index"
+        ),
     ),
     (r"make catalogue", TestedBy("tests/tools/catalogue_test.py::test_the_page_is_up_to_date")),
     (
