@@ -340,7 +340,9 @@ HOW: list[tuple[str, Run | TestedBy]] = [
     ),
     (
         r"make docs",
-        TestedBy("tests/site_test.py::test_the_site_builds_without_warnings_and_has_a_search_index"),
+        TestedBy(
+            "tests/site_test.py::test_the_site_builds_without_warnings_and_has_a_search_index"
+        ),
     ),
     (r"make catalogue", TestedBy("tests/tools/catalogue_test.py::test_the_page_is_up_to_date")),
     (
@@ -375,6 +377,10 @@ HOW: list[tuple[str, Run | TestedBy]] = [
     (r"tensorboard --logdir=\S+", Run("--inspect", prints=rf"last_step +{STEPS}\b")),
     (r"python make_pairs\.py", Run(prints="", leaves="train.en")),
     (r"python forced\.py", Run(prints="")),  # contains assertions
+    (
+        r"python -m tekso\.tools\.plan_accuracy",
+        TestedBy("tests/tools/plan_accuracy_test.py::test_plan_and_measurement_are_side_by_side"),
+    ),
     (r"python \w+\.py", Run()),
     (
         r"(\.venv/bin/)?pytest( -n 2)?( --dist=loadfile)?( -m \"not slow\"| -k \w+)?",

@@ -34,7 +34,9 @@ def register(key: str) -> None:
         return small
 
     registry.register(
-        type("Shrunk", (original,), {"__doc__": "Shrunk.", "__module__": "shrunk_run", "tree": tree})
+        type(
+            "Shrunk", (original,), {"__doc__": "Shrunk.", "__module__": "shrunk_run", "tree": tree}
+        )
     )
 
 

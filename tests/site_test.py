@@ -1,4 +1,4 @@
-"""Tests of the documentation as a site: it builds without warnings, and its texts are those of Tekso."""
+"""Tests of the documentation as a site: it builds without warnings, and messages are Tekso's."""
 
 from __future__ import annotations
 
@@ -76,12 +76,14 @@ def test_the_site_builds_without_warnings_and_has_a_search_index(tmp_path: Path)
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-q", "-d", str(tmp_path)]
     done = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=300
     )
     assert done.returncode == 0 and not done.stderr.strip(), done.stderr
     assert "micro-batches" in (tmp_path / "search" / "search_index.json").read_text()
     layers = (tmp_path / "reference" / "layers.html").read_text()
     assert 'id="tekso.framework.layer.Layer.fprop"' in layers
     for page in tmp_path.rglob("*.html"):  # works without a network
-        hosts = re.findall(r"<(?:link|script|img)[^>]*(?:src|href)=\"?(https?://[^\" >]+)", page.read_text())
+        hosts = re.findall(
+            r"<(?:link|script|img)[^>]*(?:src|href)=\"?(https?://[^\" >]+)", page.read_text()
+        )
         assert not hosts, f"{page.name} loads {hosts[0]}"

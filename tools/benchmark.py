@@ -8,7 +8,7 @@ process changes time and memory. Nothing is evaluated, saved or decoded.
 
 from __future__ import annotations
 
-import ctypes
+import contextlib
 import json
 import os
 import platform
@@ -148,12 +148,11 @@ def measure(
 
     for step in range(1, warmup):
         _step(parts, step)
-    before, resident = peak_memory_bytes(), _forget_peak()
+    _forget_peak()
     timed = [_step(parts, step) for step in range(warmup, warmup + steps)]
     step_s = [one.step_s for one in timed]
     state = sum(spec.size_bytes for spec in parts.program.specs().values())
-    of_steps = peak_memory_bytes()
-    peak = max(before, of_steps)
+    peak = peak_memory_bytes()
     units, unit = task_results.count(parts.task, parts.input.batch(warmup))
     return {
         "model": model,
@@ -167,7 +166,7 @@ def measure(
         "first_step_s": first_done - built,
         "peak_memory_bytes": peak,
         "state_bytes": state,
-        "step_memory_bytes": None if resident is None else of_steps - resident + state,
+        "step_memory_bytes": _tensor_peak_bytes(),
         "peak_above_state_bytes": peak - process - state,
         **_pipeline_figures([one.trace for one in timed if one.trace is not None]),
         "steps": steps,
@@ -254,14 +253,24 @@ def peak_memory_bytes() -> int:
     return peak if sys.platform == "darwin" else 1024 * peak
 
 
-def _forget_peak() -> int | None:
-    """Makes the peak memory begin anew; returns the present memory, or None if that fails."""
-    try:
-        ctypes.CDLL("libc.so.6").malloc_trim(0)  # returns what earlier steps have freed
-        Path("/proc/self/clear_refs").write_text("5")
-    except (OSError, AttributeError):
-        return None
-    return memory_bytes("VmRSS")
+def _forget_peak() -> None:
+    """Makes the peak memory of tensors begin anew."""
+    import tensorflow as tf
+
+    for device in tf.config.list_logical_devices():
+        with contextlib.suppress(ValueError):  # without statistics
+            tf.config.experimental.reset_memory_stats(device.name)
+
+
+def _tensor_peak_bytes() -> int | None:
+    """Returns the largest memory of tensors on a device since `_forget_peak`; None: unknown."""
+    import tensorflow as tf
+
+    found = []
+    for device in tf.config.list_logical_devices():
+        with contextlib.suppress(ValueError):
+            found.append(int(tf.config.experimental.get_memory_info(device.name)["peak"]))
+    return max(found, default=None)
 
 
 def memory_bytes(name: str) -> int:

@@ -96,8 +96,8 @@ def _define_devices(f: flags.FlagValues) -> None:
     flags.DEFINE_string(
         "device",
         "tpu_v3",
-        "With --auto or plan: device type: tpu_v2, tpu_v3 (cores), tpu_v4, v100, a100, h100 or cpu "
-        "(the default of plan).",
+        "With --auto or plan: device type: tpu_v2, tpu_v3 (cores), tpu_v4, v100, a100, h100, "
+        "cpu, or this_machine, whose speed is measured (the default of plan).",
         flag_values=f,
     )
 

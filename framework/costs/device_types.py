@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from tekso.framework.execution.errors import ExecutionError
 
@@ -87,27 +87,18 @@ _ALL = (
     DeviceType("cpu", _peaks(80e9, 40e9), 4e9, 10e9, 4e9, 3e-5),
 )  # fmt: skip
 
-THIS_MACHINE = "this_machine"
-"""A core of this machine, whose speed is measured; see `this_machine.py`."""
-
 DEVICE_TYPES = {device.name: device for device in _ALL}
 
 
-def find(name: str) -> DeviceType:
-    """Returns the device type with this name.
+def find(name: str, *, also: Sequence[str] = ()) -> DeviceType:
+    """Returns the device type with this name; `also` has further names for the error.
 
     Raises:
       ExecutionError: the name is unknown.
     """
-    if name == THIS_MACHINE:
-        from tekso.framework.costs import this_machine  # imports this module
-
-        return this_machine.device_type()
     if name in DEVICE_TYPES:
         return DEVICE_TYPES[name]
-    known = [*DEVICE_TYPES, THIS_MACHINE]
+    known = [*DEVICE_TYPES, *also]
     close = difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean {close[0]}? " if close else ""
-    raise ExecutionError(
-        f"there is no device type {name!r}; {hint}there are: {', '.join(known)}"
-    )
+    raise ExecutionError(f"there is no device type {name!r}; {hint}there are: {', '.join(known)}")

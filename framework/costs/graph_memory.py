@@ -2,12 +2,14 @@
 
 Ops run in the order of the graph. A tensor is allocated by its op and freed after the last op that
 reads it. An elementwise op writes its output over an input that nothing else reads. The inputs and
-outputs of the graph are counted by the caller. A loop keeps what its iterations append to lists.
+outputs of the graph are counted by the caller. The lists of a loop have an item per iteration.
 """
 
 from __future__ import annotations
 
 from typing import Any
+
+import tensorflow as tf
 
 from tekso.framework.costs import graph_work
 from tekso.framework.costs.graph_time import is_cluster, needed
@@ -16,8 +18,7 @@ _ALIASES = frozenset(
     {"Identity", "IdentityN", "Reshape", "ExpandDims", "Squeeze", "StopGradient", "PreventGradient",
      "Placeholder", "Const", "ReadVariableOp"}
 )  # fmt: skip
-_APPEND = "TensorListPushBack"
-_SET = "TensorListSetItem"
+_FILLS = frozenset({"TensorListPushBack", "TensorListSetItem"})
 
 
 def peak_bytes(graph: Any) -> float:
@@ -28,12 +29,13 @@ def peak_bytes(graph: Any) -> float:
     sizes: dict[str, float] = {}
     outputs = getattr(graph, "outputs", None) or []
     for op in ops:
+        lists = _lists(op)
         for number, tensor in enumerate(op.outputs):
             given = op.inputs[min(number, len(op.inputs) - 1)].name if len(op.inputs) else None
-            is_alias = op.type in _ALIASES
+            is_alias = op.type in _ALIASES or lists.get(number) == 0.0
             root[tensor.name] = root[given] if is_alias and given in root else tensor.name
             held = 0.0 if is_alias else float(graph_work.size(tensor) * (tensor.dtype.size or 0))
-            sizes.setdefault(root[tensor.name], held)
+            sizes.setdefault(root[tensor.name], lists.get(number) or held)
     for tensor in [*(t for op in ops for t in op.inputs), *outputs]:
         name = root.get(tensor.name)
         if name is not None:
@@ -45,7 +47,7 @@ def peak_bytes(graph: Any) -> float:
         reused = _reused(op, root, readers, sizes, new)
         inside = _inside_bytes(graph, op, new)
         peak = max(peak, held + new - reused + inside)
-        held += new + _appended(op)
+        held += new
         for tensor in op.inputs:
             name = root.get(tensor.name)
             if name is None:
@@ -79,15 +81,33 @@ def _inside_bytes(graph: Any, op: Any, new: float) -> float:
     return max(0.0, max(peak_bytes(one) for one in inner) - new)
 
 
-def _appended(op: Any) -> float:
-    """Returns the bytes that a loop appends to lists, which stay after it."""
+def _lists(op: Any) -> dict[int, float]:
+    """Returns {output of a loop: bytes of the list that the loop fills}; 0: passed through."""
     if op.type not in ("While", "StatelessWhile"):
-        return 0.0
-    times, inner = graph_work.inside(op.graph, op)
-    found = 0.0
-    for graph in inner:
-        for one in graph.get_operations():
-            if one.type in (_APPEND, _SET):
-                item = one.inputs[-1]
-                found += graph_work.size(item) * (item.dtype.size or 0)
-    return times * found
+        return {}
+    times, (body, *_) = graph_work.inside(op.graph, op)
+    after = dict(zip((x.name for x in body.inputs), body.outputs, strict=True))
+    seen = set()  # tensors whose memory a list has already
+    found: dict[int, float] = {}
+    for number, tensor in enumerate(body.outputs):
+        if tensor.dtype != tf.variant:
+            continue
+        made = _origin(tensor).op
+        found[number] = 0.0
+        if made.type not in _FILLS:
+            continue
+        item = _origin(made.inputs[-1])
+        # What an iteration is given is what the one before has computed, or what never changes.
+        name = _origin(after.get(item.name, item)).name
+        is_unchanged = item.name in after and name == item.name
+        if not is_unchanged and name not in seen:
+            seen.add(name)
+            found[number] = float(times * graph_work.size(item) * (item.dtype.size or 0))
+    return found
+
+
+def _origin(tensor: Any) -> Any:
+    """Returns the tensor whose memory a tensor has."""
+    while tensor.op.type in _ALIASES and len(tensor.op.inputs):
+        tensor = tensor.op.inputs[0]
+    return tensor

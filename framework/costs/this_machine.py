@@ -26,8 +26,11 @@ from typing import Any
 import psutil
 
 from tekso.framework import files
-from tekso.framework.costs.device_types import THIS_MACHINE, DeviceType
+from tekso.framework.costs import device_types
+from tekso.framework.costs.device_types import DeviceType
 from tekso.framework.execution.errors import ExecutionError
+
+THIS_MACHINE = "this_machine"
 
 _VERSION = 4
 _RUN_S = 0.06  # CPU time of a measurement
@@ -78,6 +81,17 @@ def device_type() -> DeviceType:
         THIS_MACHINE, {"float32": peak, "bfloat16": peak / 2}, float(psutil.virtual_memory().total),
         speed.bytes_per_s, 4e9, 3e-5, reached=0.75,
     )  # fmt: skip
+
+
+def find(name: str) -> DeviceType:
+    """Returns the device type with a name, which may be that of this machine.
+
+    Raises:
+      ExecutionError: the name is unknown, or this machine cannot be measured.
+    """
+    if name == THIS_MACHINE:
+        return device_type()
+    return device_types.find(name, also=(THIS_MACHINE,))
 
 
 def rate(points: Sequence[tuple[float, float]], intensity: float) -> float:
@@ -146,10 +160,11 @@ def _cache() -> Path:
 def _of_json(text: str) -> MachineSpeed:
     fields = json.loads(text)
     points = ("products", "convolutions", "filter_gradients")
-    return MachineSpeed(
-        **{n: [(float(a), float(b)) for a, b in v] if n in points else float(v)
-           for n, v in fields.items()}
-    )  # fmt: skip
+    values: dict[str, Any] = {
+        name: [(float(a), float(b)) for a, b in value] if name in points else float(value)
+        for name, value in fields.items()
+    }
+    return MachineSpeed(**values)
 
 
 # --- the probes, in a process of their own ---

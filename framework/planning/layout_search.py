@@ -21,7 +21,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from tekso.framework.costs import device_types
+from tekso.framework.costs import this_machine
 from tekso.framework.costs.device_types import DeviceType
 from tekso.framework.execution.base import part_of
 from tekso.framework.execution.errors import ExecutionError
@@ -108,7 +108,7 @@ def rank(
         raise ExecutionError(
             "a layout search needs a mesh (execution.mesh) or a number of devices (--devices)"
         )
-    found_device = device_types.find(device)
+    found_device = this_machine.find(device)
     parts = learner.params.accumulation_steps
     batch = part_of(signature, parts)
     model, legality = _prepare(task, learner, batch, found_device, parts, activation_dtype)
@@ -138,7 +138,7 @@ def price(
         accumulation steps.
       LayoutError: the layout is not legal.
     """
-    found_device = device_types.find(device)
+    found_device = this_machine.find(device)
     parts = learner.params.accumulation_steps
     batch = part_of(signature, parts)
     model, legality = _prepare(task, learner, batch, found_device, parts, activation_dtype)

@@ -12,9 +12,9 @@ from typing import Any
 from tekso.framework import schedules
 from tekso.framework.execution.mesh.layouts import MeshLayout
 from tekso.framework.execution.mesh_sharded import MeshSharded
+from tekso.framework.execution.pipeline.staged_execution import StagedExecution
 from tekso.framework.execution.pipeline.stages import Stage
 from tekso.framework.execution.pipeline.stages_on_mesh import StagesOnMesh
-from tekso.framework.execution.pipeline.staged_execution import StagedExecution
 from tekso.framework.execution.pipelined import Pipelined
 from tekso.framework.experiment import Tree
 from tekso.framework.planning import sharding
@@ -119,9 +119,7 @@ def _sharding(tree: Tree.Params, task: Task, layout: MeshLayout) -> list[str]:
 def _placed(weight: ShardedWeight) -> str:
     axes = [
         f"{dim} over {axis}" + ("" if axis == used else " between steps")
-        for dim, axis, used in zip(
-            weight.spec.dims, weight.layout, weight.used_layout, strict=True
-        )
+        for dim, axis, used in zip(weight.spec.dims, weight.layout, weight.used_layout, strict=True)
         if axis
     ]
     shape = " × ".join(map(str, weight.shard_shape)) or "scalar"

@@ -60,7 +60,7 @@ def result_of(logdir: Logdir, registered: Params) -> dict[str, Any]:
             f"{logdir.path} has no evaluation at its last step {found.step}: the experiment needs "
             "eval_inputs"
         )
-    spent = next((r[SECONDS] for r in reversed(records) if SECONDS in r), {})
+    spent: Mapping[str, Any] = next((r[SECONDS] for r in reversed(records) if SECONDS in r), {})
     seconds = {name: round(value, 1) for name, value in time_use.valid(spent).items()}
     unit, seen = _seen(records)
     training = seconds.get(time_use.STEP, 0.0) + seconds.get(time_use.INPUT, 0.0)

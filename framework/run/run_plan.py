@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Mapping
 
 from tekso.framework import files, schedules
-from tekso.framework.costs import device_types
+from tekso.framework.costs import this_machine
 from tekso.framework.costs.device_types import DeviceType
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.experiment import Tree
@@ -125,7 +125,7 @@ def plan(
         inspection.task_of(tree, assets_dir=assets_dir),
         schedules.end_with_run(tree.learner, tree.run.steps).instantiate(),
         inspection.batch_of(tree, assets_dir=assets_dir),
-        device_types.find(device),
+        this_machine.find(device),
         assets_dir,
     )
     step, problem = None, ""

@@ -93,7 +93,15 @@ def _weight_table(weights: Sequence[ShardedWeight], width: int | None) -> list[s
         many = f"{len(alike)} of " if len(alike) > 1 else ""
         held = sum(w.bytes_per_device for w in alike)
         slots = sum(w.optimizer_bytes_per_device for w in alike)
-        rows.append((weight_groups.joined(w.spec.path for w in alike), f"{many}{part}", size(held), size(slots), _placed(first)))
+        rows.append(
+            (
+                weight_groups.joined(w.spec.path for w in alike),
+                f"{many}{part}",
+                size(held),
+                size(slots),
+                _placed(first),
+            )
+        )
     header = ("weight", "shard of a device", "bytes", "optimizer")
     shown = rows if len(rows) <= _MOST_ROWS else rows[: _MOST_ROWS // 2] + rows[-_MOST_ROWS // 2 :]
     remarks = {

@@ -1,7 +1,7 @@
 """Traces the graphs of a data-parallel training step without allocating its weights.
 
-    gradients of one tower ─┬─► graph_time: seconds of a core, graph_memory: bytes
-    update of the weights  ─┘
+gradients of one tower ─┬─► graph_time: seconds of a core, graph_memory: bytes
+update of the weights  ─┘
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import tensorflow as tf
 from tekso.framework.cores import num_cores
 from tekso.framework.costs import graph_memory, graph_time, graph_work
 from tekso.framework.costs.this_machine import MachineSpeed
+from tekso.framework.execution.data_parallel import DataParallel
 from tekso.framework.execution.data_parallel_program import DataParallelProgram
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.signature import Signature, num_examples
@@ -58,7 +59,7 @@ class StepGraphs:
         return max(self.towers * tower + summed, update)
 
 
-def trace(step: Step, batch: Signature, execution: Any) -> StepGraphs:
+def trace(step: Step, batch: Signature, execution: DataParallel.Params) -> StepGraphs:
     """Returns the graphs of a step on the cores of this machine.
 
     Args:
@@ -108,7 +109,7 @@ def trace(step: Step, batch: Signature, execution: Any) -> StepGraphs:
     return StepGraphs(towers, parts, tower.graph, updating.graph, float(held))
 
 
-def _num_towers(step: Step, execution: Any, examples: int) -> int:
+def _num_towers(step: Step, execution: DataParallel.Params, examples: int) -> int:
     if execution.towers is not None:
         found: int = execution.towers
         return found

@@ -16,7 +16,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tekso.framework.costs import this_machine
-from tekso.framework.costs.device_types import THIS_MACHINE, DeviceType
+from tekso.framework.costs.device_types import DeviceType
+from tekso.framework.costs.this_machine import THIS_MACHINE
 from tekso.framework.counting import counted
 from tekso.framework.execution.base import Execution, part_of
 from tekso.framework.execution.data_parallel import DataParallel, check_statistics

@@ -19,9 +19,7 @@ def test_the_page_is_up_to_date() -> None:
 
 
 def test_every_kind_of_class_is_in_its_section() -> None:
-    sections = dict(
-        re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", page(), re.DOTALL | re.MULTILINE)
-    )
+    sections = dict(re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", page(), re.DOTALL | re.MULTILINE))
     for section, name in (
         ("Tasks", "Classification"),
         ("Models", "Mlp"),

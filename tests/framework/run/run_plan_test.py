@@ -12,9 +12,11 @@ import pytest
 from stored_checkpoints import STATE, save
 
 from tekso.framework import execution, registry
+from tekso.framework.costs import this_machine
+from tekso.framework.costs.this_machine import MachineSpeed
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.exit_codes import ExitCode
-from tekso.framework.run import plan_text, run_plan
+from tekso.framework.run import plan_text, run_plan, step_graphs
 from tekso.framework.run.run_plan import RunPlan
 from tekso.tools import trainer
 
@@ -174,11 +176,33 @@ def test_a_pipeline_that_cannot_be_divided_is_rejected_with_the_reason(tmp_path:
     assert "4 micro-batches" in plan.rejected["pipelined, 4 stages"]
 
 
+def test_a_step_on_this_machine_has_the_time_and_memory_of_its_graphs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    points = [(1.0, 1e9), (100.0, 1e11)]
+    speed = MachineSpeed(points, points, points, *[1e9] * 6, 1e-6, 1e-5, 1e-5)
+    monkeypatch.setattr(this_machine, "measured", lambda: speed)
+    monkeypatch.setattr(step_graphs, "num_cores", lambda: 2)
+    plan = planned(tmp_path, device="this_machine")
+    assert plan.step is not None and "2 cores" in plan.step.name
+    assert plan.device.name == "this_machine"
+    alone = planned(tmp_path, tree(**{"execution.towers": 1}), device="this_machine").step
+    assert alone is not None and plan.step.core_seconds is not None
+    assert alone.seconds == pytest.approx(alone.core_seconds)
+    assert plan.step.core_seconds == pytest.approx(alone.core_seconds, rel=0.2)
+    assert 0.5 < plan.step.seconds / plan.step.core_seconds < 0.7
+    parts = planned(tmp_path, tree(**{"learner.accumulation_steps": 4}), device="this_machine").step
+    assert parts is not None
+    assert parts.memory["tensors of a step"] < 0.6 * plan.step.memory["tensors of a step"]
+    assert parts.memory["weights"] == plan.step.memory["weights"] == 4 * plan.weights
+
+
 def test_the_mode_prints_text_and_json_and_its_exit_code_says_whether_the_run_would_fail(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     words = ["tekso-trainer", "--mode=plan", f"--model={MODEL}", "--set=*.num_layers=1"]
+    words.append("--device=cpu")
     assert trainer.main([*words, "--steps=30"]) == ExitCode.OK
     told = capsys.readouterr().out
     assert f"a new run in runs/{MODEL}: 30 steps are left" in told

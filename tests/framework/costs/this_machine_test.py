@@ -1,0 +1,133 @@
+"""Tests of the measured speed of a machine, and of the time and memory of a graph."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from tekso.framework.costs import graph_memory, graph_time, this_machine
+from tekso.framework.costs.this_machine import MachineSpeed, rate
+from tekso.framework.execution.errors import ExecutionError
+
+POINTS = [(1.0, 1e9), (3.0, 3e9)]
+SPEED = MachineSpeed(POINTS, POINTS, POINTS, 1e8, 1e6, 1e7, 1e8, 1e9, 1e6, 0.25, 0.5, 2.0)
+"""Speeds of which every time below is a multiple that shows where it comes from."""
+
+
+def graph(function: Any, *shapes: list[int], compiled: bool = False) -> Any:
+    specs = [tf.TensorSpec(shape) for shape in shapes]
+    made = tf.function(function, autograph=False, jit_compile=compiled)
+    return made.get_concrete_function(*specs).graph
+
+
+def test_a_rate_lies_between_the_measured_points() -> None:
+    assert rate(POINTS, 0.5) == 1e9 and rate(POINTS, 9.0) == 3e9
+    assert rate(POINTS, 1.0) == 1e9 and rate(POINTS, 2.5) == pytest.approx(2.5e9)
+
+
+def test_time_is_the_sum_over_the_ops() -> None:
+    found = graph_time.seconds(graph(lambda a, b: a @ b, [10, 20], [20, 30]), SPEED)
+    flops, moved = 2 * 10 * 20 * 30, 4 * (200 + 600 + 300)
+    assert found == pytest.approx(0.25 + 0.5 + flops / rate(POINTS, flops / moved))
+    found = graph_time.seconds(graph(lambda a: tf.exp(a) + a, [1000]), SPEED)
+    assert found == pytest.approx((0.25 + 1000 / 1e6) + (0.25 + 12000 / 1e8))
+    assert graph_time.seconds(graph(lambda a: (tf.exp(a), a)[1], [1000]), SPEED) == 0  # unused
+
+
+def test_a_loop_counts_once_per_iteration() -> None:
+    def looped(x: tf.Tensor) -> tf.Tensor:
+        return tf.while_loop(
+            lambda i, x: i < 7, lambda i, x: (i + 1, x @ x), (0, x), maximum_iterations=7
+        )[1]
+
+    once = graph_time.seconds(graph(lambda x: x @ x, [20, 20]), SPEED)
+    found = graph_time.seconds(graph(looped, [20, 20]), SPEED)
+    assert 7 * once < found < 7 * once + 20 * 7 * 0.25
+
+
+def test_a_cluster_reads_and_writes_only_its_inputs_and_outputs() -> None:
+    compiled = tf.function(lambda x: (x * 2.0 + 1.0) * x, jit_compile=True, autograph=False)
+    found = graph_time.seconds(graph(lambda x: compiled(x), [1000]), SPEED)
+    assert found == pytest.approx(2.0 + 8000 / 1e8 + 3 * 1000 / 1e9)
+
+
+def test_the_simulated_memory_is_that_which_tensorflow_measures() -> None:
+    def function(x: tf.Tensor, c: tf.Tensor) -> tf.Tensor:
+        parts = tf.stack([tf.sin(x * (c + float(i))) for i in range(8)])
+        return tf.reduce_sum(tf.cumsum(parts))
+
+    size = 1 << 18
+    run = tf.function(function, autograph=False)
+    x, c = tf.ones([size]), tf.constant(0.5)
+    run(x, c)
+    before = tf.config.experimental.get_memory_info("CPU:0")["current"]
+    tf.config.experimental.reset_memory_stats("CPU:0")
+    run(x, c)
+    measured = tf.config.experimental.get_memory_info("CPU:0")["peak"] - before
+    found = graph_memory.peak_bytes(graph(function, [size], []))
+    assert found == pytest.approx(measured, rel=0.15)
+
+
+def test_a_loop_keeps_what_its_gradient_needs_and_an_unchanged_weight_once() -> None:
+    def function(x: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            tape.watch(w)
+            y = tf.while_loop(
+                lambda i, y: i < 20,
+                lambda i, y: (i + 1, tf.tanh(y @ w)),
+                (0, x),
+                maximum_iterations=20,
+            )[1]
+        return tape.gradient(y, w)
+
+    run = tf.function(function, autograph=False)
+    x, w = tf.ones([1024, 256]), tf.zeros([256, 256])
+    run(x, w)
+    before = tf.config.experimental.get_memory_info("CPU:0")["current"]
+    tf.config.experimental.reset_memory_stats("CPU:0")
+    run(x, w).numpy()
+    measured = tf.config.experimental.get_memory_info("CPU:0")["peak"] - before
+    found = graph_memory.peak_bytes(graph(function, [1024, 256], [256, 256]))
+    assert found == pytest.approx(measured, rel=0.25)
+
+
+def test_the_speed_is_measured_once_and_a_damaged_cache_is_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    calls: list[Any] = []
+
+    def run(command: Any, **_: Any) -> Any:
+        calls.append(command)
+        code = int(len(calls) > 2)
+        text = json.dumps(dataclasses.asdict(SPEED))
+        return SimpleNamespace(returncode=code, stdout=f"a line\n{text}\n", stderr="why\n")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    measure = this_machine.measured.__wrapped__
+    assert measure() == measure() == SPEED and len(calls) == 1
+    (path,) = (tmp_path / "tekso").iterdir()
+    path.write_text("{")
+    assert measure() == SPEED and len(calls) == 2
+    path.unlink()
+    with pytest.raises(ExecutionError, match="could not be measured: why"):
+        measure()
+    assert this_machine.find("cpu").name == "cpu"
+    with pytest.raises(ExecutionError, match="did you mean this_machine"):
+        this_machine.find("this_machin")
+
+
+@pytest.mark.slow
+def test_the_probes_give_plausible_speeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    found = this_machine.measured.__wrapped__()
+    assert 1e9 < found.products[-1][1] < 1e13
+    assert all(found.products[i][0] < found.products[i + 1][0] for i in range(4))
+    assert 1e8 < found.bytes_per_s < 1e12 and 1e-8 < found.op_s < 1e-3

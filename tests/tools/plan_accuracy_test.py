@@ -1,0 +1,40 @@
+"""Tests of the comparison of plans with measurements; the processes are replaced."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tekso.tools import plan_accuracy
+
+
+def test_plan_and_measurement_are_side_by_side(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    commands: list[list[str]] = []
+
+    def run(command: list[str], **_: Any) -> Any:
+        commands.append(command)
+        if any("bad" in word for word in command):
+            raise subprocess.CalledProcessError(1, command, stderr="a line\nthe reason\n")
+        planned = {"seconds": 0.02, "core_seconds": 0.03, "bytes_per_device": 9e6}
+        measured = {"step_ms": {"median": 25.0}, "cpu_ms": {"median": 40.0}}
+        both = {"step": planned, **measured, "step_memory_bytes": 6e6}
+        return SimpleNamespace(stdout=json.dumps(both))
+
+    monkeypatch.setattr(subprocess, "run", run)
+    assert plan_accuracy.main(["x", "lm.a.B c.d=1", "bad.model"]) == 1
+    told = capsys.readouterr()
+    (row,) = [line for line in told.out.splitlines() if line.startswith("lm.a.B")]
+    assert row.split() == [
+        *("lm.a.B", "c.d=1", "20", "ms", "25", "ms", "-20", "%"),
+        *("30", "ms", "40", "ms", "-25", "%", "9", "MB", "6", "MB", "+50", "%"),
+    ]
+    assert "bad.model: the reason" in told.err
+    measuring, planning = commands[:2]
+    assert "tekso.tools.benchmark" in measuring and "--mode=plan" in planning
+    assert all("--set=c.d=1" in command and "--model=lm.a.B" in command for command in commands[:2])
