@@ -111,13 +111,15 @@ def loss_weight(task: _Task, batch: Batch) -> tf.Tensor:
     """Returns `task.loss_weight(batch)` in float32; the batch may have NumPy arrays.
 
     Shapes:
-      returns: []
+      returns: []; [losses] of a task with several losses
 
     Raises:
       TaskError: the result is not a scalar number.
     """
     what = f"the result of {method_of(task, 'loss_weight')}"
-    weight = scalar(task.loss_weight(as_tensors(batch)), what, "sum the weights of the examples")
+    want = "sum the weights of the examples"
+    most_dims = 1 if getattr(task, "losses", ()) else 0
+    weight = scalar(task.loss_weight(as_tensors(batch)), what, want, most_dims=most_dims)
     return tf.cast(weight, tf.float32)
 
 
@@ -128,9 +130,14 @@ def loss(task: _Task, theta: Theta, batch: Batch, ctx: StepContext) -> LossSums:
       TaskError: the result is not `LossSums`.
     """
     sums = task.loss(theta, as_tensors(batch), ctx)
-    if not isinstance(sums, LossSums):
+    if not isinstance(sums, LossSums) or sums.loss_sum.shape.rank not in (
+        (1,) if getattr(task, "losses", ()) else (0, None)
+    ):
+        given = f"a loss sum that is {shown(sums.loss_sum)}" if isinstance(sums, LossSums) else (
+            shown(sums)
+        )
         raise TaskError(
-            f"{method_of(task, 'loss')} returns {shown(sums)}, but must return "
+            f"{method_of(task, 'loss')} returns {given}, but must return "
             f"LossSums(loss_sum, metrics): {SUM_OF_LOSSES}; metrics are {PAIRS}"
         )
     return sums

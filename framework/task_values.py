@@ -43,6 +43,8 @@ class LossSums:
 
     Attributes:
       loss_sum: scalar; its sum over all parts, divided by the global `loss_weight`, is the loss.
+        Of a task with several `losses`: a vector with one sum for each; the loss is the sum of
+        their means.
       metrics: {name: (sum, weight)}, scalars; sum / weight over all parts is the metric. Integers
         are converted to float32.
 
@@ -55,7 +57,8 @@ class LossSums:
 
     def __post_init__(self) -> None:
         """Checks the values and converts them to tensors."""
-        object.__setattr__(self, "loss_sum", scalar(self.loss_sum, "the loss sum", SUM_OF_LOSSES))
+        loss_sum = scalar(self.loss_sum, "the loss sum", SUM_OF_LOSSES, most_dims=1)
+        object.__setattr__(self, "loss_sum", loss_sum)
         if not isinstance(self.metrics, Mapping):
             raise TaskError(f"metrics of LossSums are {shown(self.metrics)}, not a dict {PAIRS}")
         pairs = {}
@@ -77,7 +80,7 @@ class LossSums:
             mean loss is 0.
           auxiliary: auxiliary losses of this part.
         """
-        mean = tf.math.divide_no_nan(self.loss_sum, tf.cast(weight, self.loss_sum.dtype))
+        mean = mean_loss(self.loss_sum, weight)
         return mean + tf.cast(auxiliary, mean.dtype)
 
 
@@ -111,8 +114,25 @@ class Scored:
     notes: tuple[str, ...] = ()
 
 
-def scalar(value: Any, what: str, want: str) -> tf.Tensor:
+def mean_loss(loss_sum: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
+    """Returns the loss of a batch: the sum of the means of all losses.
+
+    Shapes:
+      loss_sum, weight: [], or [losses] of a task with several losses
+      returns: [], dtype of loss_sum; the mean of a loss with weight 0 is 0
+    """
+    means = tf.math.divide_no_nan(loss_sum, tf.cast(weight, loss_sum.dtype))
+    return means if means.shape.rank == 0 else tf.reduce_sum(means)
+
+
+def scalar(value: Any, what: str, want: str, *, most_dims: int = 0) -> tf.Tensor:
     """Returns a value as a floating-point tensor.
+
+    Args:
+      value: a number or a tensor.
+      what: what it is, for messages.
+      want: what to do instead, for messages.
+      most_dims: 0 for a scalar; 1 if it may also be a vector.
 
     Raises:
       TaskError: the value is not a scalar number.
@@ -125,7 +145,7 @@ def scalar(value: Any, what: str, want: str) -> tf.Tensor:
         if not (tensor.dtype.is_integer or tensor.dtype.is_bool):
             raise TaskError(f"{what} is {shown(tensor)}, but must be a number: {want}")
         tensor = tf.cast(tensor, tf.float32)
-    if tensor.shape.rank not in (0, None):
+    if tensor.shape.rank is not None and tensor.shape.rank > most_dims:
         raise TaskError(f"{what} is {shown(tensor)}, but must be a scalar: {want}")
     return tensor
 
