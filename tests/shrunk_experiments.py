@@ -113,21 +113,33 @@ def shrunk(tree: Any) -> Any:
                 largest = 3
             if largest is not None and isinstance(value, int):
                 node.set({path: min(value, largest)})
-    if "bounds" in tree.input:
-        tree.input.bounds = [8]
-    if "source" in tree.input:
-        kinds: Any = {BoxSource: Rectangles, MaskSource: Squares, ImageSource: Blobs}
-        (source,) = [s for base, s in kinds.items() if issubclass(tree.input.source.owner, base)]
-        tree.input.source = source.Params(colours=tree.input.channels)
-    if "aspect_ratios" in tree.task.model:  # of an SSD: maps of 4 and 2 pixels, or 2 and 1
-        tree.input.image_size = 32
-        sizes = {"steps": [8, 16], "scales": [8.0, 16.0, 32.0], "aspect_ratios": [[2], [2]]}
-        tree.task.model.set(image_size=32, num_blocks=[1, 1, 1], **sizes)
-    if "max_seconds" in tree.input:
-        tree.input.set(max_seconds=0.8, bounds_s=[0.4])
-    if "corpus" in tree.input:
-        tree.input.corpus = _corpus(tree.input)
+    for task, input in pairs(tree):
+        _shrink_data(task, input)
     return tree
+
+
+def pairs(tree: Any) -> list[tuple[Any, Any]]:
+    """Returns the tasks of a tree and their inputs: one, or those of a MultiTask."""
+    if "tasks" not in tree.task:
+        return [(tree.task, tree.input)]
+    return [(task, tree.input.inputs[name]) for name, task in tree.task.tasks.items()]
+
+
+def _shrink_data(task: Any, input: Any) -> None:
+    if "bounds" in input and input.bounds:
+        input.bounds = [8]
+    if "source" in input:
+        kinds: Any = {BoxSource: Rectangles, MaskSource: Squares, ImageSource: Blobs}
+        (source,) = [s for base, s in kinds.items() if issubclass(input.source.owner, base)]
+        input.source = source.Params(colours=input.channels)
+    if "model" in task and "aspect_ratios" in task.model:  # of an SSD: maps of 4 and 2 pixels
+        input.image_size = 32
+        sizes = {"steps": [8, 16], "scales": [8.0, 16.0, 32.0], "aspect_ratios": [[2], [2]]}
+        task.model.set(image_size=32, num_blocks=[1, 1, 1], **sizes)
+    if "max_seconds" in input:
+        input.set(max_seconds=0.8, bounds_s=[0.4])
+    if "corpus" in input:
+        input.corpus = _corpus(input)
 
 
 def _has_two_layers(stack: Any) -> bool:
@@ -155,7 +167,8 @@ def _corpus(input: Any) -> Params:
 
 def _form(tree: Any) -> str:
     """Returns model, input and learner as text, with all numbers but 0 and 1 replaced."""
-    parts = [tree.get("task.model"), tree.input, tree.learner]
+    several = "tasks" in tree.task
+    parts = [tree.task if several else tree.get("task.model"), tree.input, tree.learner]
     smoothing = tree.task.label_smoothing if "label_smoothing" in tree.task else None
     text = "\n".join(part.to_text() for part in parts) + str(smoothing)
     return re.sub(r"\b(?!(?:0\.0|0|1|1\.0)\b)[0-9.]+(e-?[0-9]+)?", "N", text)

@@ -58,6 +58,14 @@ GROUPS = (
     "mt.text_files.Lstm",
     "mt.wmt14_en_de.Base",
     "mt.wmt14_en_fr.Dff2048",
+    "multi.cldr_and_python.Adapters",
+    "multi.cldr_and_python.ByData",
+    "multi.cldr_and_python.GradSign",
+    "multi.cldr_and_python.Lm",
+    "multi.cldr_and_python.LoraByTask",
+    "multi.cldr_and_python.Mt",
+    "multi.cldr_and_python.PcGrad",
+    "multi.cldr_and_python.Shared",
 )
 """The first experiment of every group that differs by more than sizes and rates."""
 

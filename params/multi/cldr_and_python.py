@@ -76,8 +76,7 @@ class Shared(Experiment):
         mt = Translation.Params(
             model=PrefixLm.Params(**parts),
             decode=["October 3, 2021 to May 4, 2022"],
-        ).set({"scoring.pairs": 500}
-        )
+        ).set({"scoring.pairs": 500})
         return MultiTask.Params(tasks={"lm": lm, "mt": mt}, shared=ALL)
 
     def input(self) -> Params:
@@ -123,15 +122,6 @@ class Shared(Experiment):
             checkpoint_every_steps=750,
             keep_best=KeepBest.Params(metric="mt/bleu", eval_input="mt_dev"),
         )
-
-
-@register
-class Separate(Shared):
-    """The same two tasks without shared weights: two models in one run."""
-
-    def task(self) -> Params:
-        """Nothing is shared."""
-        return super().task().set(shared={})
 
 
 @register
