@@ -7,6 +7,7 @@ the task and the learner stay as they are.
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from small_boxes import Rectangles
 from small_masks import Squares
 from small_pictures import Blobs
 
+from tekso import tasks
 from tekso.framework import registry
 from tekso.framework.input.sources import InMemory
 from tekso.framework.params import Params
@@ -25,6 +27,7 @@ from tekso.tasks.asr.sources import InMemorySpeech, SpeechSource
 from tekso.tasks.detection.sources import BoxSource
 from tekso.tasks.image.sources import ImageSource
 from tekso.tasks.mt.pairs import InMemoryPairs
+from tekso.tasks.multi.python_prose import Triggers
 from tekso.tasks.segmentation.sources import MaskSource
 
 LARGEST = {
@@ -140,6 +143,8 @@ def _shrink_data(task: Any, input: Any) -> None:
         input.set(max_seconds=0.8, bounds_s=[0.4])
     if "corpus" in input:
         input.corpus = _corpus(input)
+    if issubclass(input.owner, Triggers):
+        input.root = str(Path(tasks.__file__).parent / "multi")
 
 
 def _has_two_layers(stack: Any) -> bool:
@@ -168,7 +173,8 @@ def _corpus(input: Any) -> Params:
 def _form(tree: Any) -> str:
     """Returns model, input and learner as text, with all numbers but 0 and 1 replaced."""
     several = "tasks" in tree.task
-    parts = [tree.task if several else tree.get("task.model"), tree.input, tree.learner]
+    whole = several or "student" in tree.task
+    parts = [tree.task if whole else tree.get("task.model"), tree.input, tree.learner]
     smoothing = tree.task.label_smoothing if "label_smoothing" in tree.task else None
     text = "\n".join(part.to_text() for part in parts) + str(smoothing)
     return re.sub(r"\b(?!(?:0\.0|0|1|1\.0)\b)[0-9.]+(e-?[0-9]+)?", "N", text)

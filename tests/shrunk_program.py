@@ -62,7 +62,7 @@ def execution_of(name: str, tree: Any) -> Any:
     nodes = params_tree.walk(tree.task)
     if any(isinstance(value, BatchNorm.Params) for _, value, _ in nodes):
         params.set(OF_BATCH_NORM.get(name, {}))
-        if "source" in tree.input:
+        if "source" in tree.input and "teacher" not in tree.task:
             params.set(OF_IMAGES.get(name, {}))
     return params.instantiate()
 

@@ -1,0 +1,40 @@
+"""Distillation: a small classifier of digits learns from the checkpoint of a residual network.
+
+    tekso-trainer --model=image.digits.Cnn --logdir=runs/teacher
+    tekso-trainer --model=multi.digits.Distilled --logdir=runs/student \\
+        --set run.warm_start.teacher.checkpoint=runs/teacher
+"""
+
+from __future__ import annotations
+
+from tekso.framework.params import Params
+from tekso.framework.registry import register
+from tekso.framework.warm_start import WarmStart
+from tekso.models import mlp
+from tekso.params.image import digits
+from tekso.tasks.multi.distillation import Distillation
+
+
+@register
+class Student(digits.Mlp):
+    """One hidden layer of 16 units on digits, without a teacher: the baseline of Distilled."""
+
+    def task(self) -> Params:
+        """Mlp of one small layer."""
+        return super().task().set(model=mlp.Mlp.Params(hidden_dims=[16]), label_smoothing=0.0)
+
+
+@register
+class Distilled(Student):
+    """Student, distilled from `image.digits.Cnn`: set run.warm_start.teacher.checkpoint."""
+
+    def task(self) -> Params:
+        """The student, and the residual network as its teacher."""
+        return Distillation.Params(
+            student=super().task(), teacher=digits.Cnn().task(), temperature=4.0, weight=0.9
+        )
+
+    def run(self) -> Params:
+        """As Student; the teacher's weights come from the run that you name."""
+        teacher = WarmStart.Params(only=["teacher/.*"], rules={"teacher/(.*)": r"\1"})
+        return super().run().set(warm_start={"teacher": teacher})
