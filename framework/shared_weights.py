@@ -102,9 +102,7 @@ class SharedWeights:
                     )
         return {targets[name]: sources[name] for name in names}
 
-    def _below(
-        self, specs: Mapping[str, WeightSpec], path: str, setting: str
-    ) -> dict[str, str]:
+    def _below(self, specs: Mapping[str, WeightSpec], path: str, setting: str) -> dict[str, str]:
         """Returns {path from there: path} of the weights of a part."""
         if path in specs:
             return {"": path}
@@ -113,7 +111,9 @@ class SharedWeights:
         if not found:
             parts = {SEPARATOR.join(p.split(SEPARATOR)[:n]) for p in specs for n in range(1, 9)}
             close = difflib.get_close_matches(path, sorted(parts), n=1)
-            hint = f"; did you mean {close[0]!r}?" if close else f"; there are {listed(list(specs))}"
+            hint = (
+                f"; did you mean {close[0]!r}?" if close else f"; there are {listed(list(specs))}"
+            )
             raise ValueError(f"{setting}: no weight is at or below {path!r}{hint}")
         return found
 
@@ -123,7 +123,7 @@ class SharedWeights:
         while seen[-1] in links:
             if links[seen[-1]] in seen:
                 raise ValueError(
-                    f"{self._where}.shared: {path} would be stored nowhere: it leads back to itself "
+                    f"{self._where}.shared: {path} is stored nowhere: it leads back to itself "
                     f"({' → '.join([*seen, links[seen[-1]]])})"
                 )
             seen.append(links[seen[-1]])

@@ -28,7 +28,7 @@ from tekso.framework.primitives.fusion import Fuse, no_fusion
 from tekso.framework.random_key import RandomKey
 from tekso.framework.state import State
 from tekso.framework.task import Batch, LossSums, Task
-from tekso.framework.task_values import mean_loss
+from tekso.framework.task_values import mean_loss, over_losses
 from tekso.framework.weight_spec import WeightSpec
 from tekso.framework.weight_update import select
 
@@ -136,7 +136,7 @@ class Step:
         if end is None:
             return ctx.collected.reported({})
         weight = tf.cast(self.loss_weight(batch), end.loss_sum.dtype)
-        loss = (_of_all_losses(end.loss_sum), _of_all_losses(weight))
+        loss = (over_losses(end.loss_sum), over_losses(weight))
         return {"loss": loss, **ctx.collected.reported(end.metrics)}
 
     def decoded(
@@ -192,8 +192,8 @@ class Step:
           trained: {path: tensor} of the weights to differentiate with respect to.
           scale: the loss scale; None: no scale.
 
-        Returns: {path: gradient}, divided by the loss scale, and the sums. With
-          `separates_losses`, a shared weight has a tuple with one gradient for each loss.
+        Returns: {path: gradient}, and the sums. With `separates_losses`, a shared weight has a
+          tuple with one gradient for each loss.
         """
         if not self.separates_losses:
 
@@ -394,11 +394,6 @@ def joined_sums(stages: Sequence[Sums]) -> Sums:
         auxiliary,
         {},
     )
-
-
-def _of_all_losses(x: tf.Tensor) -> tf.Tensor:
-    """Returns a sum or a weight over all losses of a task: [] or [losses] -> []."""
-    return x if x.shape.rank == 0 else tf.reduce_sum(x)
 
 
 def added(parts: Iterable[Any]) -> Any:

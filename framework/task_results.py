@@ -133,8 +133,10 @@ def loss(task: _Task, theta: Theta, batch: Batch, ctx: StepContext) -> LossSums:
     if not isinstance(sums, LossSums) or sums.loss_sum.shape.rank not in (
         (1,) if getattr(task, "losses", ()) else (0, None)
     ):
-        given = f"a loss sum that is {shown(sums.loss_sum)}" if isinstance(sums, LossSums) else (
-            shown(sums)
+        given = (
+            f"a loss sum that is {shown(sums.loss_sum)}"
+            if isinstance(sums, LossSums)
+            else (shown(sums))
         )
         raise TaskError(
             f"{method_of(task, 'loss')} returns {given}, but must return "

@@ -122,7 +122,12 @@ def mean_loss(loss_sum: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
       returns: [], dtype of loss_sum; the mean of a loss with weight 0 is 0
     """
     means = tf.math.divide_no_nan(loss_sum, tf.cast(weight, loss_sum.dtype))
-    return means if means.shape.rank == 0 else tf.reduce_sum(means)
+    return over_losses(means)
+
+
+def over_losses(x: tf.Tensor) -> tf.Tensor:
+    """Returns a sum or a weight over all losses of a task: [] or [losses] -> []."""
+    return x if x.shape.rank == 0 else tf.reduce_sum(x)
 
 
 def scalar(value: Any, what: str, want: str, *, most_dims: int = 0) -> tf.Tensor:

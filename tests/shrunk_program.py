@@ -100,7 +100,6 @@ def two_batches(input: Any) -> list[Any]:
     """Returns the batch of step 0 and another one, of another shape if the input has several."""
     first, *others = [input.batch(step) for step in range(STEPS_SEARCHED)]
 
-
     def form(batch: Any) -> tuple[Any, Any]:
         return sorted(batch), next(iter(batch.values())).shape
 

@@ -86,9 +86,7 @@ class Iris(Experiment):
 
     def learner(self) -> Params:
         """Adam."""
-        return Learner.Params(
-            optimizer=Adam.Params(), schedule=Constant.Params(value=0.02)
-        )
+        return Learner.Params(optimizer=Adam.Params(), schedule=Constant.Params(value=0.02))
 
     def run(self) -> Params:
         """A few steps."""

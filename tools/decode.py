@@ -16,7 +16,7 @@ from absl import flags
 
 from tekso.framework import files
 from tekso.framework.commands import typed
-from tekso.tools import command_flags, decode_images, experiment_flags
+from tekso.tools import command_flags, decode_images, decode_tasks, experiment_flags
 from tekso.tools.command_errors import UsageError
 from tekso.tools.line_reader import STANDARD_INPUT, LineReader
 
@@ -29,7 +29,7 @@ USAGE = "--logdir=runs/mine --input=texts.en --output=texts.de"
 _STANDARD_OUTPUT = "-"
 _MOST_LINES = 2048  # read, sorted by length and written together
 _PROGRESS_S = 10.0
-_SEARCH = "task.translator.search"
+_SEARCH = "translator.search"  # path from the task
 
 # A separate FlagValues, so that --help lists only these flags.
 FLAGS: Any = flags.FlagValues()  # type: ignore[no-untyped-call]
@@ -57,6 +57,7 @@ def _define() -> None:
         "Checkpoint: a step, a path, best or last. By default the newest good one.",
         flag_values=f,
     )
+    flags.DEFINE_string("task", None, "Task of a model of several tasks.", flag_values=f)
     flags.DEFINE_string("language", None, "Target language of a multilingual model.", flag_values=f)
     flags.DEFINE_integer(
         "beam_size",
@@ -175,9 +176,11 @@ def _parts(*, of_images: bool = False) -> Assembly:
     warn = functools.partial(console.line, style="warning")
     run = open_run(logdir.path, FLAGS.checkpoint, warn=warn)
     model, tree = run.model, run.completed_tree()
-    if of_images and not decode_images.classifies_images(tree.task):
+    task = decode_tasks.path_of(tree, model, FLAGS.task)
+    search = f"{task}.{_SEARCH}"
+    if of_images and not decode_images.classifies_images(tree.get(task)):
         raise UsageError(f"{model} does not classify images, but --input={FLAGS.input} is a folder")
-    if not of_images and _SEARCH not in tree:
+    if not of_images and search not in tree:
         imports = [f"--import={name}" for name in FLAGS["import"].value or []]
         given = f"--logdir={FLAGS.logdir}"
         raise UsageError(
@@ -185,12 +188,12 @@ def _parts(*, of_images: bool = False) -> Assembly:
             f"{typed('tekso-trainer')} {shlex.join([*imports, '--mode=decode', given])}"
         )
     chosen = {
-        name: (f"{_SEARCH}.{name}", FLAGS[name].value) for name in ("beam_size", "num_hypotheses")
+        name: (f"{search}.{name}", FLAGS[name].value) for name in ("beam_size", "num_hypotheses")
     }
     chosen = {} if of_images else chosen
     experiment_flags.change(tree, execution=FLAGS.execution, settings=FLAGS.set or [], flags=chosen)
     if not of_images:
-        tree.get(_SEARCH).instantiate()  # reports wrong values before the slow part
+        tree.get(search).instantiate()  # reports wrong values before the slow part
     job = Job(
         model=model,
         tree=tree,
@@ -202,16 +205,16 @@ def _parts(*, of_images: bool = False) -> Assembly:
         cpu_devices=FLAGS.cpu_devices,
     )
     parts = job.assemble(ProcessGroup(), reads_data=False)
-    how = "" if of_images else f", {_search_text(tree)}"
+    restore(parts.program, run.checkpoint)
+    parts = decode_tasks.of_task(parts, FLAGS.task)
+    how = "" if of_images else f", {_search_text(tree.get(search))}"
     if not of_images:
         _check_language(parts.input)
-    restore(parts.program, run.checkpoint)
     console.line(f"{model} at step {run.checkpoint.step}{how}")
     return parts
 
 
-def _search_text(tree: Any) -> str:
-    search = tree.get(_SEARCH)
+def _search_text(search: Any) -> str:
     return f"beam {search.beam_size}" if "beam_size" in search else type(search).owner.__name__
 
 
@@ -238,7 +241,7 @@ def _output() -> Iterator[IO[bytes]]:
 
 def _translate(parts: Any, reader: LineReader, file: IO[bytes]) -> None:
     translator = parts.task.translator
-    several = parts.tree.get(_SEARCH).num_hypotheses > 1
+    several = translator.params.search.num_hypotheses > 1
     done, cut, empty, broken = 0, 0, 0, 0
     begin = reported = time.perf_counter()
     while lines := reader.take(_MOST_LINES):

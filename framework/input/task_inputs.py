@@ -1,6 +1,6 @@
-"""Inputs of several tasks: a training input that mixes them, and an evaluation input of one of them.
+"""Inputs of several tasks: one for training that mixes them, and one for evaluating one of them.
 
-    array "ids" of the task "lm" ─► "lm/ids"        so the names say to which task a batch belongs
+array "ids" of the task "lm" ─► "lm/ids"        so the names say to which task a batch belongs
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from tekso.framework.input.task_mixing import ByWeight, Mixing, TaskOrder
 from tekso.framework.params import REQUIRED, param
 
 SEPARATOR = "/"
+_MOST_STEPS_SEARCHED = 10_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,16 +117,16 @@ class TaskInputs(Input):
         with self._lock:  # batches are prefetched by several threads
             return self._order.place(step)
 
-    def first_steps(self) -> dict[str, int]:
-        """Returns {task: first step that trains it} for the tasks that the first steps train."""
+    def steps_of_each_kind(self) -> list[int]:
+        """See `Input`: for every task one of the first steps that train it."""
         if not self.takes_turns:
-            return dict.fromkeys(self.inputs, 0)
+            return [0]
         found: dict[str, int] = {}
-        for step in range(10_000):
+        for step in range(_MOST_STEPS_SEARCHED):
             found.setdefault(self.place(step)[0], step)
             if len(found) == len(self.inputs):
                 break
-        return found
+        return [found[name] for name in self.inputs if name in found]
 
     def batch(self, step: int) -> Batch:
         """Returns the global batch of a step.

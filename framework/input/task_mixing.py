@@ -54,9 +54,7 @@ class Mixing(Configurable):
     def _where(self, name: str) -> str:
         return self.params.path_of(name)
 
-    def _check_weights(
-        self, name: str, weights: Mapping[str, float], tasks: Sequence[str]
-    ) -> None:
+    def _check_weights(self, name: str, weights: Mapping[str, float], tasks: Sequence[str]) -> None:
         """Raises an InputError for an unknown task, or a weight that is negative or infinite."""
         for task, weight in weights.items():
             if task not in tasks:
@@ -131,7 +129,7 @@ class ByTemperature(Mixing):
                 )
             if not p.sizes.get(task, size):
                 raise InputError(
-                    f"{self._where('sizes')}: {task!r} has no examples, so it would never be trained"
+                    f"{self._where('sizes')}: {task!r} has no examples, so it is never trained"
                 )
 
     def shares(self, steps: npt.NDArray[np.int64], sizes: Mapping[str, int | None]) -> Floats:
@@ -206,9 +204,7 @@ class TaskOrder:
         number, inside = divmod(step, _BLOCK)
         while len(self._before) <= number:
             done = self._tasks(len(self._before) - 1)
-            self._before.append(
-                self._before[-1] + np.bincount(done, minlength=len(self._sizes))
-            )
+            self._before.append(self._before[-1] + np.bincount(done, minlength=len(self._sizes)))
         tasks = self._tasks(number)
         task = int(tasks[inside])
         earlier = int(self._before[number][task] + np.count_nonzero(tasks[:inside] == task))

@@ -175,7 +175,7 @@ class ByData(Shared):
     """Shared, mixed by the amount of data of the tasks at temperature 5."""
 
     def input(self) -> Params:
-        """p proportional to n ** (1 / 5)."""
+        """P proportional to n ** (1 / 5)."""
         return super().input().set(mixing=ByTemperature.Params(temperature=5.0))
 
 

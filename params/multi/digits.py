@@ -1,8 +1,6 @@
 """Distillation: a small classifier of digits learns from the checkpoint of a residual network.
 
-    tekso-trainer --model=image.digits.Cnn --logdir=runs/teacher
-    tekso-trainer --model=multi.digits.Distilled --logdir=runs/student \\
-        --set run.warm_start.teacher.checkpoint=runs/teacher
+`Distilled` needs a run of `image.digits.Cnn`: --set run.warm_start.teacher.checkpoint=RUN
 """
 
 from __future__ import annotations

@@ -39,12 +39,10 @@ class Shared(Experiment):
             image_size=8, channels=1, dim=128, patch_size=2, stack=mt.encoder, dropout_rate=0.1
         )
         tasks = {
-            "digits": ImageClassification.Params(
-                model=digits, num_classes=10, label_smoothing=0.1
+            "digits": ImageClassification.Params(model=digits, num_classes=10, label_smoothing=0.1),
+            "mt": Translation.Params(model=mt, decode=["October 3, 2021 to May 4, 2022"]).set(
+                {"scoring.pairs": 200}
             ),
-            "mt": Translation.Params(
-                model=mt, decode=["October 3, 2021 to May 4, 2022"]
-            ).set({"scoring.pairs": 200}),
         }
         shared = {
             "digits/model/stack": "mt/model/encoder",

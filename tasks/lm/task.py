@@ -17,8 +17,8 @@ from tekso.framework.params import REQUIRED, literals, param
 from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece
 from tekso.framework.task import LOSS, Batch, Decoded, LossSums, Program, Task
 from tekso.framework.theta import Theta
-from tekso.tasks.lm.decode import TextDecoder
 from tekso.tasks.lm.cross_entropy import smoothed_cross_entropy
+from tekso.tasks.lm.decode import TextDecoder
 from tekso.tasks.lm.exports import language_model_exports
 
 BITS_PER_BYTE = "bits_per_byte"

@@ -1,8 +1,8 @@
 """Distillation: a student learns the probabilities of a trained teacher besides the labels.
 
-    batch ─┬─ teacher (frozen, without dropout) ─ logits ─┐
-           └─ student ─────────────────────────── logits ─┴─ KL divergence
-                                                     └────── loss of the student's task
+batch ─┬─ teacher (frozen, without dropout) ─ logits ─┐
+       └─ student ─────────────────────────── logits ─┴─ KL divergence
+                                                 └────── loss of the student's task
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Predictor(Protocol):
 
 
 class Distillation(Task):
-    """Trains a student on the labels and on the predictions of a teacher.
+    r"""Trains a student on the labels and on the predictions of a teacher.
 
         loss in training = (1 - weight) · loss of the student
                            + weight · T² · KL(softmax(z_teacher / T) ‖ softmax(z_student / T))
@@ -62,7 +62,7 @@ class Distillation(Task):
     one task of several, by `run.warm_start`:
 
         {"teacher": WarmStart.Params(checkpoint=…, only=["teacher/.*"],
-                                     rules={"teacher/(.*)": r"\\1"})}      # or r"lm/\\1"
+                                     rules={"teacher/(.*)": r"\1"})}      # or r"lm/\1"
 
     Shapes:
       batch: as of the student

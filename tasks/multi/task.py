@@ -1,17 +1,15 @@
 """MultiTask: several tasks with shared and own parts, trained together.
 
-    tasks   lm: embedding ─ stack ─ softmax          each has its own input, metrics, evaluation
-            mt: embedding ─ stack ─ softmax          and decoding
-    shared  mt/model/stack = lm/model/stack          these weights exist once
+tasks   lm: embedding ─ stack ─ softmax          each has its own input, metrics, evaluation
+        mt: embedding ─ stack ─ softmax          and decoding
+shared  mt/model/stack = lm/model/stack          these weights exist once
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
-import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -40,6 +38,7 @@ from tekso.framework.theta import SEPARATOR, Theta
 from tekso.framework.weight_spec import WeightSpec
 from tekso.tasks.multi.pieces import is_in, merged
 from tekso.tasks.multi.programs import TaskProgram, exported_for_task
+from tekso.tasks.multi.settings import check_names, in_task, with_task
 
 
 class MultiTask(Task):
@@ -91,7 +90,7 @@ class MultiTask(Task):
         if not p.tasks:
             raise ValueError("task.tasks is empty: give at least one task")
         for name, own in p.tasks.items():
-            with _in_task(name):
+            with in_task(name):
                 self.child(name, own)
         self.tasks: dict[str, Task] = {name: getattr(self, name) for name in p.tasks}
         self.losses = tuple(self.tasks)
@@ -147,9 +146,9 @@ class MultiTask(Task):
                 f"input is {type(input.params).owner.__name__}, but MultiTask needs the input of "
                 "every task by name: TaskInputs.Params(inputs={…})"
             )
-        _check_names(params.tasks, inputs)
+        check_names(params.tasks, inputs)
         for name, own in list(params.tasks.items()):
-            with _in_task(name):
+            with in_task(name):
                 params.tasks[name] = task_results.complete(own, inputs[name])
         return params
 
@@ -163,7 +162,7 @@ class MultiTask(Task):
         train = inputs["input"]
         if not isinstance(train, TaskInputs):
             raise ValueError(f"input is {type(train).__name__}, but MultiTask needs TaskInputs")
-        _check_names(self.tasks, train.inputs)
+        check_names(self.tasks, train.inputs)
         if not self.gradients.is_sum and train.takes_turns:
             raise ValueError(
                 f"task.gradients is {type(self.gradients).__name__}, which combines the gradients "
@@ -184,7 +183,7 @@ class MultiTask(Task):
                 )
             by_task[one.task][path] = one.input
         for name, own in by_task.items():
-            with _in_task(name):
+            with in_task(name):
                 warnings += task_results.check_inputs(self.tasks[name], own)
         return [f"task {name}: {line}" if len(by_task) > 1 else line for line in warnings]
 
@@ -238,9 +237,7 @@ class MultiTask(Task):
     def _factor(self, name: str) -> float:
         return float(self.params.loss_weights.get(name, 1.0))
 
-    def _in_task(
-        self, name: str, ctx: StepContext, compute: Callable[[StepContext], Any]
-    ) -> Any:
+    def _in_task(self, name: str, ctx: StepContext, compute: Callable[[StepContext], Any]) -> Any:
         """Returns `compute(ctx)`; what it collects gets the name of the task."""
         own = isolated(ctx)
         result = compute(own)
@@ -313,9 +310,7 @@ class MultiTask(Task):
         """Returns what every task decodes; records have the name of the task."""
         texts, records = [], []
         for name, task in self.tasks.items():
-            own = task_results.decode(
-                task, self.program_of(program, name), _inputs_of(input)[name]
-            )
+            own = task_results.decode(task, self.program_of(program, name), _inputs_of(input)[name])
             if own is not None:
                 texts.append(f"--- {name} ---\n{own.text}")
                 records += [{"task": name, **record} for record in own.records]
@@ -373,49 +368,10 @@ class MultiTask(Task):
             }
             found = task_results.setting_to_try(task, own)
             if found is not None:
-                return _with_task(found, name)
+                return with_task(found, name)
         return None
 
 
 def _inputs_of(input: Any) -> Mapping[str, Any]:
     inputs: Mapping[str, Any] = input.inputs
     return inputs
-
-
-def _check_names(tasks: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
-    """Checks that there is one input for every task.
-
-    Raises:
-      ValueError: a task has no input, or an input no task.
-    """
-    missing, unknown = (sorted(one.keys() - other.keys()) for one, other in (
-        (tasks, inputs), (inputs, tasks)
-    ))  # fmt: skip
-    if missing:
-        raise ValueError(
-            f"there is no input for the task {missing[0]!r}: add it to input.inputs, which has "
-            f"{', '.join(inputs) or 'none'}"
-        )
-    if unknown:
-        raise ValueError(
-            f"input.inputs has {unknown[0]!r}, but the tasks are {', '.join(tasks)}: add the task "
-            "to task.tasks, or remove the input"
-        )
-
-
-def _with_task(text: str, name: str) -> str:
-    """Returns a text in which paths of settings of a task alone are those of the whole tree."""
-    text = re.sub(r"(?<![\w.])task\.(?!tasks\.)", f"task.tasks.{name}.", text)
-    return re.sub(r"(?<![\w.])input\.(?!inputs\.)", f"input.inputs.{name}.", text)
-
-
-@contextlib.contextmanager
-def _in_task(name: str) -> Iterator[None]:
-    """Corrects the paths of settings in the errors of a task."""
-    try:
-        yield
-    except ValueError as error:
-        text = _with_task(str(error), name)
-        if text == str(error):
-            raise
-        raise type(error)(text) from error

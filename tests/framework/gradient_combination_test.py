@@ -65,9 +65,7 @@ def test_some_case_of_the_pc_grad_test_has_conflicts_and_depends_on_the_order() 
         vectors = np.stack(
             [np.concatenate([np.ravel(given[p][i]) for p in SHAPES]) for i in range(3)]
         )
-        one, other = (
-            pc_grad(vectors, np.array([row] * 3)) for row in ((0, 1, 2), (2, 1, 0))
-        )
+        one, other = (pc_grad(vectors, np.array([row] * 3)) for row in ((0, 1, 2), (2, 1, 0)))
         changed |= not np.allclose(one, other)
     assert changed
 

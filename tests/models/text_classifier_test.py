@@ -53,5 +53,7 @@ def test_its_encoder_has_the_weights_of_an_encoder_decoder() -> None:
     other = {p: s.shape for p, s in both.specs().items()}
     for part, name in (("embedding", "target_embedding"), ("encoder", "encoder")):
         mine = {p.removeprefix(f"{part}/"): s for p, s in own.items() if p.startswith(f"{part}/")}
-        theirs = {p.removeprefix(f"{name}/"): s for p, s in other.items() if p.startswith(f"{name}/")}
+        theirs = {
+            p.removeprefix(f"{name}/"): s for p, s in other.items() if p.startswith(f"{name}/")
+        }
         assert mine == theirs

@@ -159,7 +159,10 @@ class StageFunctions:
         sums = found[count:][: len(self._results.sums)] if self.is_deferred(saves=saves) else []
         left: Tensors = {}
         if self._weight_gradient is not None:
-            there, given = {*self._names.weights, *tf.nest.flatten(self._names.scalars)}, {**known, **saved}
+            there, given = (
+                {*self._names.weights, *tf.nest.flatten(self._names.scalars)},
+                {**known, **saved},
+            )
             left = {name: given[name] for name in self._weight_gradient.feeds if name not in there}
         return found[:count], sums, left
 

@@ -48,9 +48,7 @@ def test_an_adapted_layer_is_the_layer_and_then_the_adapter_also_in_decoding() -
     theta = adapted.theta(flat)
     inner = plain.theta({p: flat[p] for p in plain.specs()})
     x = tf.constant(rng.normal(size=(2, 3, D)), tf.float32)
-    want = adapted.residual_adapter.fprop(
-        theta.residual_adapter, plain.fprop(inner, x, CTX), CTX
-    )
+    want = adapted.residual_adapter.fprop(theta.residual_adapter, plain.fprop(inner, x, CTX), CTX)
     found = adapted.fprop(theta, x, CTX)
     np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-6)
     assert float(tf.reduce_max(tf.abs(found - plain.fprop(inner, x, CTX)))) > 0.1

@@ -25,9 +25,9 @@ T, WEIGHT = 3.0, 0.7
 
 def distillation(**changes: Any) -> Distillation.Params:
     student, teacher = small_tasks.classifier(3), small_tasks.classifier(3, dropout_rate=0.5)
-    return Distillation.Params(
-        student=student, teacher=teacher, temperature=T, weight=WEIGHT
-    ).set(changes)
+    return Distillation.Params(student=student, teacher=teacher, temperature=T, weight=WEIGHT).set(
+        changes
+    )
 
 
 def batch() -> dict[str, np.ndarray]:
@@ -125,8 +125,10 @@ def test_classes_must_be_the_same() -> None:
 def test_a_language_model_has_the_same_sums_from_logits_as_from_its_loss() -> None:
     from tekso.models.transformer_lm import TransformerLm
 
-    model = TransformerLm.Params(vocab_size=7, dim=8).set({"stack.num_layers": 1}).set(
-        {"stack.layer.attention.num_heads": 2, "stack.layer.feed_forward.hidden_dim": 8}
+    model = (
+        TransformerLm.Params(vocab_size=7, dim=8)
+        .set({"stack.num_layers": 1})
+        .set({"stack.layer.attention.num_heads": 2, "stack.layer.feed_forward.hidden_dim": 8})
     )
     task = LanguageModel.Params(model=model, decode=None, label_smoothing=0.1).instantiate()
     theta = task.init(0)

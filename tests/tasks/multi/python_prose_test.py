@@ -28,7 +28,8 @@ def root(tmp_path: Path) -> str:
     (tmp_path / "files.py").write_text(SOURCE)
     (tmp_path / "broken.py").write_text("def (")
     many = "\n".join(
-        f'def f{i}(a):\n    """Return the number {"abcdefghij"[i % 10]} of it."""' for i in range(60)
+        f'def f{i}(a):\n    """Return the number {"abcdefghij"[i % 10]} of it."""'
+        for i in range(60)
     )
     (tmp_path / "many.py").write_text(many)
     python_prose.functions.cache_clear()

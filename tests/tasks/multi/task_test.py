@@ -33,8 +33,7 @@ SHARED = {"kind/model/layers/0/w", "kind/model/layers/0/b"}
 def batches(**changes: Any) -> list[dict[str, np.ndarray]]:
     """Returns a batch of each task."""
     input = small_tasks.task_inputs(**changes).instantiate(seed=1)
-    first = input.first_steps()
-    return [input.batch(first[name]) for name in input.inputs]
+    return [input.batch(step) for step in input.steps_of_each_kind()]
 
 
 def both() -> dict[str, np.ndarray]:
@@ -269,7 +268,8 @@ def test_statistics_of_shared_layers_are_those_of_both_tasks() -> None:
     task = MultiTask.Params(
         tasks={"a": own, "b": own}, shared={"b/model/norm": "a/model/norm"}
     ).instantiate()
-    x = np.random.default_rng(0).normal(size=(2, 8, 4)).astype(np.float32) + [[[0.0]], [[4.0]]]
+    x = np.random.default_rng(0).normal(size=(2, 8, 4))
+    x[1] += 4.0
     ones, labels = np.ones(8, np.float32), np.zeros(8, np.int32)
     batch = {}
     for name, own_x in zip("ab", x.astype(np.float32), strict=True):
