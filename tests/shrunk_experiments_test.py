@@ -66,6 +66,11 @@ GROUPS = (
     "multi.cldr_and_python.Mt",
     "multi.cldr_and_python.PcGrad",
     "multi.cldr_and_python.Shared",
+    "multi.digits.Distilled",
+    "multi.digits.Student",
+    "multi.digits_and_cldr.Shared",
+    "multi.punctuator.WithTranslation",
+    "multi.smart_reply.Docstrings",
 )
 """The first experiment of every group that differs by more than sizes and rates."""
 
@@ -90,12 +95,19 @@ FIRST_OF_MODEL = (
     "mt.cldr.EnDe",
     "mt.cldr.EnDeLstm",
     "mt.gpipe.T6H8192A16",
+    "multi.cldr_and_python.Shared",
+    "multi.digits_and_cldr.Shared",
 )
 """One group of every kind of model and of batch: these train under all executions."""
 
+COMBINES_GRADIENTS = {"multi.cldr_and_python.GradSign", "multi.cldr_and_python.PcGrad"}
+
 REFUSED = {
+    **dict.fromkeys(
+        ("pipeline", "stages on meshes"), ("needs the gradient of every task", COMBINES_GRADIENTS)
+    ),
     "SPMD pipeline": (
-        "has no repeated stack|couples the examples",
+        "has no repeated stack|couples the examples|needs the gradient of every task",
         set(GROUPS) - {"lm.python_source.TinySpmdPipeline"},
     ),
 }
@@ -108,7 +120,9 @@ def test_groups_cover_every_registered_experiment() -> None:
 
 def test_the_document_lists_what_is_refused() -> None:
     rows = [line for line in DOCUMENT.read_text().splitlines() if line.startswith("| ")]
-    assert set(REFUSED) == {"SPMD pipeline"}
+    assert set(REFUSED) == {"SPMD pipeline", "pipeline", "stages on meshes"}
+    names = " and ".join(f"`{key}`" for key in sorted(COMBINES_GRADIENTS, reverse=True))
+    assert [r for r in rows if r.startswith(f"| `pipelined` | {names} |")]
     (trains,) = set(GROUPS) - REFUSED["SPMD pipeline"][1]
     assert [
         r for r in rows if r.startswith(f"| `spmd_pipelined` | every experiment except `{trains}`")
