@@ -211,4 +211,5 @@ def _factors(products: list[list[tf.Tensor]], order: tf.Tensor) -> list[tf.Tenso
             share = tf.math.divide_no_nan(product, square) * tf.cast(conflicts, dtype)
             own -= share * other
         total += own
-    return tf.unstack(total)
+    found: list[tf.Tensor] = tf.unstack(total)
+    return found

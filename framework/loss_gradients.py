@@ -24,7 +24,7 @@ def totals(
       losses: names of the losses.
     """
     weight = tf.cast(total_weight, end.loss_sum.dtype)
-    means = tf.unstack(tf.math.divide_no_nan(end.loss_sum, weight), len(losses))
+    means: list[tf.Tensor] = tf.unstack(tf.math.divide_no_nan(end.loss_sum, weight), len(losses))
     for number, name in enumerate(losses):
         for auxiliary, (value, _) in ctx.collected.sums["loss"].items():
             if auxiliary.startswith(name + SEPARATOR):

@@ -192,8 +192,7 @@ class Step:
           trained: {path: tensor} of the weights to differentiate with respect to.
           scale: the loss scale; None: no scale.
 
-        Returns: {path: gradient}, and the sums. With `separates_losses`, a shared weight has a
-          tuple with one gradient for each loss.
+        Returns: {path: gradient, or with `separates_losses` a tuple of those of all losses}, sums.
         """
         if not self.separates_losses:
 

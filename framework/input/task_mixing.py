@@ -52,7 +52,8 @@ class Mixing(Configurable):
         """
 
     def _where(self, name: str) -> str:
-        return self.params.path_of(name)
+        path: str = self.params.path_of(name)
+        return path
 
     def _check_weights(self, name: str, weights: Mapping[str, float], tasks: Sequence[str]) -> None:
         """Raises an InputError for an unknown task, or a weight that is negative or infinite."""

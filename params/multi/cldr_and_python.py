@@ -6,6 +6,8 @@ bytes. All of embedding, stack, norm and softmax is shared: 0.85 million weights
 
 from __future__ import annotations
 
+from typing import Any
+
 from tekso.framework import schedules
 from tekso.framework.execution.data_parallel import DataParallel
 from tekso.framework.experiment import Experiment, KeepBest, Run
@@ -63,7 +65,7 @@ class Shared(Experiment):
 
     def task(self) -> Params:
         """A language model and a prefix language model with the same weights."""
-        parts = {
+        parts: dict[str, Any] = {
             "dim": 128,
             "embedding": Embedding.Params(),
             "positions": None,
@@ -226,7 +228,7 @@ class Adapters(Shared):
 
     def learner(self) -> Params:
         """One learner for the shared weights, and one with a higher rate for the adapters."""
-        learner = super().learner()
+        learner: Any = super().learner()
         return MultiLearner.Params(
             patterns={"shared": "(?!.*/residual_adapter/).*", "adapters": ".*/residual_adapter/.*"},
             learners={

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tekso.framework.params import Params
 from tekso.framework.registry import register
 from tekso.framework.warm_start import WarmStart
@@ -28,11 +30,13 @@ class Distilled(Student):
 
     def task(self) -> Params:
         """The student, and the residual network as its teacher."""
-        return Distillation.Params(
-            student=super().task(), teacher=digits.Cnn().task(), temperature=4.0, weight=0.9
-        )
+        student: Any = super().task()
+        teacher: Any = digits.Cnn().task()
+        return Distillation.Params(student=student, teacher=teacher, temperature=4.0, weight=0.9)
 
     def run(self) -> Params:
         """As Student; the teacher's weights come from the run that you name."""
-        teacher = WarmStart.Params(only=["teacher/.*"], rules={"teacher/(.*)": r"\1"})
+        teacher = WarmStart.Params(
+            only=["teacher/.*"], ignore=["student/.*"], rules={"teacher/(.*)": r"\1"}
+        )
         return super().run().set(warm_start={"teacher": teacher})

@@ -18,6 +18,7 @@ from tekso.framework.learner import Learner
 from tekso.framework.optimizers.adam import Adam
 from tekso.framework.params import Params
 from tekso.framework.registry import register
+from tekso.framework.task import Task
 from tekso.params.mt.text_files import transformer
 from tekso.tasks.mt.bucketed_pairs import BucketedPairs
 from tekso.tasks.mt.cldr import Cldr
@@ -37,7 +38,7 @@ class WithTranslation(Experiment):
             "punctuate": "this method should not be called directly but it may be overridden",
             "mt": "October 3, 2021 to May 4, 2022",
         }
-        tasks = {
+        tasks: dict[str, Task.Params] = {
             name: Translation.Params(model=model, decode=[text]).set({"scoring.pairs": 200})
             for name, text in texts.items()
         }

@@ -157,7 +157,8 @@ class Translation(Task):
 
     def logits(self, theta: Theta, batch: Batch, ctx: StepContext) -> tf.Tensor:
         """Returns the scores of the tokens of the target, [B, T, V], for distillation."""
-        scores: tf.Tensor = self.model.logits(theta.model, batch, ctx)
+        model: Any = self.model
+        scores: tf.Tensor = model.logits(theta.model, batch, ctx)
         return scores
 
     def logit_weights(self, batch: Batch) -> tf.Tensor:

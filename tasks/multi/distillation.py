@@ -61,7 +61,7 @@ class Distillation(Task):
     The weights of the teacher are never trained. Take them from the checkpoint of a run, also from
     one task of several, by `run.warm_start`:
 
-        {"teacher": WarmStart.Params(checkpoint=…, only=["teacher/.*"],
+        {"teacher": WarmStart.Params(checkpoint=…, only=["teacher/.*"], ignore=["student/.*"],
                                      rules={"teacher/(.*)": r"\1"})}      # or r"lm/\1"
 
     Shapes:

@@ -110,7 +110,8 @@ def _of_task(task: str, piece: Piece, shared: SharedWeights, in_task: InTask) ->
     def run(compute: Callable[..., Flow], *args: Any) -> Flow:
         *first, theta, flow, ctx = args
         if not is_in(task, flow):
-            return flow
+            unchanged: Flow = flow
+            return unchanged
         given = TaskFlow(flow, task)
         after = in_task(task, ctx, lambda ctx: compute(*first, theta, given, ctx))
         return {**flow, **named(task, after)}

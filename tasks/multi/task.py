@@ -253,7 +253,8 @@ class MultiTask(Task):
     def _sums(self, found: Mapping[str, tuple[LossSums, tf.Tensor]]) -> LossSums:
         """Returns the sums of all tasks; `found` has sums and loss weight of those in the batch."""
         dtype = next(iter(found.values()))[0].loss_sum.dtype if found else tf.float32
-        losses, metrics = [], {}
+        losses: list[tf.Tensor] = []
+        metrics: dict[str, tuple[tf.Tensor, tf.Tensor]] = {}
         for name in self.tasks:
             if name not in found:
                 losses.append(tf.constant(0.0, dtype))
@@ -273,7 +274,7 @@ class MultiTask(Task):
 
     def summarize(self, sums: Mapping[str, tuple[float, float]]) -> dict[str, float]:
         """Returns the figures of every task, with its name in front, and the common ones."""
-        figures = {}
+        figures: dict[str, float] = {}
         heads = {name: name + SEPARATOR for name in self.tasks}
         for name, head in heads.items():
             own = {n[len(head) :]: pair for n, pair in sums.items() if n.startswith(head)}
