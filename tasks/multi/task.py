@@ -373,6 +373,7 @@ class MultiTask(Task):
         return None
 
 
-def _inputs_of(input: Any) -> Mapping[str, Any]:
-    inputs: Mapping[str, Any] = input.inputs
+def _inputs_of(input: Input) -> Mapping[str, Any]:
+    """Returns the inputs of all tasks, or what is known of them."""
+    inputs: Mapping[str, Any] = getattr(input, "inputs", {})
     return inputs
