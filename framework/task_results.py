@@ -29,6 +29,7 @@ from tekso.framework.task_values import (
     LossSums,
     Program,
     Scored,
+    SeveralLossSums,
     TaskError,
     scalar,
     shown,
@@ -130,16 +131,9 @@ def loss(task: _Task, theta: Theta, batch: Batch, ctx: StepContext) -> LossSums:
       TaskError: the result is not `LossSums`.
     """
     sums = task.loss(theta, as_tensors(batch), ctx)
-    if not isinstance(sums, LossSums) or sums.loss_sum.shape.rank not in (
-        (1,) if getattr(task, "losses", ()) else (0, None)
-    ):
-        given = (
-            f"a loss sum that is {shown(sums.loss_sum)}"
-            if isinstance(sums, LossSums)
-            else (shown(sums))
-        )
+    if not isinstance(sums, LossSums):
         raise TaskError(
-            f"{method_of(task, 'loss')} returns {given}, but must return "
+            f"{method_of(task, 'loss')} returns {shown(sums)}, but must return "
             f"LossSums(loss_sum, metrics): {SUM_OF_LOSSES}; metrics are {PAIRS}"
         )
     return sums
@@ -194,7 +188,8 @@ def sums_of_flow(task: _Task, flow: Flow) -> LossSums:
             f"{LOSS_SUM!r} and {METRICS!r} to its input: {{**flow, {LOSS_SUM!r}: "
             f"tf.reduce_sum(...), {METRICS!r}: {{}}}}"
         )
-    return LossSums(flow[LOSS_SUM], flow[METRICS])
+    kind = SeveralLossSums if getattr(task, "losses", ()) else LossSums
+    return kind(flow[LOSS_SUM], flow[METRICS])
 
 
 def predict(task: _Task, theta: Theta, batch: Batch, ctx: StepContext) -> dict[str, tf.Tensor]:
@@ -231,6 +226,19 @@ def summarize(task: _Task, sums: Mapping[str, tuple[float, float]]) -> dict[str,
     except (AttributeError, TypeError, ValueError):
         want = "{name: number}: super().summarize(sums) with your changes and additions"
         raise _error(task, "summarize", figures, want) from None
+
+
+def goals_of(params: Params) -> dict[str, Any]:
+    """Returns `goals_of(params)` of the task class of the Params.
+
+    Raises:
+      TaskError: the result is not a dict of "min" and "max".
+    """
+    owner: Any = params.owner
+    found = owner.goals_of(params)
+    if isinstance(found, dict) and all(goal in ("min", "max") for goal in found.values()):
+        return found
+    raise _error(owner, "goals_of", found, '{metric: "min" or "max"}')
 
 
 def decode(task: _Task, program: Program, input: Input) -> Decoded | None:

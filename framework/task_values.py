@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import tensorflow as tf
 
@@ -43,21 +43,22 @@ class LossSums:
 
     Attributes:
       loss_sum: scalar; its sum over all parts, divided by the global `loss_weight`, is the loss.
-        Of a task with several `losses`: a vector with one sum for each; the loss is the sum of
-        their means.
       metrics: {name: (sum, weight)}, scalars; sum / weight over all parts is the metric. Integers
         are converted to float32.
+      most_dims: number of dims that `loss_sum` may have.
 
     Raises:
       TaskError: a value is not a scalar number, or a metric is not a pair.
     """
 
+    most_dims: ClassVar[int] = 0
     loss_sum: tf.Tensor
     metrics: dict[str, tuple[tf.Tensor, tf.Tensor]] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Checks the values and converts them to tensors."""
-        loss_sum = scalar(self.loss_sum, "the loss sum", SUM_OF_LOSSES, most_dims=1)
+        dims = self.most_dims
+        loss_sum = scalar(self.loss_sum, "the loss sum", SUM_OF_LOSSES, most_dims=dims)
         object.__setattr__(self, "loss_sum", loss_sum)
         if not isinstance(self.metrics, Mapping):
             raise TaskError(f"metrics of LossSums are {shown(self.metrics)}, not a dict {PAIRS}")
@@ -82,6 +83,15 @@ class LossSums:
         """
         mean = mean_loss(self.loss_sum, weight)
         return mean + tf.cast(auxiliary, mean.dtype)
+
+
+class SeveralLossSums(LossSums):
+    """The sums of a task with several `losses`: `loss_sum` is a vector with one sum for each.
+
+    The loss is the sum of their means.
+    """
+
+    most_dims = 1
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+from tekso.framework import task_results
 from tekso.framework.task import LOSS, Goal
 
 Rule = Literal["keep_best", "early_stopping"]
@@ -40,7 +41,7 @@ def goal_of(tree: Any, rule: Rule) -> Goal:
         return goal
     known: dict[str, Goal] = {LOSS: "min"}
     if hasattr(task, "goals_of"):
-        known |= task.goals_of(tree.task)
+        known |= task_results.goals_of(tree.task)
     name = metric = choice.metric
     while name:  # "bleu/de": BLEU of one language
         if name in known:

@@ -163,7 +163,7 @@ class Distillation(Task):
     @classmethod
     def goals_of(cls, params: Any) -> dict[str, Goal]:
         """See Task: the goals of the student."""
-        found: dict[str, Goal] = params.student.owner.goals_of(params.student)
+        found: dict[str, Goal] = task_results.goals_of(params.student)
         return {**found, "teacher_kl": "min", "teacher_agreement": "max"}
 
     @classmethod

@@ -34,6 +34,7 @@ from tekso.framework.task import (
     Scored,
     Task,
 )
+from tekso.framework.task_values import SeveralLossSums
 from tekso.framework.theta import SEPARATOR, Theta
 from tekso.framework.weight_spec import WeightSpec
 from tekso.tasks.multi.pieces import is_in, merged
@@ -128,7 +129,7 @@ class MultiTask(Task):
         """See Task: the goals of every task, by names of metrics with the task in front."""
         found: dict[str, Goal] = {}
         for name, own in params.tasks.items():
-            goals = {LOSS: "min", **own.owner.goals_of(own)}
+            goals = {LOSS: "min", **task_results.goals_of(own)}
             found |= {f"{name}{SEPARATOR}{metric}": goal for metric, goal in goals.items()}
         return found
 
@@ -263,7 +264,7 @@ class MultiTask(Task):
             losses.append(self._factor(name) * tf.cast(sums.loss_sum, dtype))
             own = {LOSS: (sums.loss_sum, weight), **sums.metrics}
             metrics |= {f"{name}{SEPARATOR}{metric}": pair for metric, pair in own.items()}
-        return LossSums(tf.stack(losses), metrics)
+        return SeveralLossSums(tf.stack(losses), metrics)
 
     # --- figures ---
 
@@ -305,7 +306,7 @@ class MultiTask(Task):
     @classmethod
     def decodes_data(cls, params: Any) -> bool:
         """Returns whether one of the tasks decodes examples of its input."""
-        return any(own.owner.decodes_data(own) for own in params.tasks.values())
+        return any(task_results.decodes_data(own) for own in params.tasks.values())
 
     def decode(self, program: Program, input: Input) -> Decoded | None:
         """Returns what every task decodes; records have the name of the task."""
