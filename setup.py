@@ -64,7 +64,11 @@ if __name__ == "__main__":
         python_requires=">=3.11",
         packages=list(folders),
         package_dir=folders,
-        package_data={"": ["py.typed"], "tekso.tools": ["new_task_template/*/*"]},
+        package_data={
+            "": ["py.typed"],
+            "tekso.params": ["results/*.json"],
+            "tekso.tools": ["new_task_template/*/*"],
+        },
         install_requires=[
             tensorflow_requirement(installed_distributions()),
             "absl-py",
@@ -84,15 +88,21 @@ if __name__ == "__main__":
             "tensorflow-datasets",
         ],
         extras_require={
+            # the documentation as a site: `make docs`
+            "docs": ["mkdocs-material~=9.7", "mkdocstrings-python~=2.0"],
             # average precision of boxes; the handwritten digits of image.digits
             "images": ["pycocotools>=2.0.8", "scikit-learn"],
             "speech": ["jiwer>=4", "soundfile"],
+            "sweep": ["optuna>=4"],  # tekso-sweep --search
             "test": [
                 "ai-edge-litert",
                 "hypothesis",
                 "import-linter",
                 "jiwer>=4",  # of the extra "speech"
+                "mkdocs-material~=9.7",  # of the extra "docs"
+                "mkdocstrings-python~=2.0",
                 "mypy~=2.4.1",  # a new release of mypy or ruff may report new errors
+                "optuna>=4",  # of the extra "sweep"
                 "pycocotools>=2.0.8",  # of the extra "images"
                 "pytest>=9",
                 "pytest-timeout",
@@ -114,6 +124,7 @@ if __name__ == "__main__":
                 "tekso-ckpt=tekso.tools.entry:ckpt",
                 "tekso-decode=tekso.tools.entry:decode",
                 "tekso-compare=tekso.tools.entry:compare",
+                "tekso-results=tekso.tools.entry:results",
                 "tekso-sweep=tekso.tools.entry:sweep",
                 "tekso-new-task=tekso.tools.entry:new_task",
             ],

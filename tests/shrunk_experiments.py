@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from small_boxes import Rectangles
+from small_captions import Bars
 from small_masks import Squares
 from small_pictures import Blobs
 
@@ -24,6 +25,7 @@ from tekso.models.amoebanet import AmoebaNet
 from tekso.models.layers.recurrent_decoder import RecurrentDecoder
 from tekso.models.layers.stack import RepeatedStack
 from tekso.tasks.asr.sources import InMemorySpeech, SpeechSource
+from tekso.tasks.captioning.sources import CaptionSource
 from tekso.tasks.detection.sources import BoxSource
 from tekso.tasks.image.sources import ImageSource
 from tekso.tasks.mt.pairs import InMemoryPairs
@@ -132,7 +134,12 @@ def _shrink_data(task: Any, input: Any) -> None:
     if "bounds" in input and input.bounds:
         input.bounds = [8]
     if "source" in input:
-        kinds: Any = {BoxSource: Rectangles, MaskSource: Squares, ImageSource: Blobs}
+        kinds: Any = {
+            BoxSource: Rectangles,
+            MaskSource: Squares,
+            ImageSource: Blobs,
+            CaptionSource: Bars,
+        }
         (source,) = [s for base, s in kinds.items() if issubclass(input.source.owner, base)]
         input.source = source.Params(colours=input.channels)
     if "model" in task and "aspect_ratios" in task.model:  # of an SSD: maps of 4 and 2 pixels

@@ -33,6 +33,13 @@ def path_of(tree: Any, model: str, task: str | None) -> str:
     return f"task.tasks.{task}"
 
 
+def tree_of(tree: Any, task: str | None) -> Any:
+    """Returns Params of a run as those of one of its tasks alone."""
+    if task is None:
+        return tree
+    return tree.copy().set(task=tree.task.tasks[task], input=tree.input.inputs[task])
+
+
 def of_task(parts: Assembly, task: str | None) -> Assembly:
     """Returns the parts of an experiment as one of its tasks sees them."""
     if task is None:
@@ -40,6 +47,7 @@ def of_task(parts: Assembly, task: str | None) -> Assembly:
     several, inputs, program = (cast_any(x) for x in (parts.task, parts.input, parts.program))
     return dataclasses.replace(
         parts,
+        tree=tree_of(parts.tree, task),
         task=several.tasks[task],
         input=inputs.inputs[task],
         program=several.program_of(program, task),

@@ -20,6 +20,7 @@ from tekso.framework.params import REQUIRED, Params
 from tekso.framework.params import tree as params_tree
 from tekso.framework.params.literals import write as literal
 from tekso.framework.params.types import type_name
+from tekso.framework.run import results
 from tekso.framework.run.report.lines import WIDTH, size
 from tekso.framework.signature import Signature
 from tekso.framework.tables import table
@@ -249,9 +250,13 @@ def list_record(entry: Any) -> dict[str, Any]:
         "summary": entry.summary,
         "file": relative(entry.file),
         "line": entry.line,
+        "result": results.read(entry.key, entry.file),
+        "result_is_current": None,
     }
     try:
         tree = entry.cls().tree()
+        if record["result"] is not None:
+            record["result_is_current"] = results.is_current(record["result"], tree)
         record["task"] = type_name(tree.task.owner)
         record["total_weights"] = sum(spec.size for spec in task_of(tree).specs().values())
     except Exception as error:  # one failing experiment must not hide the others
@@ -269,6 +274,12 @@ def list_text(rows: Sequence[Mapping[str, Any]]) -> str:
         lines.append(f"{row['key']}  ({row['task'] or '-'}, {count})")
         lines.append(f"{_INDENT}{row['summary']}")
         lines.append(f"{_INDENT}{row['file']}:{row['line']}")
+        if row["result"] is not None:
+            old = "" if row["result_is_current"] else " (before its Params changed)"
+            text = f"measured{old}: {results.figures(row['result'])}; {results.cost(row['result'])}"
+            lines += textwrap.wrap(
+                text, WIDTH, initial_indent=_INDENT, subsequent_indent=_INDENT * 2
+            )
     return "\n".join(lines)
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
-import re
 import textwrap
 from collections.abc import Sequence
 
 from tekso.framework.planning import layout_drawing
 from tekso.framework.planning.collectives import StepCollectives
 from tekso.framework.planning.sharding import ShardedWeight, Sharding
+from tekso.framework.run import weight_groups
 from tekso.framework.run.report.lines import WIDTH, size
 from tekso.framework.tables import table
 
@@ -17,7 +16,6 @@ HOW_COUNTED = "in the program that TensorFlow compiles for this mesh, without ru
 
 _INDENT = "  "
 _MOST_ROWS = 200
-_INDEX = re.compile(r"(?<=/)\d+(?=/)")  # index of a layer in a path
 
 
 def sharding_text(model: str, sharding: Sharding, *, width: int | None = None) -> str:
@@ -95,7 +93,7 @@ def _weight_table(weights: Sequence[ShardedWeight], width: int | None) -> list[s
         many = f"{len(alike)} of " if len(alike) > 1 else ""
         held = sum(w.bytes_per_device for w in alike)
         slots = sum(w.optimizer_bytes_per_device for w in alike)
-        rows.append((_path(alike), f"{many}{part}", size(held), size(slots), _placed(first)))
+        rows.append((weight_groups.joined(w.spec.path for w in alike), f"{many}{part}", size(held), size(slots), _placed(first)))
     header = ("weight", "shard of a device", "bytes", "optimizer")
     shown = rows if len(rows) <= _MOST_ROWS else rows[: _MOST_ROWS // 2] + rows[-_MOST_ROWS // 2 :]
     remarks = {
@@ -125,29 +123,11 @@ def _placed(weight: ShardedWeight) -> str:
 
 def _alike(weights: Sequence[ShardedWeight]) -> list[list[ShardedWeight]]:
     """Returns groups of weights that differ only in the index of their layer."""
-    groups: dict[tuple[object, ...], list[ShardedWeight]] = {}
-    for w in weights:
-        key = (_INDEX.sub("*", w.spec.path), w.spec.dims, w.spec.shape, w.spec.dtype, w.layout)
-        groups.setdefault(key, []).append(w)
-    return list(groups.values())
-
-
-def _path(alike: Sequence[ShardedWeight]) -> str:
-    """Returns the path of a group, with ranges of layer indices where its paths differ."""
-    paths = [w.spec.path.split("/") for w in alike]
-    return "/".join(_numbers(part) for part in zip(*paths, strict=True))
-
-
-def _numbers(texts: Sequence[str]) -> str:
-    if len(set(texts)) == 1:
-        return texts[0]
-    numbers = sorted({int(text) for text in texts})
-    runs = []
-    for _, run in itertools.groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0]):
-        values = [number for _, number in run]
-        runs.append(str(values[0]) if len(values) == 1 else f"{values[0]}-{values[-1]}")
-    text = ",".join(runs)
-    return "{" + (text if len(text) <= 12 else f"{len(numbers)} layers") + "}"
+    return weight_groups.groups(
+        weights,
+        lambda w: w.spec.path,
+        lambda w: (w.spec.dims, w.spec.shape, w.spec.dtype, w.layout),
+    )
 
 
 def _totals(sharding: Sharding) -> list[str]:

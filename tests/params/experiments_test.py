@@ -2,23 +2,40 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tekso.framework import registry, schedules
 from tekso.framework.params import Params
-from tekso.framework.run import inspection
+from tekso.framework.run import experiment_record, inspection
 
 ENTRIES = {entry.key: entry for entry in registry.list_experiments()}
 NEEDS_DATA = {
-    "asr.prompts.Ctc": ("task.model.vocab_size", 70),
-    "asr.prompts.Las": ("task.model.vocab_size", 70),
-    "asr.prompts.Rnnt": ("task.model.vocab_size", 70),
-    "image.boxes.Ssd": ("task.num_classes", 3),  # the classes are the categories of the file
-    "image.folders.ResNet": ("task.num_classes", 10),  # the classes are the folders
-    "image.unet.Folders": ("task.num_classes", 3),  # the classes are named with the folder
-    "lm.text_files.Char": ("task.model.vocab_size", 70),  # the alphabet is that of the text
+    "asr.prompts.Ctc": "task.model.vocab_size",
+    "asr.prompts.Las": "task.model.vocab_size",
+    "asr.prompts.Rnnt": "task.model.vocab_size",
+    "asr.prompts.Texts": "task.model.vocab_size",
+    "image.boxes.Ssd": "task.num_classes",  # the classes are the categories of the file
+    "image.folders.ResNet": "task.num_classes",  # the classes are the folders
+    "image.unet.Folders": "task.num_classes",  # the classes are named with the folder
+    "lm.text_files.Char": "task.model.vocab_size",  # the alphabet is that of the text
 }
-"""{key: (a size that is that of the data, a value for it)}."""
+"""{key: the size that only its data determines}."""
+
+STORED = Path(__file__).with_name("stored")
+"""What `make catalogue` wrote about every experiment."""
+
+PLACED = (
+    "lm.gpipe.Layers3",
+    "lm.one_billion_words.MeshDff4096",
+    "lm.python_source.TinyMesh",
+    "lm.python_source.TinyMeshPipeline",
+    "lm.python_source.TinyPipeline",
+    "lm.python_source.TinySpmdPipeline",
+    "mt.gpipe.T6H8192A16",
+)
+"""Experiments whose shards and stages are compared; those of all others take a minute."""
 
 
 def test_the_experiments_that_are_promised_are_there() -> None:
@@ -74,10 +91,10 @@ def test_its_parts_fit_together(key: str) -> None:
     tree.execution.instantiate()
     learner = schedules.end_with_run(tree.learner, run.params.steps).instantiate()
     if key in NEEDS_DATA:
-        path, size = NEEDS_DATA[key]
+        path = NEEDS_DATA[key]
         with pytest.raises(ValueError, match=f"{path} is not set"):
             inspection.task_of(tree)
-        tree.set({path: size})
+        tree.set({path: experiment_record.SIZES_OF_DATA[path]})
     task = inspection.task_of(tree)
     specs = {path: spec for path, spec in task.specs().items() if spec.trainable}
     assert learner.slots(specs)  # every pattern of the learner matches some weight
@@ -92,3 +109,25 @@ def test_two_trees_share_nothing(key: str) -> None:
     if "dropout_rate" in before:
         first.set({"*dropout_rate": 0.7})
     assert second.to_text() == before == ENTRIES[key].cls().tree().to_text()
+
+
+@pytest.mark.parametrize("key", ENTRIES)
+def test_its_params_and_weights_are_those_that_are_stored(key: str) -> None:
+    stored = (STORED / f"{key}.txt").read_text()
+    found = experiment_record.text(key, ENTRIES[key].cls().tree(), placement=False)
+    assert found == experiment_record.without_placement(stored), AGAIN
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("key", PLACED)
+def test_its_shards_and_stages_are_those_that_are_stored(key: str) -> None:
+    stored = (STORED / f"{key}.txt").read_text()
+    assert experiment_record.PLACEMENT in stored
+    assert experiment_record.text(key, ENTRIES[key].cls().tree()) == stored, AGAIN
+
+
+def test_no_other_experiment_is_stored() -> None:
+    assert {path.stem for path in STORED.iterdir()} == set(ENTRIES), AGAIN
+
+
+AGAIN = "if this is intended, run `make catalogue` and look at the diff"

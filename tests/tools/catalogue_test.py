@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from pathlib import Path
 
+from tekso.framework import registry
+from tekso.framework.run import results
 from tekso.tools import catalogue
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "catalogue.md"
+page = functools.cache(catalogue.page)
 
 
 def test_the_page_is_up_to_date() -> None:
-    assert DOCUMENT.read_text() == catalogue.page(), "run `make catalogue`"
+    assert DOCUMENT.read_text() == page(), "run `make catalogue`"
 
 
 def test_every_kind_of_class_is_in_its_section() -> None:
     sections = dict(
-        re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", catalogue.page(), re.DOTALL | re.MULTILINE)
+        re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", page(), re.DOTALL | re.MULTILINE)
     )
     for section, name in (
         ("Tasks", "Classification"),
@@ -38,17 +42,30 @@ def test_every_kind_of_class_is_in_its_section() -> None:
 
 
 def test_an_entry_has_summary_formula_shapes_fields_and_bases() -> None:
-    page = catalogue.page()
-    linear = page[page.index("\n### Linear\n") :].split("\n### ")[1]
+    text = page()
+    linear = text[text.index("\n### Linear\n") :].split("\n### ")[1]
     assert "Projects the last dim of the input: y = activation(x @ w + b)." in linear
     assert "x: [..., input_dim]" in linear
     assert "| `input_dim`: `int` | required | " in linear
     assert "| `use_bias`: `bool` | `True` | " in linear
     assert "And the fields of `ProjectionLayer`, `Layer`." in linear
-    adam = page[page.index("\n### Adam\n") :].split("\n### ")[1]
+    adam = text[text.index("\n### Adam\n") :].split("\n### ")[1]
     assert "    second_moment = beta2 * second_moment + (1 - beta2) * gradient**2" in adam
 
 
 def test_sources_that_the_page_links_to_exist() -> None:
-    for target in set(re.findall(r"\]\(\.\./(.*?)\)", catalogue.page())):
+    for target in set(re.findall(r"\]\(\.\./(.*?)\)", page())):
         assert (DOCUMENT.parents[1] / target).is_file(), target
+
+
+def test_every_stored_result_is_of_an_experiment_and_is_in_the_table() -> None:
+    entries = {entry.key: entry for entry in registry.list_experiments()}
+    measured = page().split("\n### Measured\n")[1].split("\n## ")[0]
+    for path in (DOCUMENT.parents[1] / "params" / "results").glob("*.json"):
+        result = results.read(path.stem, entries[path.stem].file)
+        assert result is not None and result["model"] == path.stem
+        assert f"| `{path.stem}` | {results.figures(result)} | " in measured
+
+
+def test_it_takes_only_a_folder() -> None:
+    assert catalogue.main(["catalogue", "docs"]) == 2

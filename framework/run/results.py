@@ -1,0 +1,163 @@
+"""Results of finished runs, stored beside their experiments: results/KEY.json.
+
+    run  ─►  checkpoint.json (evaluation, versions, processor, date), metrics.jsonl (time)
+         ─►  result_of  ─►  results/KEY.json  ─►  --list, docs/catalogue.md
+
+Every figure is one that the trainer wrote; nothing is computed again.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tekso.framework import bounded, files
+from tekso.framework.params import Params
+from tekso.framework.run import time_use
+from tekso.framework.run.checkpoint_description import Description, describe
+from tekso.framework.run.checkpoint_errors import DamagedCheckpointError
+from tekso.framework.run.early_stopping import early_stopping_of
+from tekso.framework.run.logdir import Logdir
+from tekso.framework.run.metrics_log import SECONDS, SEEN, SPLIT, STEP, TRAIN, MetricsLog, history
+from tekso.framework.run.report.lines import duration, magnitude
+
+FOLDER = "results"
+_MOST_FIGURES = 5
+_LENGTH = ("run.log_every_steps", "run.decode_at_end", "run.keep_last_checkpoints")
+"""Settings that change no figure."""
+
+
+class NoResultError(ValueError):
+    """A run has no final evaluation."""
+
+
+def result_of(logdir: Logdir, registered: Params) -> dict[str, Any]:
+    """Returns the result of a finished run, as JSON data.
+
+    Args:
+      logdir: its logdir.
+      registered: Params of the experiment as registered.
+
+    Raises:
+      NoResultError: the run is not finished, or its last checkpoint has no evaluation.
+      LogdirError: the logdir has no run.
+    """
+    model, tree = logdir.experiment()
+    found = _last(logdir)
+    records = [r for r in MetricsLog(logdir.metrics).read() if r[STEP] <= found.step]
+    rule = early_stopping_of(tree)
+    ended = rule is not None and rule.reason(history(records, rule.metric))
+    if found.step < tree.run.steps and not ended:
+        raise NoResultError(
+            f"{logdir.path} is not finished: its last checkpoint is of step {found.step} of "
+            f"{tree.run.steps}"
+        )
+    if not found.metrics:
+        raise NoResultError(
+            f"{logdir.path} has no evaluation at its last step {found.step}: the experiment needs "
+            "eval_inputs"
+        )
+    spent = next((r[SECONDS] for r in reversed(records) if SECONDS in r), {})
+    seconds = {name: round(value, 1) for name, value in time_use.valid(spent).items()}
+    unit, seen = _seen(records)
+    training = seconds.get(time_use.STEP, 0.0) + seconds.get(time_use.INPUT, 0.0)
+    return {
+        "model": model,
+        "step": found.step,
+        "metrics": {name: float(f"{v:.6g}") for name, v in found.metrics.items()},
+        "unit": unit,
+        "seen": seen,
+        "seen_per_second": float(f"{seen / training:.4g}") if training else None,
+        "seconds": seconds,
+        "conditions": dict(found.conditions),
+        "versions": dict(found.versions),
+        "date": found.created[:10],
+        "changes": _changes(registered, tree),
+        "params": tree.to_text().splitlines(),
+    }
+
+
+def write(result: Mapping[str, Any], folder: str) -> str:
+    """Writes a result to a folder; returns the path of the file."""
+    path = files.join(folder, f"{result['model']}.json")
+    files.write_atomically(path, json.dumps(result, indent=1) + "\n")
+    return path
+
+
+def read(key: str, file: str) -> dict[str, Any] | None:
+    """Returns the stored result of an experiment; None if there is none.
+
+    It is in the folder `results` of the package of the experiment, or of a package above.
+
+    Args:
+      key: key of the experiment.
+      file: the source file of the experiment.
+    """
+    folder = os.path.dirname(os.path.realpath(file))
+    while os.path.isfile(os.path.join(folder, "__init__.py")):
+        path = os.path.join(folder, FOLDER, f"{key}.json")
+        if os.path.isfile(path):
+            found = bounded.parse_json(bounded.read(path))
+            return found if isinstance(found, dict) else None
+        folder = os.path.dirname(folder)
+    return None
+
+
+def figures(result: Mapping[str, Any]) -> str:
+    """Returns the figures of the first evaluation as text: "dev: loss 1.23, accuracy 0.9"."""
+    metrics: Mapping[str, float] = result["metrics"]
+    split = next(iter(metrics)).partition("/")[0]
+    own = {n.partition("/")[2]: v for n, v in metrics.items() if n.startswith(f"{split}/")}
+    shown = [f"{name} {value:.4g}" for name, value in own.items()][:_MOST_FIGURES]
+    return f"{split}: {', '.join(shown)}"
+
+
+def cost(result: Mapping[str, Any]) -> str:
+    """Returns what the figures took: steps, time, speed, machine and date, as text."""
+    conditions = result["conditions"]
+    parts = [f"{result['step']} steps", duration(math.fsum(result["seconds"].values()))]
+    if result["seen_per_second"]:
+        parts.append(f"{magnitude(result['seen_per_second'])} {result['unit']}/s")
+    parts.append(f"{conditions.get('processor', 'unknown processor')}")
+    parts.append(conditions.get("devices", "unknown devices"))
+    parts.append(f"TensorFlow {result['versions'].get('tensorflow', '?')}")
+    parts.append(result["date"])
+    return ", ".join(parts)
+
+
+def is_current(result: Mapping[str, Any], registered: Params) -> bool:
+    """Returns whether an experiment still has the Params that were measured."""
+    try:
+        measured = Params.from_text("\n".join(result["params"]))
+    except (ValueError, ImportError):
+        return False
+    return _changes(registered, measured) == list(result["changes"])
+
+
+def _last(logdir: Logdir) -> Description:
+    """Returns the description of the newest checkpoint that can be read."""
+    names = sorted(files.names(logdir.checkpoints)) if files.exists(logdir.checkpoints) else []
+    for name in reversed(names):
+        try:
+            return describe(files.join(logdir.checkpoints, name))
+        except DamagedCheckpointError:
+            continue
+    raise NoResultError(f"{logdir.path} has no checkpoint")
+
+
+def _seen(records: Sequence[Mapping[str, Any]]) -> tuple[str, float]:
+    """Returns the unit of the processed data, and how much of it the run has processed."""
+    for record in reversed(records):
+        for name, value in record.items() if record[SPLIT] == TRAIN else ():
+            if name.endswith(SEEN) and isinstance(value, int | float):
+                return name.removesuffix(SEEN), value
+    return "", 0.0
+
+
+def _changes(registered: Params, tree: Params) -> list[str]:
+    """Returns the differences to the registered Params, without those that change no figure."""
+    lines = registered.diff(tree).splitlines()
+    return [line.partition("  # ")[0] for line in lines if not line.startswith(_LENGTH)]

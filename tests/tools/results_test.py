@@ -1,0 +1,117 @@
+"""Tests of tekso-results, and of what --list shows of it, on logdirs of a few lines."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tekso.framework import registry
+from tekso.framework.exit_codes import ExitCode
+from tekso.framework.run import inspection
+from tekso.framework.run import results as stored
+from tekso.framework.run.checkpoint_description import Description
+from tekso.framework.run.logdir import Logdir
+from tekso.tools import results
+
+MODEL = "lm.python_source.Tiny"
+METRICS = {"dev/loss": 1.2345678, "dev/bits_per_byte": 1.75}
+
+
+def write(folder: Path, *, step: int, metrics: dict[str, float], settings: Any = ()) -> Logdir:
+    tree = registry.get(MODEL)().tree()
+    tree.set({"run.steps": 4, "run.log_every_steps": 2, **dict(settings)})
+    logdir = Logdir(str(folder))
+    logdir.write_params(MODEL, tree, registry.get(MODEL)().tree())
+    description = Description(
+        step, MODEL, tree.to_text(), metrics=metrics, created="2026-01-02T03:04:05Z",
+        versions={"tensorflow": "2.21.0"}, conditions={"devices": "1 CPU", "processor": "Fast"},
+    )  # fmt: skip
+    checkpoint = folder / "checkpoints" / f"step_{step:08d}"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "checkpoint.json").write_text(description.to_json())
+    (folder / "checkpoints" / "step_99999999").mkdir()  # without a description: interrupted
+    spent = {"start": 1.0, "step": 3.0, "input": 1.0, "evaluation": 2.0}
+    rows = [
+        {"step": 2, "split": "train", "loss": 3.0, "tokens_seen": 400.0, "seconds": spent},
+        {"step": 4, "split": "dev", "loss": 1.2, "seconds": spent},
+        {"step": 6, "split": "train", "tokens_seen": 999.0, "seconds": {"start": 99.0}},
+    ]
+    (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return logdir
+
+
+def test_a_result_has_what_the_trainer_wrote(tmp_path: Path) -> None:
+    logdir = write(tmp_path / "run", step=4, metrics=METRICS)
+    output = tmp_path / "results"
+    assert results.main(["tekso-results", logdir.path, f"--output={output}"]) == ExitCode.OK
+    found = json.loads((output / f"{MODEL}.json").read_text())
+    assert found["metrics"] == {"dev/loss": 1.23457, "dev/bits_per_byte": 1.75}
+    assert (found["step"], found["date"]) == (4, "2026-01-02")
+    assert (found["seen"], found["seen_per_second"]) == (400.0, 100.0)  # up to step 4
+    assert found["changes"] == ["run.steps : 1500 -> 4"]  # and not run.log_every_steps
+    assert stored.figures(found) == "dev: loss 1.235, bits_per_byte 1.75"
+    assert stored.cost(found) == (
+        "4 steps, 7.0s, 100 tokens/s, Fast, 1 CPU, TensorFlow 2.21.0, 2026-01-02"
+    )
+
+
+def test_runs_without_a_final_evaluation_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good = write(tmp_path / "good", step=4, metrics=METRICS)
+    for name, step, metrics, why in (
+        ("short", 3, METRICS, "is not finished: its last checkpoint is of step 3 of 4"),
+        ("silent", 4, {}, "has no evaluation at its last step 4"),
+    ):
+        bad = write(tmp_path / name, step=step, metrics=metrics)
+        arguments = [good.path, bad.path, f"--output={tmp_path / 'results'}"]
+        assert results.main(["tekso-results", *arguments]) == ExitCode.FAILED
+        assert why in capsys.readouterr().err
+    assert results.main(["tekso-results", str(tmp_path)]) == ExitCode.WRONG_USAGE
+    assert not (tmp_path / "results").exists()
+
+
+def test_a_run_that_ended_early_is_finished(tmp_path: Path) -> None:
+    early = {"run.early_stopping.patience": 1}
+    logdir = write(tmp_path / "run", step=3, metrics=METRICS, settings=early)
+    registered = registry.get(MODEL)().tree()
+    with pytest.raises(stored.NoResultError, match="is not finished"):
+        stored.result_of(logdir, registered)
+    with (tmp_path / "run" / "metrics.jsonl").open("w") as file:
+        for step, loss in ((1, 1.0), (3, 2.0)):
+            file.write(json.dumps({"step": step, "split": "dev", "loss": loss}) + "\n")
+    assert stored.result_of(logdir, registered)["step"] == 3
+
+
+def test_the_list_shows_it_and_says_when_params_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "my_results"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "own.py").write_text(
+        "from tekso.framework.registry import register\n"
+        "from tekso.params.lm.python_source import Tiny\n\n\n"
+        "@register\nclass Mine(Tiny):\n    '''Mine.'''\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    try:
+        registry.import_package("my_results")
+        (entry,) = registry.list_experiments("my_results.own.Mine")
+        assert inspection.list_record(entry)["result"] is None
+        logdir = write(tmp_path / "run", step=4, metrics=METRICS)
+        result = {**stored.result_of(logdir, entry.cls().tree()), "model": entry.key}
+        stored.write(result, str(package / "results"))
+        shown = " ".join(inspection.list_text([inspection.list_record(entry)]).split())
+        assert "measured: dev: loss 1.235, bits_per_byte 1.75; 4 steps, 7.0s" in shown
+        changed = entry.cls().tree().set({"input.batch_size": 3})
+        monkeypatch.setattr(entry.cls, "tree", lambda self: changed)
+        shown = " ".join(inspection.list_text([inspection.list_record(entry)]).split())
+        assert "measured (before its Params changed): dev" in shown
+    finally:
+        registry._ENTRIES.pop("my_results.own.Mine", None)
+        sys.modules.pop("my_results.own", None)
