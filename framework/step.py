@@ -18,15 +18,17 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tekso.framework import task_results
+from tekso.framework import loss_gradients, task_results
 from tekso.framework.collected import Pairs, added_pairs
 from tekso.framework.context import StepContext
 from tekso.framework.foreign_variables import refused
 from tekso.framework.learning_step import Decision, LearnerBase, SquaredNorms, trained_weights
 from tekso.framework.loss_scale import SCALE
 from tekso.framework.primitives.fusion import Fuse, no_fusion
+from tekso.framework.random_key import RandomKey
 from tekso.framework.state import State
 from tekso.framework.task import Batch, LossSums, Task
+from tekso.framework.task_values import mean_loss, over_losses
 from tekso.framework.weight_spec import WeightSpec
 from tekso.framework.weight_update import select
 
@@ -37,7 +39,7 @@ class Sums(NamedTuple):
     """The results of a part of a batch, to be summed over all parts.
 
     Attributes:
-      loss: scalar; the sum of the losses of its examples.
+      loss: scalar; the sum of the losses of its examples. [losses] of a task with several.
       total: scalar; its share of the total loss, which is differentiated.
       metrics: {name: (sum, weight)}, scalars.
       auxiliary: {name: scalar}; its share of every auxiliary loss.
@@ -134,7 +136,8 @@ class Step:
         if end is None:
             return ctx.collected.reported({})
         weight = tf.cast(self.loss_weight(batch), end.loss_sum.dtype)
-        return {"loss": (end.loss_sum, weight), **ctx.collected.reported(end.metrics)}
+        loss = (over_losses(end.loss_sum), over_losses(weight))
+        return {"loss": loss, **ctx.collected.reported(end.metrics)}
 
     def decoded(
         self, function: Callable[..., Any], weights: Mapping[str, tf.Tensor], inputs: Sequence[Any]
@@ -166,6 +169,46 @@ class Step:
         """
         return tf.convert_to_tensor(slots[SCALE]) if self.scales_loss else None
 
+    # --- several losses ---
+
+    @property
+    def separates_losses(self) -> bool:
+        """Whether the gradients of shared weights are computed for each loss of the task."""
+        combination = self.task.gradients
+        return combination is not None and not combination.is_sum and len(self.task.losses) > 1
+
+    def part_gradients(
+        self,
+        forward: Callable[[], tuple[LossSums, StepContext]],
+        total_weight: tf.Tensor,
+        trained: Flat,
+        scale: tf.Tensor | None,
+    ) -> tuple[dict[str, Any], Sums]:
+        """Runs a part of a batch with the whole model; returns gradients and sums.
+
+        Args:
+          forward: returns the loss sums, and the context in which they were computed.
+          total_weight: loss weight of the global batch.
+          trained: {path: tensor} of the weights to differentiate with respect to.
+          scale: the loss scale; None: no scale.
+
+        Returns: {path: gradient, or with `separates_losses` a tuple of those of all losses}, sums.
+        """
+        if not self.separates_losses:
+
+            def run() -> tuple[Sequence[tf.Tensor], Sums]:
+                end, ctx = forward()
+                return [], part_sums(end, ctx, total_weight)
+
+            _, sums, gradients = with_gradients(run, trained, seed_of_total=scale)
+            return {path: unscaled(g, scale) for path, g in gradients.items()}, sums
+        shared, losses = self.task.shared_weights, self.task.losses
+        found, (end, ctx) = loss_gradients.separate(
+            forward, total_weight, trained, shared, losses, scale
+        )
+        gradients = tf.nest.map_structure(lambda g: unscaled(g, scale), found)
+        return gradients, part_sums(end, ctx, total_weight)
+
     # --- all parts ---
 
     def update(
@@ -189,6 +232,7 @@ class Step:
           step: int64 scalar.
           fuse: compiles elementwise clusters.
         """
+        gradients, more = self._combined(gradients, step)
         norms = {w.spec.path: w.squared_norms(gradients[w.spec.path]) for w in self._all_trained}
         decision = self.decide(norms, state.slots, step, sums.total)
         weights, slots = {}, dict(decision.counts)
@@ -199,7 +243,15 @@ class Step:
             )
             slots |= new
         weights |= self.new_statistics(state.weights, sums.statistics, decision.scalars.finite)
-        return State(weights, slots), decision.metrics
+        return State(weights, slots), decision.metrics | more
+
+    def _combined(self, gradients: Mapping[str, Any], step: tf.Tensor) -> tuple[Flat, Flat]:
+        """Returns one gradient of every weight, and metrics of their combination."""
+        combination = self.task.gradients
+        if not self.separates_losses or combination is None:
+            return dict(gradients), {}
+        key = RandomKey.of_step(self.seed, step).value()
+        return combination.combined(gradients, self.task.losses, key)
 
     def decide(
         self, norms: SquaredNorms, slots: Mapping[str, tf.Tensor], step: tf.Tensor, loss: tf.Tensor
@@ -236,9 +288,8 @@ class Step:
           total_weight: loss weight of the global batch.
           learner_metrics: the metrics that `update` returned.
         """
-        weight = tf.cast(total_weight, sums.loss.dtype)
         return {
-            "loss": tf.math.divide_no_nan(sums.loss, weight),
+            "loss": mean_loss(sums.loss, total_weight),
             "total_loss": sums.total,
             **{name: tf.math.divide_no_nan(*pair) for name, pair in sums.metrics.items()},
             **{f"aux/{name}": value for name, value in sums.auxiliary.items()},

@@ -18,6 +18,7 @@ import tensorflow as tf
 from tekso.framework import task_results
 from tekso.framework.context import StepContext
 from tekso.framework.exports import ExportedFunction, ExportedTexts
+from tekso.framework.gradient_combination import GradientCombination
 from tekso.framework.input.input import Input
 from tekso.framework.layer import Layer
 from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece, joined
@@ -74,9 +75,16 @@ class Task(Layer):
     Attributes:
       goals: {metric: "max" or "min"}: whether a large or a small value is better, for
         `run.keep_best`. Goals of base classes are inherited, and the goal of the loss is "min".
+      losses: names of the losses of a task that has several: `loss` and `loss_weight` then return
+        vectors in this order. Empty: one loss, a scalar.
+      gradients: how the gradients of several losses are combined; None: they are added.
+      shared_weights: paths of the weights that several losses read.
     """
 
     goals: ClassVar[Mapping[str, Goal]] = {}
+    losses: tuple[str, ...] = ()
+    gradients: GradientCombination | None = None
+    shared_weights: frozenset[str] = frozenset()
 
     class Params(Layer.Params):
         """Params of a task."""
@@ -87,6 +95,15 @@ class Task(Layer):
         for name, position in (("loss", 1), ("loss_weight", 0)):
             if inspect.isfunction(method := vars(cls).get(name)):
                 setattr(cls, name, _on_tensors(method, position))
+
+    @classmethod
+    def goals_of(cls, params: Task.Params) -> dict[str, Goal]:
+        """Returns the goals of a task with these Params: `goals` of the class and its bases."""
+        del params
+        found: dict[str, Goal] = {}
+        for one in reversed(cls.__mro__):
+            found |= vars(one).get("goals", {})
+        return found
 
     @classmethod
     def complete(cls, params: TaskParams, input: Input) -> TaskParams:
@@ -149,7 +166,7 @@ class Task(Layer):
         any loss. It must be additive: the weights of the parts of a batch sum to its weight.
 
         Shapes:
-          returns: [], float32
+          returns: [], float32; [losses] of a task with several losses
         """
         raise NotImplementedError(f"{type(self).__name__} has no loss_weight()")
 

@@ -29,6 +29,7 @@ from tekso.framework.task_values import (
     LossSums,
     Program,
     Scored,
+    SeveralLossSums,
     TaskError,
     scalar,
     shown,
@@ -111,13 +112,15 @@ def loss_weight(task: _Task, batch: Batch) -> tf.Tensor:
     """Returns `task.loss_weight(batch)` in float32; the batch may have NumPy arrays.
 
     Shapes:
-      returns: []
+      returns: []; [losses] of a task with several losses
 
     Raises:
       TaskError: the result is not a scalar number.
     """
     what = f"the result of {method_of(task, 'loss_weight')}"
-    weight = scalar(task.loss_weight(as_tensors(batch)), what, "sum the weights of the examples")
+    want = "sum the weights of the examples"
+    most_dims = 1 if getattr(task, "losses", ()) else 0
+    weight = scalar(task.loss_weight(as_tensors(batch)), what, want, most_dims=most_dims)
     return tf.cast(weight, tf.float32)
 
 
@@ -185,7 +188,8 @@ def sums_of_flow(task: _Task, flow: Flow) -> LossSums:
             f"{LOSS_SUM!r} and {METRICS!r} to its input: {{**flow, {LOSS_SUM!r}: "
             f"tf.reduce_sum(...), {METRICS!r}: {{}}}}"
         )
-    return LossSums(flow[LOSS_SUM], flow[METRICS])
+    kind = SeveralLossSums if getattr(task, "losses", ()) else LossSums
+    return kind(flow[LOSS_SUM], flow[METRICS])
 
 
 def predict(task: _Task, theta: Theta, batch: Batch, ctx: StepContext) -> dict[str, tf.Tensor]:
@@ -222,6 +226,19 @@ def summarize(task: _Task, sums: Mapping[str, tuple[float, float]]) -> dict[str,
     except (AttributeError, TypeError, ValueError):
         want = "{name: number}: super().summarize(sums) with your changes and additions"
         raise _error(task, "summarize", figures, want) from None
+
+
+def goals_of(params: Params) -> dict[str, Any]:
+    """Returns `goals_of(params)` of the task class of the Params.
+
+    Raises:
+      TaskError: the result is not a dict of "min" and "max".
+    """
+    owner: Any = params.owner
+    found = owner.goals_of(params)
+    if isinstance(found, dict) and all(goal in ("min", "max") for goal in found.values()):
+        return found
+    raise _error(owner, "goals_of", found, '{metric: "min" or "max"}')
 
 
 def decode(task: _Task, program: Program, input: Input) -> Decoded | None:

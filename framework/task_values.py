@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import tensorflow as tf
 
@@ -45,17 +45,21 @@ class LossSums:
       loss_sum: scalar; its sum over all parts, divided by the global `loss_weight`, is the loss.
       metrics: {name: (sum, weight)}, scalars; sum / weight over all parts is the metric. Integers
         are converted to float32.
+      most_dims: number of dims that `loss_sum` may have.
 
     Raises:
       TaskError: a value is not a scalar number, or a metric is not a pair.
     """
 
+    most_dims: ClassVar[int] = 0
     loss_sum: tf.Tensor
     metrics: dict[str, tuple[tf.Tensor, tf.Tensor]] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Checks the values and converts them to tensors."""
-        object.__setattr__(self, "loss_sum", scalar(self.loss_sum, "the loss sum", SUM_OF_LOSSES))
+        dims = self.most_dims
+        loss_sum = scalar(self.loss_sum, "the loss sum", SUM_OF_LOSSES, most_dims=dims)
+        object.__setattr__(self, "loss_sum", loss_sum)
         if not isinstance(self.metrics, Mapping):
             raise TaskError(f"metrics of LossSums are {shown(self.metrics)}, not a dict {PAIRS}")
         pairs = {}
@@ -77,8 +81,17 @@ class LossSums:
             mean loss is 0.
           auxiliary: auxiliary losses of this part.
         """
-        mean = tf.math.divide_no_nan(self.loss_sum, tf.cast(weight, self.loss_sum.dtype))
+        mean = mean_loss(self.loss_sum, weight)
         return mean + tf.cast(auxiliary, mean.dtype)
+
+
+class SeveralLossSums(LossSums):
+    """The sums of a task with several `losses`: `loss_sum` is a vector with one sum for each.
+
+    The loss is the sum of their means.
+    """
+
+    most_dims = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,8 +124,30 @@ class Scored:
     notes: tuple[str, ...] = ()
 
 
-def scalar(value: Any, what: str, want: str) -> tf.Tensor:
+def mean_loss(loss_sum: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
+    """Returns the loss of a batch: the sum of the means of all losses.
+
+    Shapes:
+      loss_sum, weight: [], or [losses] of a task with several losses
+      returns: [], dtype of loss_sum; the mean of a loss with weight 0 is 0
+    """
+    means = tf.math.divide_no_nan(loss_sum, tf.cast(weight, loss_sum.dtype))
+    return over_losses(means)
+
+
+def over_losses(x: tf.Tensor) -> tf.Tensor:
+    """Returns a sum or a weight over all losses of a task: [] or [losses] -> []."""
+    return x if x.shape.rank == 0 else tf.reduce_sum(x)
+
+
+def scalar(value: Any, what: str, want: str, *, most_dims: int = 0) -> tf.Tensor:
     """Returns a value as a floating-point tensor.
+
+    Args:
+      value: a number or a tensor.
+      what: what it is, for messages.
+      want: what to do instead, for messages.
+      most_dims: 0 for a scalar; 1 if it may also be a vector.
 
     Raises:
       TaskError: the value is not a scalar number.
@@ -125,7 +160,7 @@ def scalar(value: Any, what: str, want: str) -> tf.Tensor:
         if not (tensor.dtype.is_integer or tensor.dtype.is_bool):
             raise TaskError(f"{what} is {shown(tensor)}, but must be a number: {want}")
         tensor = tf.cast(tensor, tf.float32)
-    if tensor.shape.rank not in (0, None):
+    if tensor.shape.rank is not None and tensor.shape.rank > most_dims:
         raise TaskError(f"{what} is {shown(tensor)}, but must be a scalar: {want}")
     return tensor
 

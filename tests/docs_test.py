@@ -223,6 +223,14 @@ HOW: list[tuple[str, Run | TestedBy]] = [
         TestedBy("tests/tools/ckpt_test.py::test_an_average_is_evaluated_decoded_and_trained_on"),
     ),
     (
+        r"tekso-trainer .*runs/(shared|teacher|student).*|tekso-decode .*--task=.*",
+        TestedBy(
+            "tests/params/multi/commands_test.py"
+            "::test_two_tasks_are_trained_evaluated_decoded_and_one_is_distilled"
+        ),
+    ),
+    (r"tekso-trainer .*--model=my_tasks\.\w+ .*", Run("--steps={steps}", prints="petals/accuracy")),
+    (
         r"tekso-(decode .*--language|trainer .*--mode=decode .*task\.decode_language)=.*",
         TestedBy("tests/tools/decode_test.py::test_a_model_of_several_languages_is_told_which"),
     ),

@@ -7,6 +7,7 @@ the task and the learner stay as they are.
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from small_captions import Bars
 from small_masks import Squares
 from small_pictures import Blobs
 
+from tekso import tasks
 from tekso.framework import registry
 from tekso.framework.input.sources import InMemory
 from tekso.framework.params import Params
@@ -28,6 +30,7 @@ from tekso.tasks.captioning.sources import CaptionSource
 from tekso.tasks.detection.sources import BoxSource
 from tekso.tasks.image.sources import ImageSource
 from tekso.tasks.mt.pairs import InMemoryPairs
+from tekso.tasks.multi.python_prose import Triggers
 from tekso.tasks.segmentation.sources import MaskSource
 
 LARGEST = {
@@ -129,29 +132,43 @@ def shrunk(tree: Any) -> Any:
                 largest = 3
             if largest is not None and isinstance(value, int):
                 node.set({path: min(value, largest)})
-    model = tree.task.model
-    if issubclass(model.owner, AmoebaNet):
-        tree.task.model = FourCells.Params().set({name: model.get(name) for name in model.fields()})
-    if "bounds" in tree.input:
-        tree.input.bounds = [8]
-    if "source" in tree.input:
+    for task, input in pairs(tree):
+        _shrink_data(task, input)
+        model = task.model if "model" in task else None
+        if isinstance(model, AmoebaNet.Params):
+            task.model = FourCells.Params().set({name: model.get(name) for name in model.fields()})
+    return tree
+
+
+def pairs(tree: Any) -> list[tuple[Any, Any]]:
+    """Returns the tasks of a tree and their inputs: one, or those of a MultiTask."""
+    if "tasks" not in tree.task:
+        return [(tree.task, tree.input)]
+    return [(task, tree.input.inputs[name]) for name, task in tree.task.tasks.items()]
+
+
+def _shrink_data(task: Any, input: Any) -> None:
+    if "bounds" in input and input.bounds:
+        input.bounds = [8]
+    if "source" in input:
         kinds: Any = {
             BoxSource: Rectangles,
             MaskSource: Squares,
             ImageSource: Blobs,
             CaptionSource: Bars,
         }
-        (source,) = [s for base, s in kinds.items() if issubclass(tree.input.source.owner, base)]
-        tree.input.source = source.Params(colours=tree.input.channels)
-    if "aspect_ratios" in tree.task.model:  # of an SSD: maps of 4 and 2 pixels, or 2 and 1
-        tree.input.image_size = 32
+        (source,) = [s for base, s in kinds.items() if issubclass(input.source.owner, base)]
+        input.source = source.Params(colours=input.channels)
+    if "model" in task and "aspect_ratios" in task.model:  # of an SSD: maps of 4 and 2 pixels
+        input.image_size = 32
         sizes = {"steps": [8, 16], "scales": [8.0, 16.0, 32.0], "aspect_ratios": [[2], [2]]}
-        tree.task.model.set(image_size=32, num_blocks=[1, 1, 1], **sizes)
-    if "max_seconds" in tree.input:
-        tree.input.set(max_seconds=0.8, bounds_s=[0.4])
-    if "corpus" in tree.input:
-        tree.input.corpus = _corpus(tree.input)
-    return tree
+        task.model.set(image_size=32, num_blocks=[1, 1, 1], **sizes)
+    if "max_seconds" in input:
+        input.set(max_seconds=0.8, bounds_s=[0.4])
+    if "corpus" in input:
+        input.corpus = _corpus(input)
+    if issubclass(input.owner, Triggers):
+        input.root = str(Path(tasks.__file__).parent / "multi")
 
 
 def _has_two_layers(stack: Any) -> bool:
@@ -179,7 +196,9 @@ def _corpus(input: Any) -> Params:
 
 def _form(tree: Any) -> str:
     """Returns model, input and learner as text, with all numbers but 0 and 1 replaced."""
-    parts = [tree.get("task.model"), tree.input, tree.learner]
+    several = "tasks" in tree.task
+    whole = several or "student" in tree.task
+    parts = [tree.task if whole else tree.get("task.model"), tree.input, tree.learner]
     smoothing = tree.task.label_smoothing if "label_smoothing" in tree.task else None
     text = "\n".join(part.to_text() for part in parts) + str(smoothing)
     return re.sub(r"\b(?!(?:0\.0|0|1|1\.0)\b)[0-9.]+(e-?[0-9]+)?", "N", text)

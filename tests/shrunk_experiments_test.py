@@ -65,6 +65,19 @@ GROUPS = (
     "mt.text_files.Lstm",
     "mt.wmt14_en_de.Base",
     "mt.wmt14_en_fr.Dff2048",
+    "multi.cldr_and_python.Adapters",
+    "multi.cldr_and_python.ByData",
+    "multi.cldr_and_python.GradSign",
+    "multi.cldr_and_python.Lm",
+    "multi.cldr_and_python.LoraByTask",
+    "multi.cldr_and_python.Mt",
+    "multi.cldr_and_python.PcGrad",
+    "multi.cldr_and_python.Shared",
+    "multi.digits.Distilled",
+    "multi.digits.Student",
+    "multi.digits_and_cldr.Shared",
+    "multi.punctuator.WithTranslation",
+    "multi.smart_reply.Docstrings",
 )
 """The first experiment of every group that differs by more than sizes and rates."""
 
@@ -90,16 +103,25 @@ FIRST_OF_MODEL = (
     "mt.cldr.EnDe",
     "mt.cldr.EnDeLstm",
     "mt.gpipe.T6H8192A16",
+    "multi.cldr_and_python.Shared",
+    "multi.digits_and_cldr.Shared",
 )
 """One group of every kind of model and of batch: these train under all executions."""
 
+COMBINES_GRADIENTS = {"multi.cldr_and_python.GradSign", "multi.cldr_and_python.PcGrad"}
+
 REFUSED = {
     "SPMD pipeline": (
-        "has no repeated stack|couples the examples",
+        "has no repeated stack|couples the examples|needs the gradient of every task",
         set(GROUPS) - {"lm.python_source.TinySpmdPipeline"},
     ),
-    "pipeline": ("couples the examples of a batch", {"image.emoji.DualEncoder"}),
-    "stages on meshes": ("couples the examples of a batch", {"image.emoji.DualEncoder"}),
+    **dict.fromkeys(
+        ("pipeline", "stages on meshes"),
+        (
+            "couples the examples of a batch|needs the gradient of every task",
+            {"image.emoji.DualEncoder", *COMBINES_GRADIENTS},
+        ),
+    ),
 }
 """{execution: (regular expression for the reason, the groups that it refuses)}; others train."""
 

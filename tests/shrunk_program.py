@@ -60,10 +60,10 @@ OF_IMAGES: dict[str, Any] = {
 def execution_of(name: str, tree: Any) -> Any:
     """Returns an execution for an experiment."""
     params = EXECUTIONS[name]()
-    nodes = params_tree.walk(tree.task.model)
+    nodes = params_tree.walk(tree.task)
     if any(isinstance(value, BatchNorm.Params) for _, value, _ in nodes):
         params.set(OF_BATCH_NORM.get(name, {}))
-        if "source" in tree.input:
+        if "source" in tree.input and "teacher" not in tree.task:
             params.set(OF_IMAGES.get(name, {}))
     return params.instantiate()
 
@@ -106,8 +106,12 @@ def run(key: str, executions: list[str], *, dtype: str = "float32") -> dict[str,
 def two_batches(input: Any) -> list[Any]:
     """Returns the batch of step 0 and another one, of another shape if the input has several."""
     first, *others = [input.batch(step) for step in range(STEPS_SEARCHED)]
-    shape = next(iter(first.values())).shape
-    return [first, min(others, key=lambda batch: next(iter(batch.values())).shape == shape)]
+
+    def form(batch: Any) -> tuple[Any, Any]:
+        return sorted(batch), next(iter(batch.values())).shape
+
+    names, shape = form(first)
+    return [first, min(others, key=lambda b: (form(b)[0] == names, form(b)[1] == shape))]
 
 
 def main() -> None:

@@ -27,10 +27,12 @@ def register(key: str) -> None:
     def tree(self: Any) -> Any:
         small = shrunk_experiments.shrunk(original.tree(self))
         small.set({"run.steps": 2, "run.decode_at_end": False})
-        if "corpus" in small.input and "dev" in small.input.corpus:
-            small.input.corpus.dev = small.input.corpus.train[:8]
+        small.run.warm_start = {}
+        for _, input in shrunk_experiments.pairs(small):
+            if "corpus" in input and "dev" in input.corpus:
+                input.corpus.dev = input.corpus.train[:8]
         for one in small.eval_inputs.values():
-            one.set({"max_batches": 1})
+            (one.input if "task" in one else one).set({"max_batches": 1})
         return small
 
     registry.register(

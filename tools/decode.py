@@ -15,7 +15,13 @@ from absl import flags
 
 from tekso.framework import files
 from tekso.framework.commands import typed
-from tekso.tools import command_flags, decode_images, decode_speech, experiment_flags
+from tekso.tools import (
+    command_flags,
+    decode_images,
+    decode_speech,
+    decode_tasks,
+    experiment_flags,
+)
 from tekso.tools.command_errors import UsageError
 from tekso.tools.decode_texts import SEARCH, translate
 from tekso.tools.line_reader import STANDARD_INPUT, LineReader
@@ -70,6 +76,7 @@ def _define() -> None:
         "Checkpoint: a step, a path, best or last. By default the newest good one.",
         flag_values=f,
     )
+    flags.DEFINE_string("task", None, "Task of a model of several tasks.", flag_values=f)
     flags.DEFINE_string("language", None, "Target language of a multilingual model.", flag_values=f)
     flags.DEFINE_integer(
         "beam_size",
@@ -257,14 +264,18 @@ def _parts(wanted: Kind | Literal["files"]) -> tuple[Assembly, Kind]:
     warn = functools.partial(console.line, style="warning")
     run = open_run(logdir.path, FLAGS.checkpoint, warn=warn)
     model, tree = run.model, run.completed_tree()
-    kind = _kind(wanted, model, tree)
+    path = decode_tasks.path_of(tree, model, FLAGS.task)
+    kind = _kind(wanted, model, decode_tasks.tree_of(tree, FLAGS.task))
     chosen = {
-        name: (f"{SEARCH}.{name}", FLAGS[name].value) for name in ("beam_size", "num_hypotheses")
+        name: (f"{SEARCH}.{name}".replace("task", path, 1), FLAGS[name].value)
+        for name in ("beam_size", "num_hypotheses")
     }
     chosen = chosen if kind == "texts" else {}
     experiment_flags.change(tree, execution=FLAGS.execution, settings=FLAGS.set or [], flags=chosen)
     if kind == "texts":
-        tree.get(SEARCH).instantiate()  # reports wrong values before the slow part
+        decode_tasks.tree_of(tree, FLAGS.task).get(
+            SEARCH
+        ).instantiate()  # reports wrong values before the slow part
     job = Job(
         model=model,
         tree=tree,
@@ -276,10 +287,11 @@ def _parts(wanted: Kind | Literal["files"]) -> tuple[Assembly, Kind]:
         cpu_devices=FLAGS.cpu_devices,
     )
     parts = job.assemble(ProcessGroup(), reads_data=False)
-    how = f", {_search_text(tree)}" if kind == "texts" else ""
+    restore(parts.program, run.checkpoint)
+    parts = decode_tasks.of_task(parts, FLAGS.task)
+    how = f", {_search_text(parts.tree)}" if kind == "texts" else ""
     if kind == "texts":
         _check_language(parts.input)
-    restore(parts.program, run.checkpoint)
     console.line(f"{model} at step {run.checkpoint.step}{how}")
     return parts, kind
 

@@ -228,6 +228,21 @@ def parts_of(size: int, most: int) -> int:
     return next(parts for parts in range(most, 0, -1) if size % parts == 0)
 
 
+def check_adds_gradients(step: Step, execution: str) -> None:
+    """Checks that the gradients of several losses are only added.
+
+    Raises:
+      ExecutionError: the task combines them in another way.
+    """
+    if step.separates_losses:
+        raise ExecutionError(
+            f"task.gradients is {type(step.task.gradients).__name__}, which needs the gradient of "
+            f"every task, but --execution={execution} computes only their sum: use "
+            "--execution=data_parallel or mesh_sharded, or "
+            "--set task.gradients=tekso.framework.gradient_combination:SumOfGradients"
+        )
+
+
 def num_examples_of(batch: Batch) -> int:
     """Returns the number of examples in the global batch.
 

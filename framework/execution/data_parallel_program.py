@@ -27,7 +27,8 @@ from tekso.framework.execution.shards import Owners, Shard, Slices, chunks, cut_
 from tekso.framework.execution.state import ReadKey
 from tekso.framework.primitives.fusion import XlaFusion, no_fusion
 from tekso.framework.state import State
-from tekso.framework.step import Flat, Step, Sums, added, part_sums, unscaled, with_gradients
+from tekso.framework.step import Flat, Step, Sums, added
+from tekso.framework.task import LossSums
 
 
 class DataParallelProgram(ExecutionProgram):
@@ -265,13 +266,11 @@ class DataParallelProgram(ExecutionProgram):
         ) -> tuple[Flat, Sums]:
             ctx = self._context("train", key, step, offset, num_examples)
 
-            def forward() -> tuple[Sequence[tf.Tensor], Sums]:
-                end = self._step.loss(weights, part, ctx, own=self._own_variables())
-                return [], part_sums(end, ctx, total_weight)
+            def forward() -> tuple[LossSums, StepContext]:
+                return self._step.loss(weights, part, ctx, own=self._own_variables()), ctx
 
             trained = {path: weights[path] for path in self._step.trained}
-            _, sums, gradients = with_gradients(forward, trained, seed_of_total=scale)
-            return {path: unscaled(g, scale) for path, g in gradients.items()}, sums
+            return self._step.part_gradients(forward, total_weight, trained, scale)
 
         return self._compiled(("train", *key, num_examples), compute)
 

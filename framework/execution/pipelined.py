@@ -25,7 +25,7 @@ from tekso.framework.costs.measured_costs import Timer, measured_costs
 from tekso.framework.costs.piece_costs import cost_of
 from tekso.framework.costs.piece_traces import PieceTrace, trace_all
 from tekso.framework.execution import devices
-from tekso.framework.execution.base import ExecutionProgram
+from tekso.framework.execution.base import ExecutionProgram, check_adds_gradients
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.pipeline import partition, remote, stages
 from tekso.framework.execution.pipeline.actions import by_device
@@ -141,6 +141,7 @@ class Pipelined(StagedExecution):
 
     def program(self, step: Step, batch: Signature) -> ExecutionProgram:
         """See `Execution`."""
+        check_adds_gradients(step, "pipelined")
         task, parts = step.task, step.learner.params.accumulation_steps
         if self.stages_on is None:
             placed = PlacedStages(self._devices or _local_devices(), device_backends)

@@ -21,6 +21,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 from tekso.framework.cluster import Cluster
 from tekso.framework.costs.piece_costs import cost_of
 from tekso.framework.costs.piece_traces import PieceTrace, trace_all
+from tekso.framework.execution.base import check_adds_gradients
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.mesh.layouts import MeshLayout
 from tekso.framework.execution.mesh.placement import Placement
@@ -90,6 +91,7 @@ class SpmdPipelined(StagedExecution):
 
     def program(self, step: Step, batch: Signature) -> MeshProgram:
         """See `Execution`."""
+        check_adds_gradients(step, "spmd_pipelined")
         p, task = self.params, step.task
         micro = self.micro_batch(batch, parts=step.learner.params.accumulation_steps)
         found = self._traced(task, micro, task.specs())

@@ -123,6 +123,10 @@ class Input(Configurable):
         """
         raise NotImplementedError(f"{type(self).__name__} has no batch(step)")
 
+    def steps_of_each_kind(self) -> list[int]:
+        """Returns one step for every kind of batch, by the names of the arrays."""
+        return [0]
+
     def num_rows(self, step: int) -> int:
         """Returns the number of examples in the global batch of a step."""
         return len(next(iter(self.batch(step).values())))
@@ -206,10 +210,7 @@ class Input(Configurable):
         return step
 
     def check_unchanged(self) -> None:
-        """Checks that the data has not changed since the run began.
-
-        The first call in a run stores a description of the data in `assets_dir`; later calls
-        compare the data with it.
+        """Checks that the data is that of the first call in the run, described in `assets_dir`.
 
         Raises:
           InputError: the data has changed.

@@ -174,6 +174,9 @@ def _vocabularies(input: Input) -> dict[str, Any]:
             "end_id": tokenizer.end_id,
             "bytes_of_ids": [bytes(part).hex() for part in tokenizer.token_bytes],
         }
+    inputs = getattr(input, "inputs", None)
+    if isinstance(inputs, Mapping):  # of several tasks
+        return {name: _vocabularies(one) for name, one in inputs.items()}
     first = next((one.vocab_size for one in told.values()), 0)
     for number, language in enumerate(getattr(input, "languages", ())):
         found.setdefault("languages", {})[language] = first + number
@@ -183,7 +186,7 @@ def _vocabularies(input: Input) -> dict[str, Any]:
 def _assets(assets_dir: str) -> dict[str, str]:
     """Returns the assets of a run, {name: path}: files that are described by a JSON file."""
     found: dict[str, str] = {}
-    for prefix, folder in {"": assets_dir, **_sides(assets_dir)}.items():
+    for prefix, folder in _folders(assets_dir).items():
         names = files.names(folder) if files.is_folder(folder) else []
         found |= {
             f"{prefix}{name}": files.join(folder, name)
@@ -193,6 +196,14 @@ def _assets(assets_dir: str) -> dict[str, str]:
     return found
 
 
-def _sides(assets_dir: str) -> dict[str, str]:
-    """Returns the folders of assets of one side (source or target), by prefix of their names."""
-    return {f"{side}_": files.join(assets_dir, side) for side in ("source", "target")}
+def _folders(assets_dir: str) -> dict[str, str]:
+    """Returns the folders of assets, by prefix of their names.
+
+    A task, and a side of a translation (source or target), have a folder each.
+    """
+    found = {"": assets_dir}
+    names = files.names(assets_dir) if files.is_folder(assets_dir) else []
+    for name in names:
+        if files.is_folder(folder := files.join(assets_dir, name)):
+            found |= {f"{name}_{below}": own for below, own in _folders(folder).items()}
+    return found

@@ -24,6 +24,7 @@ from tekso.framework import files
 from tekso.framework.counting import counted
 from tekso.framework.execution.base import ExecutionProgram
 from tekso.framework.input.assets import inherit, learned_assets
+from tekso.framework.params import REQUIRED
 from tekso.framework.path_patterns import PathPatterns
 from tekso.framework.run import weight_path_text
 from tekso.framework.run.opened import open_run
@@ -218,6 +219,8 @@ def take_tokenizers(
     """
     taken: dict[str, str] = {}
     for name, params in sources.items():
+        if params.checkpoint is REQUIRED:
+            raise WarmStartError(f"run.warm_start.{name}.checkpoint is not set: name a run")
         theirs = _opened(params.checkpoint, warn)[1]
         if not params.tokenizers or not theirs:
             continue

@@ -235,4 +235,4 @@ def counted(path: str, what: str, is_padding: np.ndarray, how: str) -> str:
 
 def _weight(task: Task, batch: Mapping[str, Any]) -> float:
     tensors = {name: tf.convert_to_tensor(array) for name, array in batch.items()}
-    return float(task_results.loss_weight(task, tensors))
+    return float(tf.reduce_sum(task_results.loss_weight(task, tensors)))

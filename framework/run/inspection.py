@@ -152,6 +152,14 @@ class _Unread:
         self.params = params
 
     @property
+    def inputs(self) -> dict[str, _Unread] | None:
+        """The same for the inputs of several tasks, by name; None: it is one input."""
+        inputs = self.params.inputs if "inputs" in self.params else None
+        if not isinstance(inputs, Mapping):
+            return None
+        return {name: _Unread(own) for name, own in inputs.items()}
+
+    @property
     def vocab_size(self) -> int | None:
         """The size that the Params set, or that all tokenizers of this class have."""
         tokenizer = self.params.tokenizer if "tokenizer" in self.params else None
@@ -176,6 +184,7 @@ def model_record(model: str, task: Task) -> dict[str, Any]:
             {"part": part, "weights": count, "tensors": tensors}
             for part, (count, tensors) in _parts(specs).items()
         ],
+        "shared": [part._asdict() for part in getattr(task, "shared_parts", ())],
         "weights": [
             {
                 "path": spec.path,
@@ -217,6 +226,13 @@ def model_text(record: Mapping[str, Any], *, max_rows: int = 400, width: int | N
     ]  # fmt: skip
     header = ("part", "weights", "share", "tensors")
     lines += ["", *table(header, parts, right=(1, 2, 3), width=width), ""]
+    if record["shared"]:
+        shared = [
+            (part["path"], part["stored_at"], f"{part['weights']:,}", str(part["tensors"]))
+            for part in record["shared"]
+        ]
+        header = ("shared part", "stored at", "weights", "tensors")
+        lines += [*table(header, shared, right=(2, 3), width=width), ""]
     fixed = record["total_weights"] - record["trainable_weights"]
     lines.append(
         f"total: {record['total_weights']:,} weights in {len(weights)} tensors, "

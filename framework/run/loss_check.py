@@ -69,15 +69,18 @@ def check(
     """
 
     def tried(trial: Trial) -> list[str]:
-        batch = inputs["input"].batch(0)
-        warnings = []
-        if len(next(iter(batch.values()))) > 1 and not _couples_examples(task):
-            warnings = _check_is_sum(trial, batch, "eval")
-            if not any(layer.couples_examples for layer in task.walk()):
-                _check_is_sum(trial, batch, "train")
-        _check_pieces(trial, _rows(batch, [0, -1]))
+        train = inputs["input"]
+        warnings: list[str] = []
+        unused = list(learner.trainable(task.specs()))
+        for step in train.steps_of_each_kind():
+            batch = train.batch(step)
+            if len(next(iter(batch.values()))) > 1 and not _couples_examples(task):
+                warnings += _check_is_sum(trial, batch, "eval")
+                if not any(layer.couples_examples for layer in task.walk()):
+                    _check_is_sum(trial, batch, "train")
+            _check_pieces(trial, _rows(batch, [0, -1]))
+            unused = trial.unused(_rows(batch, [0, -1]), unused) if unused else []
         warnings += _check_padding(trial, inputs)
-        unused = trial.unused(_rows(batch, [0, -1]), learner.trainable(task.specs()))
         if not unused:
             return warnings
         return [

@@ -88,11 +88,11 @@ class Trial:
         size = next(iter(batch.values())).shape[0]
         ctx = kind(mode=mode, num_examples=size, example_offset=offset)
         sums = by(self.task, self.task.theta(weights), batch, ctx)
-        loss = sums.loss_sum
+        loss = tf.reduce_sum(sums.loss_sum)
         total = loss + tf.cast(ctx.collected.total("loss"), loss.dtype)
         of_layers = ctx.collected.sums["metric"]
         auxiliary = {name: value * size for name, (value, _) in ctx.collected.sums["loss"].items()}
-        weight = task_results.loss_weight(self.task, batch)
+        weight = tf.reduce_sum(task_results.loss_weight(self.task, batch))
         return loss, weight, total, sums.metrics, of_layers, auxiliary
 
     def _sums(

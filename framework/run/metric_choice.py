@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+from tekso.framework import task_results
 from tekso.framework.task import LOSS, Goal
 
 Rule = Literal["keep_best", "early_stopping"]
@@ -39,12 +40,13 @@ def goal_of(tree: Any, rule: Rule) -> Goal:
         goal: Goal = choice.goal
         return goal
     known: dict[str, Goal] = {LOSS: "min"}
-    for cls in reversed(getattr(task, "__mro__", ())):
-        known |= vars(cls).get("goals", {})
-    metric = choice.metric
-    for name in (metric, metric.partition("/")[0]):  # "bleu/de": BLEU of one language
+    if hasattr(task, "goals_of"):
+        known |= task_results.goals_of(tree.task)
+    name = metric = choice.metric
+    while name:  # "bleu/de": BLEU of one language
         if name in known:
             return known[name]
+        name = name.rpartition("/")[0]
     name = getattr(task, "__name__", "the task")
     goals = ", ".join(f"{metric} ({goal})" for metric, goal in sorted(known.items()))
     raise ValueError(

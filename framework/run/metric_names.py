@@ -37,8 +37,8 @@ def check(tree: Any, task: Task, eval_inputs: Mapping[str, Input]) -> None:
         rules.append("early_stopping")
     for rule in rules:
         name, _, metric = metric_of(tree, rule).partition("/")
-        declared = {LOSS} | {n for cls in type(task).__mro__ for n in vars(cls).get("goals", {})}
-        if not name or {metric, metric.partition("/")[0]} & declared:
+        declared = {LOSS, *task_results.goals_of(task.params)}
+        if not name or {metric, metric.rpartition("/")[0], metric.partition("/")[0]} & declared:
             continue
         input = eval_inputs[name]
         if input.num_batches == 0:

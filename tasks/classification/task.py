@@ -229,6 +229,19 @@ class Classification(Task):
         accuracy = tf.reduce_sum(weights * hits), tf.reduce_sum(weights)
         return LossSums(tf.reduce_sum(weights * nats), {ACCURACY: accuracy})
 
+    def logits(self, theta: Theta, batch: Batch, ctx: StepContext) -> tf.Tensor:
+        """Returns the scores of the classes, [batch, num_classes], for distillation."""
+        return self._scores(self.model.fprop(theta.model, batch[X], ctx))
+
+    def logit_weights(self, batch: Batch) -> tf.Tensor:
+        """Returns the weights of the examples, [batch]."""
+        return batch[WEIGHTS]
+
+    def sums_of_logits(self, logits: tf.Tensor, batch: Batch, ctx: StepContext) -> LossSums:
+        """Returns the loss and the metrics, given the scores."""
+        flow = self._run_sums(Theta(), {**batch, X: logits}, ctx)
+        return LossSums(flow[LOSS_SUM], flow[METRICS])
+
     def _scores(self, logits: tf.Tensor) -> tf.Tensor:
         """Returns the scores in float32 or wider.
 

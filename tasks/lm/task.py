@@ -17,6 +17,7 @@ from tekso.framework.params import REQUIRED, literals, param
 from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece
 from tekso.framework.task import LOSS, Batch, Decoded, LossSums, Program, Task
 from tekso.framework.theta import Theta
+from tekso.tasks.lm.cross_entropy import smoothed_cross_entropy
 from tekso.tasks.lm.decode import TextDecoder
 from tekso.tasks.lm.exports import language_model_exports
 
@@ -132,6 +133,22 @@ class LanguageModel(Task):
             num_bytes = tf.reduce_sum(batch["num_bytes"])
             metrics[BITS_PER_BYTE] = (loss_sum / math.log(2.0), num_bytes)
         return LossSums(loss_sum, metrics)
+
+    def logits(self, theta: Theta, batch: Batch, ctx: StepContext) -> tf.Tensor:
+        """Returns the scores of the next tokens, [B, L, V], for distillation."""
+        side = {name: batch[name] for name in ("positions", "segment_ids") if name in batch}
+        scores: tf.Tensor = self.model.logits(theta.model, batch["ids"], ctx, **side)
+        return scores
+
+    def logit_weights(self, batch: Batch) -> tf.Tensor:
+        """Returns the weights of the labels, [B, L]."""
+        return batch["weights"]
+
+    def sums_of_logits(self, logits: tf.Tensor, batch: Batch, ctx: StepContext) -> LossSums:
+        """Returns the loss and the metrics, given the scores."""
+        smoothing = self.params.label_smoothing if ctx.is_training else 0.0
+        nats = smoothed_cross_entropy(logits, batch["labels"], smoothing)
+        return self._sums(nats, batch, smoothing)
 
     def log_probs(
         self, theta: Theta, ids_BL: tf.Tensor, labels_BL: tf.Tensor, ctx: StepContext

@@ -16,6 +16,7 @@ from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece
 from tekso.framework.task import Batch, LossSums, Task
 from tekso.framework.theta import Theta
 from tekso.models.decoding.decoder import SequenceToSequence
+from tekso.tasks.lm.cross_entropy import smoothed_cross_entropy
 
 MAX_EXPONENT = 80.0  # caps the perplexity of very large losses
 
@@ -78,6 +79,22 @@ class TargetTask(Task):
         smoothing = self.params.label_smoothing if ctx.is_training else 0.0
         loss_sum, metrics = self._sums(flow["cross_entropy"], flow, smoothing)
         return {**flow, LOSS_SUM: loss_sum, METRICS: metrics}
+
+    def logits(self, theta: Theta, batch: Batch, ctx: StepContext) -> tf.Tensor:
+        """Returns the scores of the tokens of the target, [B, T, V], for distillation."""
+        model: Any = self.model
+        scores: tf.Tensor = model.logits(theta.model, batch, ctx)
+        return scores
+
+    def logit_weights(self, batch: Batch) -> tf.Tensor:
+        """Returns the weights of the labels, [B, T]."""
+        return batch["target_weights"]
+
+    def sums_of_logits(self, logits: tf.Tensor, batch: Batch, ctx: StepContext) -> LossSums:
+        """Returns the loss and the metrics, given the scores."""
+        smoothing = self.params.label_smoothing if ctx.is_training else 0.0
+        nats = smoothed_cross_entropy(logits, batch["target_labels"], smoothing)
+        return LossSums(*self._sums(nats, batch, smoothing))
 
     def log_probs(self, theta: Theta, batch: Batch, ctx: StepContext) -> tf.Tensor:
         """Returns the log-probability of every label in nats, [B, T] float32; pure."""

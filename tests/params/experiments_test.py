@@ -109,7 +109,7 @@ def test_its_parts_fit_together(key: str) -> None:
 def test_two_trees_share_nothing(key: str) -> None:
     first, second = ENTRIES[key].cls().tree(), ENTRIES[key].cls().tree()
     before = second.to_text()
-    first.set({"run.steps": 7, "input.batch_size": 7})
+    first.set({"run.steps": 7, "input.*batch_size": 7})
     if "dropout_rate" in before:
         first.set({"*dropout_rate": 0.7})
     assert second.to_text() == before == ENTRIES[key].cls().tree().to_text()

@@ -11,7 +11,7 @@ over the global batch, and the code has no explicit all-reduce.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -36,7 +36,7 @@ from tekso.framework.execution.shards import Owners, Shard, Slices, chunks, cut_
 from tekso.framework.execution.state import ReadKey
 from tekso.framework.primitives.fusion import Fuse, no_fusion
 from tekso.framework.state import State
-from tekso.framework.step import Flat, Step, Sums, part_sums, unscaled, with_gradients
+from tekso.framework.step import Flat, Step, Sums
 from tekso.framework.task import LossSums
 
 
@@ -280,17 +280,18 @@ class MeshProgram(ExecutionProgram):
         weights = {path: v.read_value() for path, v in self._variables.weights.items()}
         ctx = self._context("train", step, offset, _size(batch), num_examples)
 
-        def forward() -> tuple[Sequence[tf.Tensor], Sums]:
-            end = self._loss.sums(self._used(weights, ctx), batch, ctx, step)
-            return [], part_sums(end, ctx, total_weight)
+        def forward() -> tuple[LossSums, MeshContext]:
+            return self._loss.sums(self._used(weights, ctx), batch, ctx, step), ctx
 
         trained = {path: weights[path] for path in self._step.trained}
         scale = self._step.loss_scale(self._variables.slots)
-        _, sums, gradients = with_gradients(forward, trained, seed_of_total=scale)
+        gradients, sums = self._step.part_gradients(forward, total_weight, trained, scale)
         reshard, specs = self._placement.reshard, self._step.specs.weights
         # Sharded as the slots, as the update needs them.
         return {
-            path: reshard(unscaled(gradient, scale), self._layout.of_slot(specs[path]))
+            path: tf.nest.map_structure(
+                lambda g, path=path: reshard(g, self._layout.of_slot(specs[path])), gradient
+            )
             for path, gradient in gradients.items()
         }, sums
 

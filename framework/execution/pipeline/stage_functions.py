@@ -26,7 +26,7 @@ import tensorflow as tf
 from tekso.framework.execution.pipeline.graph_cut import Subgraph
 from tekso.framework.execution.pipeline.plan import PipelinePlan
 from tekso.framework.execution.pipeline.stage_backend import Specs, StageBackend
-from tekso.framework.execution.pipeline.stage_trace import SCALAR_DTYPES, trace_stage
+from tekso.framework.execution.pipeline.stage_trace import scalar_dtypes, trace_stage
 from tekso.framework.execution.pipeline.stages import Stage
 from tekso.framework.optimizers.optimizer import state_dtype
 from tekso.framework.step import Step, Sums
@@ -159,7 +159,10 @@ class StageFunctions:
         sums = found[count:][: len(self._results.sums)] if self.is_deferred(saves=saves) else []
         left: Tensors = {}
         if self._weight_gradient is not None:
-            there, given = {*self._names.weights, *self._names.scalars}, {**known, **saved}
+            there, given = (
+                {*self._names.weights, *tf.nest.flatten(self._names.scalars)},
+                {**known, **saved},
+            )
             left = {name: given[name] for name in self._weight_gradient.feeds if name not in there}
         return found[:count], sums, left
 
@@ -187,8 +190,11 @@ class StageFunctions:
 
     def scalars(self, *values: Any) -> Tensors:
         """Places the values of `Scalars` (numbers or ordinary tensors) on the backend, by name."""
-        placed = map(self._backend.scalar, values, SCALAR_DTYPES)
-        return dict(zip(self._names.scalars, placed, strict=True))
+        *others, total_weight = values
+        several = () if total_weight.shape.rank == 0 else tf.unstack(total_weight)
+        dtypes = tf.nest.flatten(scalar_dtypes(len(several)))
+        placed = map(self._backend.scalar, [*others, *(several or [total_weight])], dtypes)
+        return dict(zip(tf.nest.flatten(self._names.scalars), placed, strict=True))
 
     def seeds(self, flat: Sequence[tf.Tensor], scale: Any = None) -> Tensors:
         """Returns the gradients of the float outputs and of the total loss, by name.

@@ -25,7 +25,7 @@ class Scalars(NamedTuple):
     Attributes:
       offset: position of the first example in the global batch.
       step: number of the training step.
-      total_weight: loss weight of the global batch.
+      total_weight: loss weight of the global batch; a tuple, of a task with several losses.
     """
 
     offset: Any
@@ -34,6 +34,13 @@ class Scalars(NamedTuple):
 
 
 SCALAR_DTYPES = Scalars(tf.int32, tf.int64, tf.float32)
+
+
+def scalar_dtypes(num_losses: int) -> Scalars:
+    """Returns the dtypes of the scalars; of several losses, `total_weight` is a tuple of them."""
+    if not num_losses:
+        return SCALAR_DTYPES
+    return SCALAR_DTYPES._replace(total_weight=(SCALAR_DTYPES.total_weight,) * num_losses)
 
 
 class StageInputs(NamedTuple):
@@ -115,7 +122,7 @@ def trace_stage(
     inputs = StageInputs(
         [tf.TensorSpec(s.shape, step.used_specs[path].dtype) for path, s in specs.items()],
         [leaf for value in stage.inputs for leaf in tensors(values[value])],
-        Scalars(*map(backend.scalar_spec, SCALAR_DTYPES)),
+        tf.nest.map_structure(backend.scalar_spec, scalar_dtypes(len(step.task.losses))),
         [*floats, backend.scalar_spec(tf.float32)],
     )
     traced: list[StageResults] = []
@@ -145,7 +152,8 @@ def _results(
     given: StageInputs,
 ) -> StageResults:
     weights = dict(zip(specs, given.weights, strict=True))
-    scalars = Scalars(*map(backend.scalar_value, given.scalars))
+    scalars = tf.nest.map_structure(backend.scalar_value, given.scalars)
+    total_weight = tf.stack(scalars.total_weight) if step.task.losses else scalars.total_weight
     forward_effects: list[tf.Operation] = []
 
     def forward() -> tuple[list[tf.Tensor], Sums]:
@@ -159,7 +167,7 @@ def _results(
             weights,
             given.values,
             ctx,
-            total_weight=scalars.total_weight,
+            total_weight=total_weight,
         )
         forward_effects.extend(effects(tf.compat.v1.get_default_graph()))  # before the backward ops
         return found

@@ -369,3 +369,9 @@ def test_base_and_adapters_come_from_two_files(tmp_path: Path) -> None:
     )
     np.testing.assert_array_equal(state["weights/body/w"], repeated()["body/w"])
     np.testing.assert_array_equal(state["weights/head/table"], np.full((4, 2), 3))
+
+
+def test_a_warm_start_without_a_checkpoint_names_the_setting() -> None:
+    sources = {"teacher": WarmStart.Params()}
+    with pytest.raises(WarmStartError, match=r"^run.warm_start.teacher.checkpoint is not set"):
+        initial_weights.take_tokenizers(sources, assets="", warn=pytest.fail)

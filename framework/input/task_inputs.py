@@ -1,0 +1,273 @@
+"""Inputs of several tasks: one for training that mixes them, and one for evaluating one of them.
+
+array "ids" of the task "lm" ─► "lm/ids"        so the names say to which task a batch belongs
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from tekso.framework import files
+from tekso.framework.input.held_out import HeldOut
+from tekso.framework.input.input import Batch, Input, check_step
+from tekso.framework.input.skips import InputError, SkipReport
+from tekso.framework.input.task_mixing import ByWeight, Mixing, TaskOrder
+from tekso.framework.params import REQUIRED, param
+
+SEPARATOR = "/"
+_MOST_STEPS_SEARCHED = 10_000
+
+
+@dataclasses.dataclass(frozen=True)
+class KnownTasks:
+    """What is known of the inputs of several tasks without their data.
+
+    Attributes:
+      params: Params of the input.
+      inputs: {task: what is known of its input}.
+    """
+
+    params: Any
+    inputs: Mapping[str, Any]
+
+
+class TaskInputs(Input):
+    """The training data of several tasks, each with its own input.
+
+    `unit` says what a step trains:
+
+      one_task   one task, according to `mixing`; its batch is the next batch of its own input.
+                 Batches of tasks may have any shapes and sizes.
+      all_tasks  every task, with one batch of each; the batches need the same number of examples.
+                 Needed to combine gradients of tasks; `mixing` has no effect.
+
+    The n-th batch of a task is that of a run that trains this task alone with the same seed.
+    """
+
+    class Params(Input.Params):
+        """Params of TaskInputs."""
+
+        inputs: dict[str, Input.Params] = param(
+            "{task: its training input}, which has no end.", default=REQUIRED
+        )
+        mixing: Mixing.Params = param(
+            "The share of every task in the steps.", default=ByWeight.Params()
+        )
+        unit: Literal["one_task", "all_tasks"] = param(
+            "Whether a step trains one task, or all tasks together.", default="one_task"
+        )
+
+    def __init__(
+        self,
+        params: Any,
+        *,
+        seed: int = 0,
+        assets_dir: str | None = None,
+        train: Any = None,
+    ) -> None:
+        """Opens the inputs.
+
+        Raises:
+          InputError: there is no input, one of them has an end, or `mixing` does not fit.
+        """
+        super().__init__(params, seed=seed, assets_dir=assets_dir)
+        p = self.params
+        if not p.inputs:
+            raise InputError(f"{p.path_of('inputs')} is empty: give the input of every task")
+        self.inputs: dict[str, Input] = {}
+        for name, own in p.inputs.items():
+            one = own.instantiate(seed=seed, assets_dir=assets_of(assets_dir, name), train=train)
+            if one.num_batches is not None:
+                order = ": set its order to 'shuffled'" if "order" in own else ""
+                raise InputError(
+                    f"{p.path_of('inputs')}.{name} has {one.num_batches} batches, but the training "
+                    f"input of a task must be endless{order}"
+                )
+            self.inputs[name] = one
+        mixing: Mixing = p.mixing.instantiate()
+        sizes = {name: getattr(one, "num_examples", None) for name, one in self.inputs.items()}
+        if p.unit == "one_task":
+            mixing.check(sizes)
+        self._order = TaskOrder(mixing, sizes, seed=seed)
+        self._lock = threading.Lock()
+
+    @classmethod
+    def known(cls, params: Any, *, assets_dir: str | None) -> KnownTasks | None:
+        """See `Input`: what is known of the input of every task."""
+        found = {
+            name: own.owner.known(own, assets_dir=assets_of(assets_dir, name))
+            for name, own in params.inputs.items()
+        }
+        return None if None in found.values() else KnownTasks(params, found)
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether a step trains one task."""
+        return bool(self.params.unit == "one_task")
+
+    def place(self, step: int) -> tuple[str, int]:
+        """Returns the task of a step, and the number of its earlier steps; with one_task only."""
+        check_step(step, None)
+        with self._lock:  # batches are prefetched by several threads
+            return self._order.place(step)
+
+    def steps_of_each_kind(self) -> list[int]:
+        """See `Input`: for every task one of the first steps that train it."""
+        if not self.takes_turns:
+            return [0]
+        found: dict[str, int] = {}
+        for step in range(_MOST_STEPS_SEARCHED):
+            found.setdefault(self.place(step)[0], step)
+            if len(found) == len(self.inputs):
+                break
+        return [found[name] for name in self.inputs if name in found]
+
+    def batch(self, step: int) -> Batch:
+        """Returns the global batch of a step.
+
+        Raises:
+          IndexError: the step is negative.
+          InputError: with all_tasks: the batches have different numbers of examples.
+        """
+        return self._joined(step, lambda one, own: one.batch(own))
+
+    def num_rows(self, step: int) -> int:
+        """See `Input`."""
+        name, own = self.place(step) if self.takes_turns else (next(iter(self.inputs)), step)
+        return self.inputs[name].num_rows(own)
+
+    def part(self, step: int, part: int, parts: int, *, even: bool = False) -> Batch:
+        """See `Input`."""
+        return self._joined(step, lambda one, own: one.part(own, part, parts, even=even))
+
+    def _joined(self, step: int, read: Callable[[Input, int], Batch]) -> Batch:
+        if self.takes_turns:
+            name, own = self.place(step)
+            return named(name, read(self.inputs[name], own))
+        check_step(step, None)
+        found = {name: read(one, step) for name, one in self.inputs.items()}
+        sizes = {name: len(next(iter(batch.values()))) for name, batch in found.items()}
+        if len(set(sizes.values())) > 1:
+            raise InputError(
+                f"{self.params.path_of('unit')} is 'all_tasks', but the batches of step {step} "
+                f"have different numbers of examples: "
+                f"{', '.join(f'{name} {size}' for name, size in sizes.items())}. Set the same "
+                "batch_size for all tasks, with inputs whose batches have a fixed number of "
+                "examples; or set unit to 'one_task'"
+            )
+        batch: Batch = {}
+        for name, arrays in found.items():
+            batch |= named(name, arrays)
+        return batch
+
+    def check_unchanged(self) -> None:
+        """See `Input`: checks every input."""
+        for one in self.inputs.values():
+            one.check_unchanged()
+
+    def skipped(self) -> SkipReport:
+        """Returns a report of the malformed data that was skipped."""
+        return sum((one.skipped() for one in self.inputs.values()), SkipReport())
+
+    def describe(self) -> str:
+        """Returns a one-line description of the data."""
+        return "; ".join(f"{name}: {one.describe()}" for name, one in self.inputs.items())
+
+
+class OneTask(Input):
+    """The evaluation data of one task, whose training input is one of `TaskInputs`."""
+
+    class Params(Input.Params):
+        """Params of OneTask."""
+
+        task: str = param("Name of the task.", default=REQUIRED)
+        input: Input.Params = param(
+            "Its evaluation input; by default held-out data of its training input.",
+            default=HeldOut.Params(),
+        )
+
+    def __init__(
+        self,
+        params: Any,
+        *,
+        seed: int = 0,
+        assets_dir: str | None = None,
+        train: Any = None,
+    ) -> None:
+        """Opens the data.
+
+        Raises:
+          InputError: there is no training input of the task.
+        """
+        super().__init__(params, seed=seed, assets_dir=assets_dir)
+        p = self.params
+        tasks = train.inputs if train is not None and "inputs" in train else {}
+        if p.task not in tasks:
+            given = ", ".join(tasks) if isinstance(tasks, Mapping) and tasks else "none"
+            raise InputError(
+                f"{p.path_of('task')} is {p.task!r}, but the tasks with a training input are: "
+                f"{given}"
+            )
+        self.task: str = p.task
+        self.input: Input = p.input.instantiate(
+            seed=seed, assets_dir=assets_of(assets_dir, p.task), train=tasks[p.task]
+        )
+
+    def batch(self, step: int) -> Batch:
+        """Returns a batch of the pass; see `Input`."""
+        return named(self.task, self.input.batch(step))
+
+    def num_rows(self, step: int) -> int:
+        """See `Input`."""
+        return self.input.num_rows(step)
+
+    def part(self, step: int, part: int, parts: int, *, even: bool = False) -> Batch:
+        """See `Input`."""
+        return named(self.task, self.input.part(step, part, parts, even=even))
+
+    @property
+    def num_batches(self) -> int | None:
+        """Number of batches in the pass."""
+        return self.input.num_batches
+
+    def is_padding(self, step: int) -> npt.NDArray[np.bool_] | None:
+        """See `Input`."""
+        return self.input.is_padding(step)
+
+    def excerpt(self) -> list[Batch]:
+        """See `Input`."""
+        return self.input.excerpt()
+
+    def check_unchanged(self) -> None:
+        """See `Input`."""
+        self.input.check_unchanged()
+
+    def skipped(self) -> SkipReport:
+        """Returns a report of the malformed data that was skipped."""
+        return self.input.skipped()
+
+    def describe(self) -> str:
+        """Returns a one-line description of the data."""
+        return f"{self.task}: {self.input.describe()}"
+
+
+def named(task: str, batch: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the arrays of a task by the names that they have in a batch of several tasks."""
+    return {f"{task}{SEPARATOR}{name}": array for name, array in batch.items()}
+
+
+def of_task(task: str, batch: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the arrays of a task in a batch of several tasks, by their own names."""
+    head = task + SEPARATOR
+    return {n[len(head) :]: array for n, array in batch.items() if n.startswith(head)}
+
+
+def assets_of(assets_dir: str | None, task: str) -> str | None:
+    """Returns the folder of the assets of one task."""
+    return None if assets_dir is None else files.join(assets_dir, task)

@@ -1,0 +1,1 @@
+"""Experiments that train several tasks with one model."""

@@ -1,0 +1,1 @@
+"""Several tasks that are trained together, with shared and own parts; and distillation."""

@@ -1,0 +1,50 @@
+"""The program and the exported functions of one task, given those of several tasks."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from tekso.framework.exports import ExportedFunction
+from tekso.framework.task import Program
+
+
+class TaskProgram:
+    """A program whose functions get the theta of one task; see `Program`."""
+
+    def __init__(self, program: Program, task: str) -> None:
+        self.program, self._task = program, task
+        self._functions: dict[Any, Callable[..., Any]] = {}
+
+    @property
+    def serialize_calls(self) -> bool:
+        """See `Program`."""
+        return self.program.serialize_calls
+
+    @serialize_calls.setter
+    def serialize_calls(self, value: bool) -> None:
+        self.program.serialize_calls = value
+
+    def call(self, function: Callable[..., Any], *inputs: Any) -> Any:
+        """See `Program`; one function has one trace."""
+        if function not in self._functions:
+            self._functions[function] = with_theta_of(self._task, function)
+        return self.program.call(self._functions[function], *inputs)
+
+
+def with_theta_of(task: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns `function(theta of a task, …)` as a function of the theta of all tasks."""
+
+    def run(theta: Any, *inputs: Any) -> Any:
+        return function(theta[task], *inputs)
+
+    return run
+
+
+def exported_for_task(task: str, exported: ExportedFunction) -> ExportedFunction:
+    """Returns an exported function of a task as one of all tasks."""
+    function: Callable[..., Mapping[str, tf.Tensor]] = with_theta_of(task, exported.function)
+    return dataclasses.replace(exported, function=function)
