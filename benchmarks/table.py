@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -41,7 +42,7 @@ def rows(by_peer: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[tuple[str, 
     tekso = _done(by_peer.get(TEKSO, ()))
     reference = tekso[0] if tekso else None
     base = _median(tekso) if tekso else None
-    found = []
+    found: list[tuple[str, ...]] = []
     for peer, records in by_peer.items():
         title, done = PEERS[peer].title, _done(records)
         skipped = next((str(one["skipped"]) for one in records if "skipped" in one), None)
@@ -135,8 +136,8 @@ def _check(
 def _difference(record: Mapping[str, Any], reference: Mapping[str, Any]) -> float:
     """Returns the largest relative difference of the losses; NaN differs from everything."""
     pairs = zip(record["losses"], reference["losses"], strict=True)
-    found = [abs(one - other) / max(abs(other), 1e-9) for one, other in pairs]
-    return max(value if value == value else float("inf") for value in found)
+    found = [float(abs(one - other) / max(abs(other), 1e-9)) for one, other in pairs]
+    return max(math.inf if math.isnan(value) else value for value in found)
 
 
 def _done(records: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

@@ -63,6 +63,8 @@ def process(python: Path, peer: Peer, workload: str, options: Sequence[str]) -> 
     variables = {"PYTHONPATH": os.pathsep.join(paths), "TF_CPP_MIN_LOG_LEVEL": "2"}
     command = [str(python), "-m", "benchmarks.worker", f"--framework={peer.framework}"]
     command += [f"--variant={peer.variant}", f"--workload={workload}", *options]
+    if "--tiny" in options:  # threads that wait for each other would take most of the time
+        variables["OMP_NUM_THREADS"] = "1"
     # Not in the checkout, whose folders would hide packages of the same name.
     with tempfile.TemporaryDirectory() as folder:
         try:

@@ -152,7 +152,7 @@ class ResNet:
 
 @dataclasses.dataclass(frozen=True)
 class BeamSearch:
-    """Beam search with an encoder-decoder Transformer of one table; every target has `steps` tokens."""
+    """Beam search with an encoder-decoder Transformer; every target has `steps` tokens."""
 
     vocab_size: int
     dim: int

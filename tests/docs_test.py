@@ -299,6 +299,10 @@ HOW: list[tuple[str, Run | TestedBy]] = [
         r"tekso-results .*",
         TestedBy("tests/tools/results_test.py::test_a_result_has_what_the_trainer_wrote"),
     ),
+    (
+        r"make benchmarks.*",
+        TestedBy("tests/make_test.py::test_benchmarks_passes_its_arguments_on"),
+    ),
     (r"make catalogue", TestedBy("tests/tools/catalogue_test.py::test_the_page_is_up_to_date")),
     (
         r"tekso-sweep .*",

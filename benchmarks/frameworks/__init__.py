@@ -1,4 +1,6 @@
-"""The workloads in every framework. A module has one function:
+"""The workloads in every framework.
+
+A module has one function:
 
     build(workload, weights, variant) -> Built
 

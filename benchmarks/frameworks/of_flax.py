@@ -168,9 +168,7 @@ def build(workload: workloads.Workload, weights: Weights, variant: str) -> Built
     averages = jax.tree.map(
         lambda one: jnp.zeros(one.shape, one.dtype), shapes.get("batch_stats", {})
     )
-    adam = optax.adam(
-        workloads.LEARNING_RATE, workloads.BETA1, workloads.BETA2, workloads.EPSILON
-    )
+    adam = optax.adam(workloads.LEARNING_RATE, workloads.BETA1, workloads.BETA2, workloads.EPSILON)
 
     def loss_of(params: Any, averages: Any, x: Any, labels: Any) -> Any:
         variables = {"params": params, "batch_stats": averages}

@@ -104,7 +104,8 @@ class ResNet(nn.Module):
     def __init__(self, w: workloads.ResNet, weights: Weights) -> None:
         super().__init__()
         self.stem = ConvNorm(3, w.width, 7, 2, weights, "model/stem/conv")
-        blocks, inputs = [], w.width
+        blocks: list[BasicBlock] = []
+        inputs = w.width
         for group, count in enumerate(w.num_blocks):
             width = w.width * 2**group
             for i in range(count):

@@ -93,7 +93,7 @@ def _task(workload: workloads.Workload) -> Params:
         stack = RecurrentStack.Params(
             num_layers=workload.num_layers, cell=LstmCell.Params(hidden_dim=workload.dim)
         )
-        model: Params = LstmLm.Params(
+        model: Any = LstmLm.Params(
             vocab_size=workload.vocab_size, embedding_dim=workload.dim, stack=stack
         )
         return LanguageModel.Params(model=model)
@@ -139,9 +139,7 @@ class _Workload(Experiment):
         is_tiny = self.workload in workloads.TINY.values()
         known = workloads.TINY if is_tiny else workloads.WORKLOADS
         name = next(name for name, one in known.items() if one == self.workload)
-        return _Fixed.Params(
-            workload=name, is_tiny=is_tiny, batch_size=self.workload.batch_size
-        )
+        return _Fixed.Params(workload=name, is_tiny=is_tiny, batch_size=self.workload.batch_size)
 
     def learner(self) -> Params:
         """Adam, as for the other frameworks."""
