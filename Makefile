@@ -10,8 +10,9 @@
 #   make lint                                        checks style, format, types and imports
 #   make test-all                                    test, lint and the slow tests, as CI does
 #   make test-matrix                                 every experiment under every execution
-#   make benchmarks                             compares the speed with other frameworks
+#   make benchmarks                                  compares the speed with other frameworks
 #   make catalogue                                   writes docs/catalogue.md, tests/params/stored
+#   make docs                                        builds the documentation as a site in site/
 #   make clean                                       removes .venv; to install it again with:
 #   make test PYTHON=/opt/python3.11/bin/python3.11  another interpreter
 #   make test TENSORFLOW=tensorflow==2.21.0          another TensorFlow package
@@ -34,7 +35,7 @@ TENSORFLOW =
 # Let Python and pytest write compiled files, or each test process would compile everything again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help train test lint test-slow test-matrix test-all install benchmarks catalogue clean
+.PHONY: help train test lint test-slow test-matrix test-all install benchmarks catalogue docs clean
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
@@ -80,6 +81,10 @@ benchmarks: $(VENV)/.installed
 catalogue: $(VENV)/.installed
 	@$(VENV)/bin/python -m tekso.tools.catalogue > docs/catalogue.md
 	@$(VENV)/bin/python -m tekso.tools.catalogue --experiments=tests/params/stored
+
+docs: $(VENV)/.installed
+	@NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs build --strict --quiet
+	@echo "The site is in site/index.html."
 
 clean:
 	rm -rf $(VENV)

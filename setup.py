@@ -88,15 +88,21 @@ if __name__ == "__main__":
             "tensorflow-datasets",
         ],
         extras_require={
+            # the documentation as a site: `make docs`
+            "docs": ["mkdocs-material~=9.7", "mkdocstrings-python~=2.0"],
             # average precision of boxes; the handwritten digits of image.digits
             "images": ["pycocotools>=2.0.8", "scikit-learn"],
             "speech": ["jiwer>=4", "soundfile"],
+            "sweep": ["optuna>=4"],  # tekso-sweep --search
             "test": [
                 "ai-edge-litert",
                 "hypothesis",
                 "import-linter",
                 "jiwer>=4",  # of the extra "speech"
+                "mkdocs-material~=9.7",  # of the extra "docs"
+                "mkdocstrings-python~=2.0",
                 "mypy~=2.4.1",  # a new release of mypy or ruff may report new errors
+                "optuna>=4",  # of the extra "sweep"
                 "pycocotools>=2.0.8",  # of the extra "images"
                 "pytest>=9",
                 "pytest-timeout",

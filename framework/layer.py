@@ -52,6 +52,11 @@ class Layer(Configurable):
     couples_examples = False
     """Whether the layer couples the examples of a batch in training, as batch statistics do."""
 
+    gathers_examples = False
+    """Whether the layer couples all examples of the global batch by `ops.sum_over_replicas`: its
+    result is the same for every number of replicas, but not for parts of a batch that run one after
+    the other. Such a layer also sets `couples_examples`."""
+
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Rejects attributes with a former name, which would have no effect.
 

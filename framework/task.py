@@ -23,6 +23,7 @@ from tekso.framework.layer import Layer
 from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece, joined
 from tekso.framework.task_values import Batch, Decoded, LossSums, Program, Scored, TaskError
 from tekso.framework.theta import Theta
+from tekso.framework.trained import LoadTrained
 
 __all__ = ["LOSS", "Batch", "Decoded", "Goal", "LossSums", "Program", "Scored", "Task", "TaskError"]
 
@@ -99,6 +100,19 @@ class Task(Layer):
           ValueError: the Params do not fit the input.
         """
         return params
+
+    def use_trained(self, load: LoadTrained, input: Input) -> None:
+        """Loads the other runs that the task uses, if its Params name any.
+
+        It is called once, before the first batch is computed.
+
+        Args:
+          load: opens a run or a checkpoint by its path.
+          input: the training Input. If only given data is decoded, the result of `Input.known`.
+
+        Raises:
+          ValueError: a run does not fit. The message must name the Params.
+        """
 
     def check_inputs(self, inputs: Mapping[str, Any]) -> list[str] | None:
         """Checks that the inputs fit the task, before the first step and before an evaluation.

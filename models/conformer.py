@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+import numpy as np
+import tensorflow as tf
+
 from tekso.framework.context import StepContext
 from tekso.framework.params import REQUIRED, param
 from tekso.framework.pieces import Flow, Piece
 from tekso.framework.theta import Theta
 from tekso.models.layers.conformer_block import ConformerBlock
 from tekso.models.layers.dropout import Dropout
+from tekso.models.layers.frames import FrameSequence
 from tekso.models.layers.sizes import with_sizes
 from tekso.models.speech_encoder import (
     ConvSubsampling,
     SpeechEncoder,
+    StreamError,
     frames_of,
     with_frames,
 )
@@ -21,6 +26,9 @@ from tekso.models.speech_encoder import (
 
 class Conformer(SpeechEncoder):
     """Two convolutions of stride 2 and a projection, then Conformer blocks.
+
+    With `chunk_frames`, a frame depends on no later chunk, so that a stream can be transcribed
+    while it arrives: in self-attention, it sees its own chunk and `left_chunks` chunks before.
 
     Shapes:
       x: features [B, T, input_dim]
@@ -37,6 +45,12 @@ class Conformer(SpeechEncoder):
         num_layers: int = param("Number of blocks.", default=REQUIRED)
         block: ConformerBlock.Params = param("Every block.", default=ConformerBlock.Params())
         dropout_rate: float = param("Dropout of the input of the first block.", default=0.0)
+        chunk_frames: int | None = param(
+            "Frames of the output in a chunk, for streams; block.convolution.padding must then be "
+            "causal. None: a frame depends on the whole utterance.",
+            default=None,
+        )
+        left_chunks: int = param("Chunks before its own that a frame attends to.", default=8)
 
     subsampling: ConvSubsampling
     blocks: list[ConformerBlock]
@@ -47,6 +61,18 @@ class Conformer(SpeechEncoder):
         p = self.params
         if p.num_layers < 1:
             raise ValueError(f"Conformer: num_layers is {p.num_layers}, must be at least 1")
+        if p.chunk_frames is not None:
+            if p.chunk_frames < 1 or p.left_chunks < 0:
+                raise ValueError(
+                    f"Conformer: chunk_frames is {p.chunk_frames} and left_chunks is "
+                    f"{p.left_chunks}, must be at least 1 and 0"
+                )
+            if p.block.convolution.padding != "causal":
+                raise ValueError(
+                    f"{p.path_of('chunk_frames')} is {p.chunk_frames}, so "
+                    f"{p.path_of('block.convolution.padding')} must be 'causal', not "
+                    f"{p.block.convolution.padding!r}"
+                )
         self.child("subsampling", ConvSubsampling.Params(input_dim=p.input_dim, output_dim=p.dim))
         self.child("dropout", Dropout.Params(rate=p.dropout_rate))
         self.child_list("blocks", [with_sizes(p.block, dim=p.dim)] * p.num_layers)
@@ -71,8 +97,9 @@ class Conformer(SpeechEncoder):
         def block(index: int) -> Piece:
             def run(theta: Theta, flow: Flow, ctx: StepContext) -> Flow:
                 frames, own = frames_of(flow), theta.blocks[str(index)]
+                visible = self._visible(frames.features.shape[1])
                 y = self.blocks[index].fprop(
-                    own, frames.features, ctx.fold(index), mask=frames.mask
+                    own, frames.features, ctx.fold(index), mask=frames.mask, visible=visible
                 )
                 return with_frames(flow, frames.with_features(y))
 
@@ -81,6 +108,51 @@ class Conformer(SpeechEncoder):
 
         first = Piece("subsampling", {"subsampling": self.subsampling}, subsample)
         return [first, *map(block, range(len(self.blocks)))]
+
+    def _visible(self, length: int) -> np.ndarray | None:
+        """Returns which frames [length, length] a frame attends to; None: all."""
+        if self.params.chunk_frames is None:
+            return None
+        chunk = np.arange(length) // self.params.chunk_frames
+        before = chunk[:, None] - chunk[None]
+        found: np.ndarray = (before >= 0) & (before <= self.params.left_chunks)
+        return found
+
+    @property
+    def stream_frames(self) -> int:
+        """See `SpeechEncoder`.
+
+        Raises:
+          StreamError: chunk_frames is not set.
+        """
+        if self.params.chunk_frames is None:
+            raise StreamError(
+                f"{self.params.path_of('chunk_frames')} is not set, so every frame depends on the "
+                "whole utterance"
+            )
+        return int(self.params.chunk_frames)
+
+    def stream_start(self, batch_size: int) -> Any:
+        """See `SpeechEncoder`."""
+        frames = self.stream_frames * self.params.left_chunks
+        return {
+            "before": tf.zeros([batch_size, 0, self.params.input_dim]),
+            "blocks": [block.stream_start(batch_size, frames) for block in self.blocks],
+        }
+
+    def stream(
+        self, theta: Theta, x: FrameSequence, state: Any, ctx: StepContext
+    ) -> tuple[FrameSequence, Any]:
+        """See `SpeechEncoder`."""
+        frames, before = self.subsampling.stream(theta.subsampling, x, state["before"], ctx)
+        after = []
+        for i, (block, own) in enumerate(zip(self.blocks, state["blocks"], strict=True)):
+            y, next_ = block.stream(
+                theta.blocks[str(i)], frames.features, own, ctx, mask=frames.mask
+            )
+            frames = frames.with_features(y)
+            after.append(next_)
+        return frames, {"before": before, "blocks": after}
 
 
 Size = Literal["S", "M", "L"]

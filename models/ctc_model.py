@@ -64,12 +64,20 @@ class CtcModel(SpeechModel):
             flow = piece.run(theta, flow, ctx)
         return frames_of(flow)
 
+    def scores(self, theta: Theta, encoded: FrameSequence, ctx: StepContext) -> FrameSequence:
+        """Returns the logits of the tokens for the encoder's output.
+
+        Shapes:
+          encoded: features [B, T, output_dim of the encoder]
+          returns: features [B, T, vocab_size + 1]
+        """
+        logits = self.output.fprop(theta.output, encoded.features, ctx)
+        return FrameSequence(logits, encoded.lengths)
+
     def pieces(self) -> list[Piece]:
         """Returns the front end with the first part of the encoder, its layers, and the output."""
 
         def end(theta: Theta, flow: Flow, ctx: StepContext) -> Flow:
-            frames = frames_of(flow)
-            logits = self.output.fprop(theta.output, frames.features, ctx)
-            return with_frames(flow, FrameSequence(logits, frames.lengths))
+            return with_frames(flow, self.scores(theta, frames_of(flow), ctx))
 
         return [*self.encoder_pieces(), Piece("output", {"output": self.output}, end)]

@@ -11,51 +11,34 @@ Legend: B batch, S source length, T target length, D model dim, V target vocabul
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import tensorflow as tf
 
-from tekso.framework.context import StepContext, collecting_attention
-from tekso.framework.layer import Layer
+from tekso.framework.context import StepContext
 from tekso.framework.params import REQUIRED, param
 from tekso.framework.pieces import Flow, Piece
 from tekso.framework.theta import Theta
-from tekso.models.decoding.decoder import DecoderStep
-from tekso.models.layers import cache as cache_lib
 from tekso.models.layers import masking
-from tekso.models.layers.attention import MultiHeadAttention
 from tekso.models.layers.dropout import Dropout
 from tekso.models.layers.embedding import Embedding
 from tekso.models.layers.masking import Array
 from tekso.models.layers.normalization import LayerNorm, Norm
 from tekso.models.layers.positions import PositionsBase, SinusoidalPositions
-from tekso.models.layers.sizes import with_sizes
-from tekso.models.layers.softmax import Softmax
 from tekso.models.layers.stack import Stack, StackBase, pieces_of_stack
-from tekso.models.layers.transformer import TransformerLayer
-from tekso.models.shared_tables import SharedTables
+from tekso.models.memory_decoder import (
+    DECODER_LAYER,
+    ENCODER_LAYER,
+    Batch,
+    MemoryDecoder,
+    decoder_layer,
+)
 
-Batch = Mapping[str, tf.Tensor]
-
-ENCODER_LAYER = TransformerLayer.Params()
-
-
-def decoder_layer(encoder_layer: TransformerLayer.Params) -> TransformerLayer.Params:
-    """Returns a decoder layer for an encoder layer: causal, with attention to the memory.
-
-    The attention to the memory has the Params of the encoder's attention.
-    """
-    layer = encoder_layer.copy().set(memory_attention=encoder_layer.attention.copy())
-    layer.attention.mask = "causal"
-    return layer
+__all__ = ["DECODER_LAYER", "ENCODER_LAYER", "EncoderDecoder", "decoder_layer"]
 
 
-DECODER_LAYER = decoder_layer(ENCODER_LAYER)
-
-
-class EncoderDecoder(SharedTables):
+class EncoderDecoder(MemoryDecoder):
     """Predicts every token of the target from those before it and the whole source.
 
     Shared tables: with neither `source_embedding` nor `softmax`, source, target and softmax share
@@ -76,31 +59,18 @@ class EncoderDecoder(SharedTables):
     Source: Vaswani et al. 2017; Press & Wolf 2017 (three tables in one).
     """
 
-    class Params(SharedTables.Params):
+    class Params(MemoryDecoder.Params):
         """Params of EncoderDecoder."""
 
         source_vocab_size: int = param("Number of tokens of the source.", default=REQUIRED)
-        target_vocab_size: int = param("Number of tokens of the target.", default=REQUIRED)
-        dim: int = param("Size of the activations between layers.", default=REQUIRED)
         source_embedding: Embedding.Params | None = param(
             "Table of source tokens; None: the table of target_embedding. Set scale='sqrt_dim' as "
             "there, so that positions do not dominate.",
             default=None,
         )
-        target_embedding: Embedding.Params = param(
-            "Table of target tokens; scaled, so that positions do not dominate.",
-            default=Embedding.Params(scale="sqrt_dim"),
-        )
-        softmax: Softmax.Params | None = param(
-            "Output layer with a separate table; None: tied to target_embedding.", default=None
-        )
         source_positions: PositionsBase.Params | None = param(
             "Positions added to the source embeddings.", default=SinusoidalPositions.Params()
         )
-        target_positions: PositionsBase.Params | None = param(
-            "Positions added to the target embeddings.", default=SinusoidalPositions.Params()
-        )
-        dropout_rate: float = param("Dropout of the embeddings.", default=0.0)
         encoder: StackBase.Params = param(
             "The layers over the source, with attention to the whole source.",
             default=Stack.Params(layer=ENCODER_LAYER),
@@ -108,126 +78,54 @@ class EncoderDecoder(SharedTables):
         encoder_norm: Norm.Params | None = param(
             "Normalisation after the last layer of the encoder.", default=LayerNorm.Params()
         )
-        decoder: StackBase.Params = param(
-            "The layers over the target; causal, with attention to the memory.",
-            default=Stack.Params(layer=DECODER_LAYER),
-        )
-        decoder_norm: Norm.Params | None = param(
-            "Normalisation after the last layer of the decoder.", default=LayerNorm.Params()
-        )
 
     source_positions: PositionsBase
-    target_positions: PositionsBase
     source_dropout: Dropout
-    target_dropout: Dropout
     encoder: StackBase
     encoder_norm: Norm
-    decoder: StackBase
-    decoder_norm: Norm
 
     def __init__(self, params: Any) -> None:
         super().__init__(params)
-        p = self.params
         self._add_embeddings()
         for side in ("source", "target"):
-            if p.get(f"{side}_positions") is not None:
-                self.child(f"{side}_positions", with_sizes(p.get(f"{side}_positions"), dim=p.dim))
-            self.child(f"{side}_dropout", Dropout.Params(rate=p.dropout_rate))
+            self._add_side(side)
         for name in ("encoder", "decoder"):
-            self.child(name, with_sizes(p.get(name), dim=p.dim))
-            if p.get(f"{name}_norm") is not None:
-                self.child(f"{name}_norm", with_sizes(p.get(f"{name}_norm"), dim=p.dim))
-        self._add_softmax(p.dim)
-        self._check_attention()
+            self._add_stack(name)
+        self._add_softmax(self.params.dim)
+        self._check_attention({"encoder": "none", "decoder": "causal"})
 
-    def _check_attention(self) -> None:
-        """Checks the attention of all layers.
-
-        Raises:
-          ValueError: a self-attention has the wrong mask, or no decoder layer attends to the
-            source.
-        """
-        sees_source = False
-        for name, stack, wanted in (
-            ("encoder", self.encoder, "none"),
-            ("decoder", self.decoder, "causal"),
-        ):
-            for layer in stack.walk():
-                if not isinstance(layer, MultiHeadAttention):
-                    continue
-                if layer.params.memory_dim is not None:
-                    sees_source |= name == "decoder"
-                elif layer.params.mask != wanted:
-                    raise ValueError(
-                        f"EncoderDecoder: {layer.path} has mask={layer.params.mask!r}, but "
-                        f"self-attention in the {name} needs mask={wanted!r}"
-                    )
-        if not sees_source:
-            raise ValueError(
-                "EncoderDecoder: no layer of the decoder attends to the source; set "
-                "decoder.layer.memory_attention"
-            )
-
-    # --- the whole target at once ---
-
-    def token_cross_entropy(
-        self, theta: Theta, batch: Batch, ctx: StepContext, *, label_smoothing: float = 0.0
-    ) -> tf.Tensor:
-        """Returns -log p(label | source, target up to here) of every position, in nats.
-
-        Shapes:
-          batch: see the class
-          returns: [B, T] float32
-        """
-        theta, x = self._decoded(theta, batch, ctx)
-        return self._cross_entropy(theta, x, batch["target_labels"], ctx, label_smoothing)
-
-    def logits(self, theta: Theta, batch: Batch, ctx: StepContext) -> tf.Tensor:
-        """Returns the scores of the next token at every position of the target.
-
-        Shapes:
-          batch: see the class; labels are ignored
-          returns: [B, T, V]
-        """
-        theta, x = self._decoded(theta, batch, ctx)
-        return self._logits(theta, x, ctx)
-
-    def fprop(self, theta: Theta, x: Any, ctx: StepContext) -> tf.Tensor:
-        """Returns the logits of the batch x; see `logits`."""
-        return self.logits(theta, x, ctx)
-
-    def attention(self, theta: Theta, batch: Batch, ctx: StepContext) -> tf.Tensor:
-        """Returns attention weights of the target over the source: mean over heads, last layer.
-
-        Shapes:
-          batch: see the class; labels are ignored
-          returns: [B, T, S] float32; each position sums to 1, or to 0 without a source
-        """
-        theta, source, target = self._embedded(theta, batch, ctx)
-        memory = self._encode(theta, source, batch, ctx)
-        x = self._enter_target(theta, target, ctx, batch.get("target_positions"))
-        ctx = collecting_attention(ctx)
-        self.decoder.fprop(theta.decoder, x, ctx, **_sides(batch), memory=memory)
-        return ctx.collected.attention_weights()
-
-    def _embedded(
+    def _with_target(
         self, theta: Theta, batch: Batch, ctx: StepContext
     ) -> tuple[Theta, tf.Tensor, tf.Tensor]:
-        """Returns theta for the softmax, and the embedded source and target."""
+        """Returns theta for the softmax, the memory, and the embedded target."""
         target_ids, (name, embedding) = batch["target_ids"], self._source_embedding()
         if self.params.softmax is not None:
             source = embedding.fprop(theta[name], batch["source_ids"], ctx)
-            return (
-                theta,
-                source,
-                self.target_embedding.fprop(theta.target_embedding, target_ids, ctx),
+            target = self.target_embedding.fprop(theta.target_embedding, target_ids, ctx)
+        else:
+            source, weights = embedding.fprop_shared(theta[name], batch["source_ids"], ctx)
+            theta = Theta(theta, **{name: weights})
+            target, weights = self.target_embedding.fprop_shared(
+                theta.target_embedding, target_ids, ctx
             )
-        source, weights = embedding.fprop_shared(theta[name], batch["source_ids"], ctx)
-        theta = Theta(theta, **{name: weights})
-        target, weights = self.target_embedding.fprop_shared(
-            theta.target_embedding, target_ids, ctx
-        )
-        return Theta(theta, target_embedding=weights), source, target
+            theta = Theta(theta, target_embedding=weights)
+        return theta, self._encode(theta, source, batch, ctx), target
+
+    def _memory(self, theta: Theta, batch: Batch, ctx: StepContext) -> tf.Tensor:
+        name, embedding = self._source_embedding()
+        source = embedding.fprop(theta[name], batch["source_ids"], ctx)
+        return self._encode(theta, source, batch, ctx)
+
+    def _memory_mask(self, batch: Batch) -> Array | None:
+        return masking.padding(batch["source_segment_ids"])
+
+    def _sides(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        segments = batch["target_segment_ids"]
+        return {
+            "mask": masking.segments(segments),
+            "memory_mask": masking.segments(segments, batch["source_segment_ids"]),
+            "positions": batch.get("target_positions"),
+        }
 
     def _encode(self, theta: Theta, source: tf.Tensor, batch: Batch, ctx: StepContext) -> tf.Tensor:
         """Returns the memory of the embedded source, [B, S, D]."""
@@ -236,58 +134,6 @@ class EncoderDecoder(SharedTables):
         mask = masking.segments(batch["source_segment_ids"])
         x = self.encoder.fprop(theta.encoder, x, ctx, mask=mask, positions=positions)
         return self._normalise("encoder_norm", theta, x, ctx)
-
-    def _decoded(self, theta: Theta, batch: Batch, ctx: StepContext) -> tuple[Theta, tf.Tensor]:
-        """Returns theta for the softmax, and the input of the softmax, [B, T, D]."""
-        theta, source, target = self._embedded(theta, batch, ctx)
-        memory = self._encode(theta, source, batch, ctx)
-        x = self._enter_target(theta, target, ctx, batch.get("target_positions"))
-        x = self.decoder.fprop(theta.decoder, x, ctx, **_sides(batch), memory=memory)
-        return theta, self._normalise("decoder_norm", theta, x, ctx)
-
-    # --- the target token by token ---
-
-    def start_decoding(
-        self, theta: Theta, batch: Batch, max_length: int, ctx: StepContext
-    ) -> dict[str, Any]:
-        """Encodes the source, and caches keys and values of the memory; see `Decoder`."""
-        if self.params.target_positions is not None:
-            self.target_positions.check_length(max_length)
-        name, embedding = self._source_embedding()
-        source = embedding.fprop(theta[name], batch["source_ids"], ctx)
-        memory = self._encode(theta, source, batch, ctx)
-        cache = self.decoder.init_cache(memory.shape[0], max_length, memory.dtype.name)
-        return {
-            "cache": self.decoder.cache_memory(theta.decoder, cache, memory, ctx),
-            "memory_mask": masking.padding(batch["source_segment_ids"]),
-        }
-
-    def decode_step(
-        self, theta: Theta, ids: tf.Tensor, state: Any, position: Any, ctx: StepContext
-    ) -> DecoderStep:
-        """Computes a step; attention weights: mean over heads, last layer. See `Decoder`."""
-        target = self.target_embedding.fprop(theta.target_embedding, tf.expand_dims(ids, 1), ctx)
-        x = self._enter_target(theta, target, ctx, cache_lib.positions_of_block(position, 1))
-        ctx, mask = collecting_attention(ctx), state["memory_mask"]
-        x, cache = self.decoder.extend_step(
-            theta.decoder, x, state["cache"], position, ctx, memory_mask=mask
-        )
-        logits = self._logits(theta, self._normalise("decoder_norm", theta, x, ctx), ctx)
-        return DecoderStep(
-            logits=tf.cast(tf.squeeze(logits, 1), tf.float32),
-            attention=tf.squeeze(ctx.collected.attention_weights(), 1),
-            state={**state, "cache": cache},
-        )
-
-    def expand(self, state: Any, k: int) -> dict[str, Any]:
-        """See `Decoder`."""
-        move = functools.partial(cache_lib.expand, k=k)
-        return {**state, "cache": self.decoder.move_rows(state["cache"], move)}
-
-    def select(self, state: Any, rows: tf.Tensor) -> dict[str, Any]:
-        """See `Decoder`."""
-        move = functools.partial(cache_lib.choose, rows=rows)
-        return {**state, "cache": self.decoder.move_rows(state["cache"], move)}
 
     # --- pieces ---
 
@@ -308,23 +154,7 @@ class EncoderDecoder(SharedTables):
         if self.params.encoder_norm is not None:
             norm = {"encoder_norm": self.encoder_norm}
             pieces.append(Piece("encoder_norm", norm, self._run_encoder_norm))
-        table = {"target_embedding": self.target_embedding}
-        pieces += [
-            self._piece("target_embedding", table, self._run_target, "target_positions"),
-            *pieces_of_stack("decoder", self.decoder, self._run_decoder),
-        ]
-        if self.params.decoder_norm is not None:
-            norm = {"decoder_norm": self.decoder_norm}
-            pieces.append(Piece("decoder_norm", norm, self._run_decoder_norm))
-        name, softmax = self._softmax()
-        last = functools.partial(self._run_cross_entropy, label_smoothing)
-        return [*pieces, Piece("softmax", {name: softmax}, last)]
-
-    def _piece(self, name: str, layers: Mapping[str, Layer], run: Any, positions: str) -> Piece:
-        """Returns a piece that computes the input of a stack."""
-        if self.params.get(positions) is not None:
-            layers = {**layers, positions: getattr(self, positions)}
-        return Piece(name, layers, run)
+        return [*pieces, *self._target_pieces(label_smoothing)]
 
     def _run_source(self, theta: Theta, flow: Flow, ctx: StepContext) -> Flow:
         name, embedding = self._source_embedding()
@@ -343,29 +173,6 @@ class EncoderDecoder(SharedTables):
     def _run_encoder_norm(self, theta: Theta, flow: Flow, ctx: StepContext) -> Flow:
         return {**flow, "memory": self._normalise("encoder_norm", theta, flow["memory"], ctx)}
 
-    def _run_target(self, theta: Theta, flow: Flow, ctx: StepContext) -> Flow:
-        x = self.target_embedding.fprop(theta.target_embedding, flow["target_ids"], ctx)
-        x = self._enter_target(theta, x, ctx, flow.get("target_positions"))
-        return {**flow, "x": x}
-
-    def _run_decoder(
-        self, compute: Callable[..., tf.Tensor], theta: Theta, flow: Flow, ctx: StepContext
-    ) -> Flow:
-        x = compute(theta.decoder, flow["x"], ctx, **_sides(flow), memory=flow["memory"])
-        return {**flow, "x": x}
-
-    def _run_decoder_norm(self, theta: Theta, flow: Flow, ctx: StepContext) -> Flow:
-        return {**flow, "x": self._normalise("decoder_norm", theta, flow["x"], ctx)}
-
-    def _run_cross_entropy(
-        self, label_smoothing: float, theta: Theta, flow: Flow, ctx: StepContext
-    ) -> Flow:
-        smoothing = label_smoothing if ctx.is_training else 0.0
-        loss = self._cross_entropy(theta, flow["x"], flow["target_labels"], ctx, smoothing)
-        return {**flow, "cross_entropy": loss}
-
-    # --- shared parts ---
-
     def _enter_source(
         self, theta: Theta, x: tf.Tensor, ctx: StepContext, positions: Array | None
     ) -> tf.Tensor:
@@ -374,27 +181,3 @@ class EncoderDecoder(SharedTables):
             x = self.source_positions.fprop(theta.source_positions, x, ctx, positions=positions)
         x = ctx.constrain(x, ("batch", "length", "embed"))
         return self.source_dropout.fprop(Theta(), x, ctx)
-
-    def _enter_target(
-        self, theta: Theta, x: tf.Tensor, ctx: StepContext, positions: Array | None
-    ) -> tf.Tensor:
-        """Returns the input of the decoder for embedded tokens."""
-        if self.params.target_positions is not None:
-            x = self.target_positions.fprop(theta.target_positions, x, ctx, positions=positions)
-        x = ctx.constrain(x, ("batch", "length", "embed"))
-        return self.target_dropout.fprop(Theta(), x, ctx)
-
-    def _normalise(self, name: str, theta: Theta, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
-        if self.params.get(name) is None:
-            return x
-        return getattr(self, name).fprop(theta[name], x, ctx)
-
-
-def _sides(batch: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns masks and positions of a batch for the decoder layers."""
-    segments = batch["target_segment_ids"]
-    return {
-        "mask": masking.segments(segments),
-        "memory_mask": masking.segments(segments, batch["source_segment_ids"]),
-        "positions": batch.get("target_positions"),
-    }

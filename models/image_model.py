@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import tensorflow as tf
 
@@ -22,11 +22,15 @@ from tekso.models.layers.pooling import GlobalAveragePool
 class ImageModel(Layer):
     """Base of the image classifiers: `fprop` runs the pieces of the model one after the other.
 
+    Without a classifier (`classes` is None), a model that `has_features` encodes images.
+
     Shapes:
       x: [batch, height, width, channels], numbers of any type
-      returns: logits [batch, classes], float32 or wider
+      returns: logits [batch, classes], float32 or wider; without a classifier, features [batch,
+        length, feature_dim] or [batch, height, width, feature_dim]
     Raises:
-      ValueError: a size is not positive, or x is not an image with `channels` channels.
+      ValueError: a size is not positive, or x is not an image with `channels` channels; the model
+        needs a classifier.
     """
 
     class Params(Layer.Params):
@@ -34,19 +38,31 @@ class ImageModel(Layer):
 
         image_size: int = param("Height and width of the images of training.", default=224)
         channels: int = param("Number of channels of an image.", default=3)
-        classes: int = param("Number of classes.", default=REQUIRED)
+        classes: int | None = param(
+            "Number of classes. None: no classifier, the model is an encoder.", default=REQUIRED
+        )
+
+    has_features: ClassVar[bool] = False
+    """Whether the model can do without a classifier."""
 
     def __init__(self, params: Any) -> None:
         super().__init__(params)
         p, name = self.params, type(self).__name__
-        if min(p.image_size, p.channels, p.classes) < 1:
+        if p.classes is None and not self.has_features:
+            raise ValueError(f"{name}: classes is None, but this model needs a number of classes")
+        if min(p.image_size, p.channels, 1 if p.classes is None else p.classes) < 1:
             raise ValueError(
                 f"{name}: image_size {p.image_size}, channels {p.channels} and classes "
                 f"{p.classes} must be at least 1"
             )
 
+    @property
+    def feature_dim(self) -> int:
+        """Size of the features of a model without a classifier."""
+        raise NotImplementedError(f"{type(self).__name__} has no feature_dim")
+
     def pieces(self) -> list[Piece]:
-        """Returns the parts of the model; the last one returns the logits as "x"."""
+        """Returns the parts of the model; the last one returns the logits or features as "x"."""
         raise NotImplementedError(f"{type(self).__name__} has no pieces()")
 
     def fprop(self, theta: Theta, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:

@@ -38,6 +38,7 @@ from tekso.models.layers.residual_blocks import (
     BasicBlock,
     BottleneckBlock,
     ResidualBlock,
+    block_groups,
 )
 from tekso.models.layers.sizes import with_sizes
 
@@ -109,7 +110,8 @@ class ResNet(PooledImageModel):
 
     Shapes:
       x: [batch, height, width, channels], numbers of any type, any height and width
-      returns: logits [batch, classes], float32 or wider
+      returns: logits [batch, classes], float32 or wider; without a classifier, features [batch,
+        height / n, width / n, feature_dim]
     Children:
       stem; blocks/0, blocks/1, …; classifier: Linear, dims ("channels", "classes")
     Raises:
@@ -137,6 +139,7 @@ class ResNet(PooledImageModel):
             "Initializer of the classifier.", default=Normal.Params(stddev=0.01)
         )
 
+    has_features = True
     stem: Stem
     blocks: list[ResidualBlock]
 
@@ -147,28 +150,27 @@ class ResNet(PooledImageModel):
             raise ValueError(f"ResNet: num_blocks is {p.num_blocks}: every group needs a block")
         stem = with_sizes(p.stem, input_dim=p.channels, output_dim=p.width)
         self.child("stem", stem.set(dtype=p.dtype))
-        self.child_list("blocks", self._block_params())
-        self.classify_pooled(self.blocks[-1].output_dim, p.classifier_init, p.dropout_rate)
+        strides = [1] + [2] * (len(p.num_blocks) - 1)
+        blocks = block_groups(p.block.copy().set(dtype=p.dtype), p.num_blocks, p.width, strides)
+        rates = linear_rates(p.drop_path_rate, len(blocks))
+        for block, rate in zip(blocks, rates, strict=True):
+            block.set(drop_path_rate=rate)
+        self.child_list("blocks", blocks)
+        if p.classes is not None:
+            self.classify_pooled(self.feature_dim, p.classifier_init, p.dropout_rate)
 
-    def _block_params(self) -> list[ResidualBlock.Params]:
-        p = self.params
-        rates = iter(linear_rates(p.drop_path_rate, sum(p.num_blocks)))
-        blocks, input_dim = [], p.width
-        for group, count in enumerate(p.num_blocks):
-            width = p.width * 2**group
-            for i in range(count):
-                stride = 2 if group > 0 and i == 0 else 1
-                block = with_sizes(p.block, input_dim=input_dim, width=width)
-                blocks.append(block.set(stride=stride, drop_path_rate=next(rates), dtype=p.dtype))
-                input_dim = width * block.owner.EXPANSION
-        return blocks
+    @property
+    def feature_dim(self) -> int:
+        """Number of channels of the last block."""
+        return self.blocks[-1].output_dim
 
     def pieces(self) -> list[Piece]:
         """Returns the stem, one piece per block, and the classifier."""
+        head = [] if self.params.classes is None else [self.classifier_piece()]
         return [
             Piece("stem", {"stem": self.stem}, self._run_stem),
             *of_layers("blocks", self.blocks, self._run_block),
-            self.classifier_piece(),
+            *head,
         ]
 
     def _run_stem(self, theta: Theta, flow: Flow, ctx: StepContext) -> Flow:

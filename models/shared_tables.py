@@ -51,6 +51,11 @@ class SharedTables(Layer):
                 "tekso.models.layers.embedding:Embedding --set "
                 f"task.model.source_embedding.scale={p.target_embedding.scale}"
             )
+        self._add_target_embedding()
+
+    def _add_target_embedding(self) -> None:
+        """Adds the table of the target."""
+        p: Any = self.params
         target = with_sizes(p.target_embedding, vocab_size=p.target_vocab_size, dim=p.dim)
         self.child("target_embedding", target)
 

@@ -97,6 +97,30 @@ class ConvSubsampling(Layer):
         features = ctx.constrain(flat.features, ("batch", None, None))
         return flat.with_features(self.projection.fprop(theta.projection, features, ctx))
 
+    def stream(
+        self, theta: Theta, x: FrameSequence, before: tf.Tensor, ctx: StepContext
+    ) -> tuple[FrameSequence, tf.Tensor]:
+        """Returns the output of a chunk of a stream, and what the next call needs.
+
+        Args:
+          theta: weights.
+          x: the chunk, a multiple of four frames; only the last one may have padding.
+          before: [B, 0, input_dim] for the first chunk, or the result of the call before.
+          ctx: step context.
+
+        Shapes:
+          x: features [B, T, input_dim]
+          returns: features [B, T / 4, output_dim]; [B, 4, input_dim]
+        """
+        known = before.shape[1]
+        both = FrameSequence(tf.concat([before, x.features], 1), x.lengths + known)
+        # Frame t of the output needs frames 4 t - 3 to 4 t + 3, so the first one is incomplete.
+        frames, drop = self.fprop(theta, both, ctx), known // 4
+        return (
+            FrameSequence(frames.features[:, drop:], frames.lengths - drop),
+            x.features[:, -4:],
+        )
+
 
 def _halved(num_frames: Any) -> Any:
     """Returns the frames after a convolution of stride 2: half of them, rounded up."""
@@ -147,6 +171,41 @@ class SpeechEncoder(Layer):
     def pieces(self) -> list[Piece]:
         """Returns the parts of the encoder; each replaces the frames of the flow."""
         raise NotImplementedError(f"{type(self).__name__} has no pieces()")
+
+    # --- chunk by chunk; all chunks together give the same result as `fprop` ---
+
+    @property
+    def stream_frames(self) -> int:
+        """Frames of the output in a chunk of a stream.
+
+        Raises:
+          StreamError: an output depends on the whole utterance.
+        """
+        raise StreamError(f"{type(self).__name__} needs whole utterances")
+
+    def stream_start(self, batch_size: int) -> Any:
+        """Returns the state before the first chunk."""
+        raise NotImplementedError(f"{type(self).__name__} has no stream_start()")
+
+    def stream(
+        self, theta: Theta, x: FrameSequence, state: Any, ctx: StepContext
+    ) -> tuple[FrameSequence, Any]:
+        """Returns the output of the next chunk, without dropout, and the next state.
+
+        Shapes:
+          x: features [B, T, input_dim], where T is stream_frames * reduction; padding only in the
+            last chunk
+          returns: features [B, stream_frames, output_dim]
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no stream()")
+
+
+class StreamError(ValueError):
+    """A model cannot transcribe a stream, because it needs whole utterances."""
+
+
+STREAM_FRAMES = 8
+"""Frames in a chunk of a stream, if the encoder is the same with any number."""
 
 
 def frames_of(flow: Flow) -> FrameSequence:
@@ -233,3 +292,32 @@ class RecurrentEncoder(SpeechEncoder):
 
         first = Piece("subsampling", {"subsampling": self.subsampling}, subsample)
         return [first, *map(layer, range(len(self.stack.layers)))]
+
+    @property
+    def stream_frames(self) -> int:
+        """See `SpeechEncoder`.
+
+        Raises:
+          StreamError: the layers are bidirectional.
+        """
+        if self.params.stack.direction != "forward":
+            raise StreamError(
+                f"{self.params.stack.path_of('direction')} is {self.params.stack.direction}: only "
+                "'forward' needs no later frames"
+            )
+        return STREAM_FRAMES
+
+    def stream_start(self, batch_size: int) -> Any:
+        """See `SpeechEncoder`."""
+        return {
+            "before": tf.zeros([batch_size, 0, self.params.input_dim]),
+            "stack": self.stack.zero_state(batch_size),
+        }
+
+    def stream(
+        self, theta: Theta, x: FrameSequence, state: Any, ctx: StepContext
+    ) -> tuple[FrameSequence, Any]:
+        """See `SpeechEncoder`."""
+        frames, before = self.subsampling.stream(theta.subsampling, x, state["before"], ctx)
+        y, stack = self.stack.extend_step(theta.stack, frames.features, state["stack"], ctx)
+        return frames.with_features(y), {"before": before, "stack": stack}

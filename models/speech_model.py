@@ -21,6 +21,7 @@ from tekso.models.layers.spec_augment import SpecAugment
 from tekso.models.speech_encoder import (
     RecurrentEncoder,
     SpeechEncoder,
+    StreamError,
     frames_of,
     with_frames,
 )
@@ -105,6 +106,54 @@ class SpeechModel(Layer):
     def pieces(self) -> list[Piece]:
         """Returns the parts of the model, for pipelines; the first ones are `encoder_pieces`."""
         raise NotImplementedError(f"{type(self).__name__} has no pieces()")
+
+    # --- chunk by chunk ---
+
+    def check_streams(self) -> None:
+        """Checks that a stream can be transcribed while it arrives.
+
+        Raises:
+          StreamError: the model needs whole utterances.
+        """
+        normalize = self.params.normalize
+        if normalize is not None and normalize.statistics == "utterance":
+            raise StreamError(
+                f"{normalize.path_of('statistics')} is 'utterance': set 'global' and the mean and "
+                "deviation, or train without normalize"
+            )
+        _ = self.encoder.stream_frames
+
+    @property
+    def stream_samples(self) -> tuple[int, int]:
+        """Samples that a chunk of a stream needs, and samples from chunk to chunk."""
+        frames = self.encoder.stream_frames * self.encoder.reduction
+        step = self.front_end.step
+        return (frames - 1) * step + self.front_end.frame_length, frames * step
+
+    def stream_start(self, batch_size: int) -> Any:
+        """Returns the state before the first chunk.
+
+        Raises:
+          StreamError: the model needs whole utterances.
+        """
+        self.check_streams()
+        return self.encoder.stream_start(batch_size)
+
+    def stream(
+        self,
+        theta: Theta,
+        samples: tf.Tensor,
+        lengths: tf.Tensor,
+        state: Any,
+        ctx: StepContext,
+    ) -> tuple[FrameSequence, Any]:
+        """Returns the encoder's output for a chunk, and the next state; see `SpeechEncoder`.
+
+        Shapes:
+          samples: [B, first of stream_samples]; lengths: [B] int, fewer in the last chunk only
+        """
+        frames = self._features(samples, lengths, ctx)
+        return self.encoder.stream(theta.encoder, frames, state, ctx)
 
     def _features(self, samples: tf.Tensor, lengths: Any, ctx: StepContext) -> FrameSequence:
         """Returns normalised features, with masks in training."""

@@ -22,13 +22,13 @@ import tensorflow as tf
 from tekso.framework.context import StepContext
 from tekso.framework.layer import Layer
 from tekso.framework.params import param
-from tekso.framework.pieces import Flow, Piece
+from tekso.framework.pieces import Flow, Piece, of_layers
 from tekso.framework.primitives.precision import widen
 from tekso.framework.theta import Theta
 from tekso.models.detection.default_boxes import SSD300, BoxLevels, default_boxes
 from tekso.models.image_model import ImageModel
 from tekso.models.layers.convolution import Conv2D
-from tekso.models.layers.residual_blocks import BasicBlock, ResidualBlock
+from tekso.models.layers.residual_blocks import BasicBlock, ResidualBlock, block_groups
 from tekso.models.layers.sizes import with_sizes
 from tekso.models.layers.stack import Stack
 from tekso.models.resnet import Stem
@@ -90,7 +90,8 @@ class Ssd(ImageModel):
         self.levels = self._levels()
         stem = with_sizes(p.stem, input_dim=p.channels, output_dim=p.width)
         self.child("stem", stem.set(dtype=p.dtype))
-        self.child_list("blocks", self._block_params())
+        block = p.block.copy().set(dtype=p.dtype)
+        self.child_list("blocks", block_groups(block, p.num_blocks, p.width, [1, 2, 1]))
         w, first = p.width, self.blocks[-1].output_dim
         map_sizes = self.levels.map_sizes
         plan: list[tuple[Any, ...]] = []
@@ -128,17 +129,6 @@ class Ssd(ImageModel):
         ratios = tuple(map(tuple, p.aspect_ratios))
         return BoxLevels(p.image_size, tuple(sizes), tuple(p.steps), tuple(p.scales), ratios)
 
-    def _block_params(self) -> list[ResidualBlock.Params]:
-        p, blocks, input_dim = self.params, [], self.params.width
-        for group, count in enumerate(p.num_blocks):
-            width = p.width * 2**group
-            for i in range(count):
-                stride = 2 if group == 1 and i == 0 else 1
-                block = with_sizes(p.block, input_dim=input_dim, width=width)
-                blocks.append(block.set(stride=stride, dtype=p.dtype))
-                input_dim = width * block.owner.EXPANSION
-        return blocks
-
     def _map(
         self, input_dim: int, hidden: int, output_dim: int, stride: int, padding: Any
     ) -> Stack.Params:
@@ -153,15 +143,6 @@ class Ssd(ImageModel):
 
     def pieces(self) -> list[Piece]:
         """Returns the stem, the blocks, the maps with their heads, and the union of the outputs."""
-        blocks = [
-            Piece(
-                f"blocks/{i}",
-                {f"blocks/{i}": block},
-                functools.partial(self._run_block, i),
-                kind="blocks",
-            )
-            for i, block in enumerate(self.blocks)
-        ]
         maps = []
         for i in range(len(self.class_heads)):
             layers: dict[str, Layer] = {
@@ -173,7 +154,7 @@ class Ssd(ImageModel):
             maps.append(Piece(f"maps/{i}", layers, functools.partial(self._run_map, i)))
         return [
             Piece("stem", {"stem": self.stem}, self._run_stem),
-            *blocks,
+            *of_layers("blocks", self.blocks, self._run_block),
             *maps,
             Piece("outputs", {}, self._run_outputs),
         ]

@@ -48,7 +48,7 @@ class VisionTransformer(ImageModel):
 
     Shapes:
       x: [B, image_size, image_size, channels], numbers of any type
-      returns: logits [B, classes], float32 or wider
+      returns: logits [B, classes], float32 or wider; without a classifier, features [B, T, D]
     Children:
       patches, class_token (with that pooling), positions, stack, final_norm
       classifier: Linear, dims ("embed", "classes")
@@ -83,6 +83,7 @@ class VisionTransformer(ImageModel):
             "Initializer of the classifier.", default=Zeros.Params()
         )
 
+    has_features = True
     patches: PatchEmbedding
     class_token: ClassToken
     positions: LearnedPositions
@@ -110,6 +111,8 @@ class VisionTransformer(ImageModel):
         self.child("dropout", Dropout.Params(rate=p.dropout_rate))
         self.child("stack", with_sizes(p.stack, dim=p.dim))
         self.child("final_norm", with_sizes(p.final_norm, dim=p.dim))
+        if p.classes is None:
+            return
         classifier = Linear.Params(
             dtype=p.dtype,
             input_dim=p.dim,
@@ -119,16 +122,25 @@ class VisionTransformer(ImageModel):
         )
         self.child("classifier", classifier)
 
+    @property
+    def feature_dim(self) -> int:
+        """Size of the activations."""
+        dim: int = self.params.dim
+        return dim
+
     def pieces(self) -> list[Piece]:
         """Returns the embedding, one piece per layer of the stack, and the classifier."""
         first: dict[str, Layer] = {"patches": self.patches, "positions": self.positions}
         if self.params.pooling == "class_token":
             first["class_token"] = self.class_token
-        head: dict[str, Layer] = {"final_norm": self.final_norm, "classifier": self.classifier}
+        head: dict[str, Layer] = {"final_norm": self.final_norm}
+        last = Piece("final_norm", head, self._run_norm)
+        if self.params.classes is not None:
+            last = Piece("classifier", {**head, "classifier": self.classifier}, self._run_classify)
         return [
             Piece("embedding", first, self._run_embed),
             *pieces_of_stack("stack", self.stack, self._run_layers),
-            Piece("classifier", head, self._run_classify),
+            last,
         ]
 
     def _run_embed(self, theta: Theta, flow: Flow, ctx: StepContext) -> Flow:
@@ -149,6 +161,9 @@ class VisionTransformer(ImageModel):
         self, compute: Callable[..., tf.Tensor], theta: Theta, flow: Flow, ctx: StepContext
     ) -> Flow:
         return {**flow, "x": compute(theta.stack, flow["x"], ctx)}
+
+    def _run_norm(self, theta: Theta, flow: Flow, ctx: StepContext) -> Flow:
+        return {**flow, "x": self.final_norm.fprop(theta.final_norm, flow["x"], ctx)}
 
     def _run_classify(self, theta: Theta, flow: Flow, ctx: StepContext) -> Flow:
         x = ctx.constrain(flow["x"], ("batch", None, "embed"))

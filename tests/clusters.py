@@ -20,9 +20,10 @@ from __future__ import annotations
 import itertools
 import os
 import signal
+import sys
 
 from tekso.framework.experiment import Run
-from tekso.framework.params import Params
+from tekso.framework.params import Params, param
 from tekso.framework.registry import register
 from tekso.framework.run import tensor_files
 from tekso.params.lm.python_source import Tiny
@@ -53,12 +54,21 @@ def is_due(step):
 
 class Tokens(SyntheticTokens):
     class Params(SyntheticTokens.Params):
-        pass
+        short: bool = param("Whether batch 17 is shorter by an example.", default=False)
+
+    def num_rows(self, step):
+        return super().num_rows(step) - (self.params.short and step == 17)
 
     def batch(self, step):
+        return self.batch_rows(step, 0, self.num_rows(step))
+
+    def batch_rows(self, step, begin, end):
         if is_due(step):
             os.kill(int(os.environ.get("END_PID", os.getpid())), int(os.environ["END_BY"]))
-        return super().batch(step)
+        if "BUILT" in os.environ:
+            with open(f"{os.environ['BUILT']}.{sys.argv[-1]}", "a") as file:
+                print(f"{step}:{begin}-{end}", file=file)
+        return super().batch_rows(step, begin, end)
 
 
 @register
@@ -129,6 +139,15 @@ class Trainer:
         out, err = self.process.communicate(timeout=max(0.1, deadline - time.monotonic()))
         assert self.process.returncode is not None
         return self.process.returncode, out, err
+
+
+def built(path: Path, process: int) -> dict[int, set[str]]:
+    """Returns {number of a batch: the ranges of examples that a process built for training}."""
+    found: dict[int, set[str]] = {}
+    for line in Path(f"{path}.--process={process}").read_text().splitlines():
+        step, _, rows = line.partition(":")
+        found.setdefault(int(step), set()).add(rows)
+    return found
 
 
 def start_together(

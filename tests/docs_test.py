@@ -120,7 +120,7 @@ HOW: list[tuple[str, Run | TestedBy]] = [
         ),
     ),
     (
-        r"tekso-trainer .*runs/boxes.*",
+        r"tekso-(trainer|decode) .*runs/boxes.*",
         TestedBy(
             "tests/params/image/boxes_test.py"
             "::test_files_in_the_format_of_coco_are_trained_on_scored_and_searched"
@@ -208,6 +208,13 @@ HOW: list[tuple[str, Run | TestedBy]] = [
         TestedBy("tests/tools/decode_test.py::test_a_model_of_several_languages_is_told_which"),
     ),
     (
+        r"tekso-decode .*--pictures=found_masks",
+        TestedBy(
+            "tests/tools/decode_images_test.py"
+            "::test_masks_are_palette_files_of_the_size_of_the_image_that_the_source_of_masks_reads"
+        ),
+    ),
+    (
         r"tekso-decode .*--input=pictures .*",
         TestedBy("tests/tools/decode_images_test.py::test_every_image_of_a_folder_gets_a_line"),
     ),
@@ -244,6 +251,19 @@ HOW: list[tuple[str, Run | TestedBy]] = [
         TestedBy("tests/tools/weight_commands_test.py::test_an_imported_gpt2_is_evaluated"),
     ),
     (r"tekso-ckpt (convert|merge) .*", Run(prints=r"wrote|merged")),
+    (
+        r"(arecord .*)?tekso-decode --logdir=runs/prompts .*",
+        TestedBy(
+            "tests/tools/decode_speech_test.py"
+            "::test_files_and_samples_on_standard_input_have_the_same_transcript"
+        ),
+    ),
+    (
+        r"tekso-trainer .*runs/texts.*",
+        TestedBy(
+            "tests/params/asr/prompts_test.py::test_prompts_are_recognised_with_a_language_model"
+        ),
+    ),
     (
         r"pip install 'tekso\[speech\]'|apt-get download asterisk.*|for deb in asterisk.*"
         r"|export TEKSO_ASTERISK=.*|tekso-trainer .*runs/prompts.*",
@@ -302,6 +322,10 @@ HOW: list[tuple[str, Run | TestedBy]] = [
     (
         r"make benchmarks.*",
         TestedBy("tests/make_test.py::test_benchmarks_passes_its_arguments_on"),
+    ),
+    (
+        r"make docs",
+        TestedBy("tests/site_test.py::test_the_site_builds_without_warnings_and_has_a_search_index"),
     ),
     (r"make catalogue", TestedBy("tests/tools/catalogue_test.py::test_the_page_is_up_to_date")),
     (

@@ -57,11 +57,22 @@ NAMED: dict[str, dict[str, Any]] = {
         "optimizers": ["adafactor"],
         "execution": execution("mesh", mesh="x:2;y:2", rules="height:x;out_channels:y"),
     },
+    "sampled softmax, rematerialization, slots, stages on meshes": {
+        "softmax": "sampled",
+        "execution": {
+            **MESH_STAGES, "rematerialize": "all", "num_micro_batches": 1,
+            "stages_on": {"mesh": "x:2", "rules": "batch:x", "slots_axis": "x"},
+        },
+    },
 }  # fmt: skip
 """{name: choices that differ from PLAIN}."""
 
 
-SLOW = ("label smoothing, padded vocabulary, pipeline", "GRU, LARS, mesh")
+SLOW = (
+    "label smoothing, padded vocabulary, pipeline",
+    "GRU, LARS, mesh",
+    "sampled softmax, rematerialization, slots, stages on meshes",
+)
 """The cases that the slow tests train; `make test-matrix` trains the others."""
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 from small_boxes import Rectangles
+from small_captions import Bars
 from small_masks import Squares
 from small_pictures import Blobs
 
@@ -22,6 +23,7 @@ from tekso.models.amoebanet import AmoebaNet
 from tekso.models.layers.recurrent_decoder import RecurrentDecoder
 from tekso.models.layers.stack import RepeatedStack
 from tekso.tasks.asr.sources import InMemorySpeech, SpeechSource
+from tekso.tasks.captioning.sources import CaptionSource
 from tekso.tasks.detection.sources import BoxSource
 from tekso.tasks.image.sources import ImageSource
 from tekso.tasks.mt.pairs import InMemoryPairs
@@ -116,7 +118,12 @@ def shrunk(tree: Any) -> Any:
     if "bounds" in tree.input:
         tree.input.bounds = [8]
     if "source" in tree.input:
-        kinds: Any = {BoxSource: Rectangles, MaskSource: Squares, ImageSource: Blobs}
+        kinds: Any = {
+            BoxSource: Rectangles,
+            MaskSource: Squares,
+            ImageSource: Blobs,
+            CaptionSource: Bars,
+        }
         (source,) = [s for base, s in kinds.items() if issubclass(tree.input.source.owner, base)]
         tree.input.source = source.Params(colours=tree.input.channels)
     if "aspect_ratios" in tree.task.model:  # of an SSD: maps of 4 and 2 pixels, or 2 and 1

@@ -1,23 +1,23 @@
-"""tekso-decode: translates a file line by line, or classifies the images of a folder."""
+"""tekso-decode: translates a file line by line, answers for images, or transcribes speech."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import os
 import shlex
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, Literal
 
 from absl import flags
 
 from tekso.framework import files
 from tekso.framework.commands import typed
-from tekso.tools import command_flags, decode_images, experiment_flags
+from tekso.tools import command_flags, decode_images, decode_speech, experiment_flags
 from tekso.tools.command_errors import UsageError
+from tekso.tools.decode_texts import SEARCH, translate
 from tekso.tools.line_reader import STANDARD_INPUT, LineReader
 
 if TYPE_CHECKING:  # slow to import, so the functions below import these modules when they run
@@ -27,9 +27,6 @@ if TYPE_CHECKING:  # slow to import, so the functions below import these modules
 PROGRAM = "tekso-decode"
 USAGE = "--logdir=runs/mine --input=texts.en --output=texts.de"
 _STANDARD_OUTPUT = "-"
-_MOST_LINES = 2048  # read, sorted by length and written together
-_PROGRESS_S = 10.0
-_SEARCH = "task.translator.search"
 
 # A separate FlagValues, so that --help lists only these flags.
 FLAGS: Any = flags.FlagValues()  # type: ignore[no-untyped-call]
@@ -42,13 +39,29 @@ def _define() -> None:
         "input",
         STANDARD_INPUT,
         "File to translate; - reads standard input and answers each line at once. A folder: images "
-        "to classify.",
+        "to classify, to detect objects in or to segment, or audio files to transcribe. A .wav, "
+        ".flac, .ogg or .mp3 file: transcribed.",
         flag_values=f,
     )
     flags.DEFINE_string(
         "output",
         _STANDARD_OUTPUT,
         "File to write, only if all lines are translated; - writes to standard output.",
+        flag_values=f,
+    )
+    flags.DEFINE_enum(
+        "samples",
+        None,
+        sorted(decode_speech.SAMPLE_FORMATS),
+        "The input has raw samples of one channel, which are transcribed while they arrive: 16-bit "
+        "integers or 32-bit floats. For example, a microphone on standard input.",
+        flag_values=f,
+    )
+    flags.DEFINE_integer(
+        "sample_rate",
+        None,
+        "Samples per second of --samples. By default that of the model.",
+        lower_bound=1,
         flag_values=f,
     )
     flags.DEFINE_string(
@@ -74,8 +87,16 @@ def _define() -> None:
         "text",
         ("text", "json"),
         "text: one output line per input line; with several hypotheses, one line for each, as "
-        "'number ||| translation ||| score'; for an image, its class and probability between tabs. "
-        "json: one object per input line or image, with scores.",
+        "'number ||| translation ||| score'; for an image, its class and probability, or a line "
+        "for every object or class in it, between tabs; for speech, its transcript. json: one "
+        "object per input line or file, with scores.",
+        flag_values=f,
+    )
+    flags.DEFINE_string(
+        "pictures",
+        None,
+        "Folder to write PNG files to, one per image: with boxes (detection), or the masks "
+        "(segmentation).",
         flag_values=f,
     )
     flags.DEFINE_multi_string(
@@ -114,32 +135,84 @@ def _run(words: list[str]) -> None:
         raise UsageError(f"--logdir is missing, as in {_usage()}")
     if FLAGS.output != _STANDARD_OUTPUT and files.is_folder(os.path.expanduser(FLAGS.output)):
         raise UsageError(f"--output={FLAGS.output} is a folder: name a file")
-    if FLAGS.input != STANDARD_INPUT and files.is_folder(os.path.expanduser(FLAGS.input)):
-        _classify()
+    if FLAGS.sample_rate is not None and FLAGS.samples is None:
+        raise UsageError("--sample_rate is for --samples: audio files have their own")
+    if FLAGS.pictures is not None and FLAGS.samples is not None:
+        raise UsageError("--pictures is for images, but --samples is for speech")
+    if FLAGS.samples is not None:
+        _transcribe_stream()
         return
+    path = os.path.expanduser(FLAGS.input)
+    is_folder = FLAGS.input != STANDARD_INPUT and files.is_folder(path)
+    if is_folder or decode_speech.is_audio_name(path):
+        _decode_files(path, is_folder=is_folder)
+        return
+    if FLAGS.pictures is not None:
+        raise UsageError(f"--pictures is for images, but --input={FLAGS.input} is not a folder")
     reader = LineReader(FLAGS.input)  # reports a missing file before the slow part
     try:
         with contextlib.redirect_stdout(sys.stderr):  # stdout is only for translations
-            parts = _parts()
+            parts, _ = _parts("texts")
         with _output() as file:
-            _translate(parts, reader, file)
+            translate(parts, reader, file, language=FLAGS.language, form=FLAGS.format, log=_log)
     finally:
         reader.close()
 
 
-def _classify() -> None:
-    for name in ("language", "beam_size", "num_hypotheses"):
-        if FLAGS[name].value is not None:
-            raise UsageError(f"--{name} is for translation, but --input={FLAGS.input} is a folder")
-    paths = decode_images.image_files(FLAGS.input)
+def _decode_files(path: str, *, is_folder: bool) -> None:
+    """Answers for the images of a folder, or transcribes audio files, as the model does."""
+    _refuse_flags_of_translation()
+    audio = decode_speech.audio_files(path)
+    images = decode_images.image_files(FLAGS.input) if is_folder and not audio else []
     begin = time.perf_counter()
     with contextlib.redirect_stdout(sys.stderr):
-        parts = _parts(of_images=True)
+        parts, kind = _parts("speech" if not is_folder else "files")
+    if kind == "images":
+        images = images or decode_images.image_files(FLAGS.input)
+    paths = audio if kind == "speech" else images
+    if not paths:
+        raise UsageError(
+            f"--input={FLAGS.input} has no audio files ({', '.join(decode_speech.SUFFIXES)})"
+        )
+    pictures = None
+    if FLAGS.pictures is not None:
+        folder = os.path.expanduser(FLAGS.pictures)
+        pictures = decode_images.PictureFolder(folder, FLAGS.input, paths)
     with _output() as file:
-        broken = decode_images.classify(parts, paths, file, form=FLAGS.format)
-    _log(f"classified {len(paths) - broken:,} images in {time.perf_counter() - begin:.1f} s")
+        if kind == "speech":
+            broken = decode_speech.transcribe_files(parts, paths, file, form=FLAGS.format)
+        else:
+            broken = decode_images.answer(parts, paths, file, form=FLAGS.format, pictures=pictures)
+    done, form = ("transcribed", "audio") if kind == "speech" else ("read", "images")
+    _log(f"{done} {len(paths) - broken:,} files in {time.perf_counter() - begin:.1f} s")
     if broken:
-        _log(f"{broken:,} files cannot be read as images; their lines have the reasons")
+        _log(f"{broken:,} files cannot be read as {form}; their lines have the reasons")
+
+
+def _transcribe_stream() -> None:
+    _refuse_flags_of_translation()
+    with contextlib.redirect_stdout(sys.stderr):
+        parts, _ = _parts("speech")
+    with _output() as file:
+        reason = decode_speech.transcribe_stream(
+            parts,
+            FLAGS.input,
+            file,
+            form=FLAGS.format,
+            sample_format=FLAGS.samples,
+            sample_rate=FLAGS.sample_rate,
+        )
+    if reason:
+        _log(f"there was no transcript before the end of the input, because {reason}")
+
+
+def _refuse_flags_of_translation() -> None:
+    for name in ("language", "beam_size", "num_hypotheses"):
+        if FLAGS[name].value is not None:
+            given = f"--samples={FLAGS.samples}" if FLAGS.samples else f"--input={FLAGS.input}"
+            raise UsageError(
+                f"--{name} is for translation, not for {given}; settings of the run have --set"
+            )
 
 
 def _usage() -> str:
@@ -149,18 +222,27 @@ def _usage() -> str:
 def _help() -> str:
     purpose = (__doc__ or "").partition(": ")[2]
     purpose = purpose[:1].upper() + purpose[1:]
-    names = {"logdir": "folder", "input": "file", "output": "file", "set": "path=value"}
+    names = {
+        "logdir": "folder",
+        "pictures": "folder",
+        "input": "file",
+        "output": "file",
+        "set": "path=value",
+    }
     return command_flags.help_text(FLAGS, usage=_usage(), purpose=purpose, value_names=names)
 
 
-def _parts(*, of_images: bool = False) -> Assembly:
-    """Returns the experiment of the logdir, with the weights of the checkpoint.
+Kind = Literal["texts", "images", "speech"]
+
+
+def _parts(wanted: Kind | Literal["files"]) -> tuple[Assembly, Kind]:
+    """Returns the experiment of the logdir, with weights, and what it decodes.
 
     Args:
-      of_images: whether the model must be an image classifier instead of a translation model.
+      wanted: what it must decode; files: images or speech.
 
     Raises:
-      UsageError: it is not, or does not have the language.
+      UsageError: it decodes something else, or does not have the language.
     """
     experiment_flags.load(None, FLAGS["import"].value or [])
     from tekso.framework.run.job import Job
@@ -175,22 +257,14 @@ def _parts(*, of_images: bool = False) -> Assembly:
     warn = functools.partial(console.line, style="warning")
     run = open_run(logdir.path, FLAGS.checkpoint, warn=warn)
     model, tree = run.model, run.completed_tree()
-    if of_images and not decode_images.classifies_images(tree.task):
-        raise UsageError(f"{model} does not classify images, but --input={FLAGS.input} is a folder")
-    if not of_images and _SEARCH not in tree:
-        imports = [f"--import={name}" for name in FLAGS["import"].value or []]
-        given = f"--logdir={FLAGS.logdir}"
-        raise UsageError(
-            f"{model} is not a translation model; to run the decoding of its task: "
-            f"{typed('tekso-trainer')} {shlex.join([*imports, '--mode=decode', given])}"
-        )
+    kind = _kind(wanted, model, tree)
     chosen = {
-        name: (f"{_SEARCH}.{name}", FLAGS[name].value) for name in ("beam_size", "num_hypotheses")
+        name: (f"{SEARCH}.{name}", FLAGS[name].value) for name in ("beam_size", "num_hypotheses")
     }
-    chosen = {} if of_images else chosen
+    chosen = chosen if kind == "texts" else {}
     experiment_flags.change(tree, execution=FLAGS.execution, settings=FLAGS.set or [], flags=chosen)
-    if not of_images:
-        tree.get(_SEARCH).instantiate()  # reports wrong values before the slow part
+    if kind == "texts":
+        tree.get(SEARCH).instantiate()  # reports wrong values before the slow part
     job = Job(
         model=model,
         tree=tree,
@@ -202,16 +276,53 @@ def _parts(*, of_images: bool = False) -> Assembly:
         cpu_devices=FLAGS.cpu_devices,
     )
     parts = job.assemble(ProcessGroup(), reads_data=False)
-    how = "" if of_images else f", {_search_text(tree)}"
-    if not of_images:
+    how = f", {_search_text(tree)}" if kind == "texts" else ""
+    if kind == "texts":
         _check_language(parts.input)
     restore(parts.program, run.checkpoint)
     console.line(f"{model} at step {run.checkpoint.step}{how}")
-    return parts
+    return parts, kind
+
+
+def _kind(wanted: Kind | Literal["files"], model: str, tree: Any) -> Kind:
+    """Returns what an experiment decodes.
+
+    Raises:
+      UsageError: it is not what is wanted.
+    """
+    given = f"--samples={FLAGS.samples}" if FLAGS.samples else f"--input={FLAGS.input}"
+    speech = decode_speech.transcribes(tree.task)
+    if wanted != "texts":
+        if speech:
+            if FLAGS.pictures is not None:
+                raise UsageError(f"--pictures is for images, but {model} transcribes speech")
+            return "speech"
+        if wanted == "files" and decode_images.answers_for_images(tree.task):
+            if FLAGS.pictures is not None:
+                decode_images.check_pictures(tree.task, FLAGS.pictures, FLAGS.input)
+            return "images"
+        if wanted == "files":
+            raise UsageError(
+                f"{model} is neither a model of images nor of speech, but {given} is a folder"
+            )
+        raise UsageError(f"{model} does not transcribe speech, but {given} is audio")
+    if SEARCH in tree:
+        return "texts"
+    if speech:
+        raise UsageError(
+            f"{model} transcribes speech: --input must be an audio file or a folder of them, or "
+            "add --samples=s16le for raw samples"
+        )
+    imports = [f"--import={name}" for name in FLAGS["import"].value or []]
+    raise UsageError(
+        f"{model} is not a translation model; to run the decoding of its task: "
+        f"{typed('tekso-trainer')} "
+        f"{shlex.join([*imports, '--mode=decode', f'--logdir={FLAGS.logdir}'])}"
+    )
 
 
 def _search_text(tree: Any) -> str:
-    search = tree.get(_SEARCH)
+    search = tree.get(SEARCH)
     return f"beam {search.beam_size}" if "beam_size" in search else type(search).owner.__name__
 
 
@@ -234,51 +345,6 @@ def _output() -> Iterator[IO[bytes]]:
         return
     with files.writing_atomically(os.path.expanduser(FLAGS.output)) as file:
         yield file
-
-
-def _translate(parts: Any, reader: LineReader, file: IO[bytes]) -> None:
-    translator = parts.task.translator
-    several = parts.tree.get(_SEARCH).num_hypotheses > 1
-    done, cut, empty, broken = 0, 0, 0, 0
-    begin = reported = time.perf_counter()
-    while lines := reader.take(_MOST_LINES):
-        texts = [line.text for line in lines]
-        languages = [FLAGS.language] * len(texts) if FLAGS.language else []
-        found = translator.translate(parts.program, parts.input, texts, languages=languages)
-        answers = zip(texts, found.hypotheses, strict=True)
-        shown = (_shown(done + i, *own, several=several) for i, own in enumerate(answers))
-        file.write("".join(shown).encode("utf-8"))
-        file.flush()
-        done += len(lines)
-        cut += found.num_cut
-        empty += sum(not text.strip() for text in texts)
-        broken += sum(not line.is_text for line in lines)
-        if time.perf_counter() - reported > _PROGRESS_S:
-            reported = time.perf_counter()
-            _log(f"{done:,} lines, {done / (reported - begin):.1f} per second")
-    _log(f"translated {done:,} lines in {time.perf_counter() - begin:.1f} s")
-    if empty:
-        _log(f"{empty:,} of them are empty and have empty translations")
-    if cut:
-        _log(
-            f"{cut:,} of them are too long for the model: only their beginning was translated "
-            "(task.translator.max_source_length)"
-        )
-    if broken:
-        _log(f"{broken:,} of them have bytes that are not UTF-8; they are read as U+FFFD")
-
-
-def _shown(number: int, source: str, hypotheses: Sequence[Any], *, several: bool) -> str:
-    """Returns the output for one line of input, with its line end."""
-    if FLAGS.format == "json":
-        record = {"source": source, "hypotheses": [h.record() for h in hypotheses]}
-        return json.dumps(record, ensure_ascii=False) + "\n"
-    from tekso.tasks.mt.translator import one_line
-
-    if several:
-        shown = [(one_line(h.text), h.score) for h in hypotheses] or [("", 0.0)]
-        return "".join(f"{number} ||| {text} ||| {score:.4f}\n" for text, score in shown)
-    return (one_line(hypotheses[0].text) if hypotheses else "") + "\n"
 
 
 def _log(text: str) -> None:

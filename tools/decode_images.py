@@ -1,7 +1,10 @@
-"""Classifies the image files of a folder, for tekso-decode."""
+"""Answers for the image files of a folder, for tekso-decode: classes, boxes or masks."""
 
 from __future__ import annotations
 
+import collections
+import dataclasses
+import functools
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -12,8 +15,6 @@ from tekso.tools.command_errors import UsageError
 
 if TYPE_CHECKING:  # slow to import
     from tekso.framework.run.assembly import Assembly
-
-_MOST_FILES = 512  # classified and written together
 
 
 def image_files(folder: str) -> list[str]:
@@ -39,38 +40,102 @@ def image_files(folder: str) -> list[str]:
     return sorted(found)
 
 
-def classifies_images(task: object) -> bool:
-    """Returns whether Params of a task are those of an image classifier."""
-    from tekso.tasks.image.task import ImageClassification
+def answers_for_images(task: object) -> bool:
+    """Returns whether Params of a task are those of a task on images."""
+    from tekso.tasks.image.image_task import ImageTask
 
-    return isinstance(task, ImageClassification.Params)
+    return isinstance(task, ImageTask.Params)
 
 
-def classify(parts: Assembly, paths: Sequence[str], file: IO[bytes], *, form: str) -> int:
-    """Writes one line for each file; returns the number of files that cannot be read.
+def check_pictures(task: Any, pictures: str, folder: str) -> None:
+    """Checks that a task makes pictures, and where they are written.
+
+    Args:
+      task: Params of a task on images.
+      pictures: the folder of the pictures.
+      folder: the folder of the images.
+
+    Raises:
+      UsageError: the task makes no pictures, or the pictures would be among the images.
+    """
+    if not task.owner.makes_pictures():
+        raise UsageError(
+            f"--pictures={pictures}: {task.owner.__name__} makes no pictures; detection draws "
+            "boxes, and segmentation makes masks"
+        )
+    own, images = (os.path.realpath(os.path.expanduser(path)) for path in (pictures, folder))
+    if os.path.commonpath([own, images]) == images:
+        raise UsageError(
+            f"--pictures={pictures} is in the folder of the images, --input={folder}: name another"
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class PictureFolder:
+    """Where the pictures of answers are written: the names are those of the images, with .png.
+
+    Images whose names differ only in their ending keep it: 1.jpg.png and 1.webp.png.
+
+    Attributes:
+      path: the folder.
+      images: the folder of the images.
+      files: all images.
+    """
+
+    path: str
+    images: str
+    files: Sequence[str]
+
+    def write(self, file: str, picture: bytes) -> None:
+        """Writes the picture of an image file."""
+        path = files.join(self.path, self._names[file])
+        files.make_folder(os.path.dirname(path))
+        files.write_atomically(path, picture)
+
+    @functools.cached_property
+    def _names(self) -> dict[str, str]:
+        folder = os.path.expanduser(self.images)
+        names = {file: os.path.relpath(file, folder) for file in self.files}
+        stems = {file: os.path.splitext(name)[0] for file, name in names.items()}
+        counts = collections.Counter(stems.values())
+        return {
+            file: f"{stem if counts[stem] == 1 else names[file]}.png"
+            for file, stem in stems.items()
+        }
+
+
+def answer(
+    parts: Assembly,
+    paths: Sequence[str],
+    file: IO[bytes],
+    *,
+    form: str,
+    pictures: PictureFolder | None = None,
+) -> int:
+    """Writes the answers for all files; returns the number of files that cannot be read.
 
     Args:
       parts: the experiment, with restored weights.
       paths: the image files.
       file: written to.
-      form: "text" for "file, class, probability" or "file, error, reason" between tabs; "json" for
-        an object with the likeliest classes or the error.
+      form: "text" for lines of the file and the cells of an answer between tabs, or "file, error,
+        reason"; "json" for an object per file.
+      pictures: where the pictures of the answers are written.
     """
     task: Any = parts.task
     broken = 0
-    for begin in range(0, len(paths), _MOST_FILES):
-        some = list(paths[begin : begin + _MOST_FILES])
-        for record in task.classify_files(parts.program, parts.input, some).records:
-            broken += "error" in record
-            file.write(_line(record, form).encode("utf-8", "surrogateescape"))
+    for one in task.file_answers(parts.program, parts.input, paths):
+        broken += one.pixels is None
+        file.write(_lines(task, one.record, form).encode("utf-8", "surrogateescape"))
         file.flush()
+        if pictures is not None and one.pixels is not None:
+            picture = task.picture(one.pixels, one.arrays, parts.input)
+            pictures.write(one.record["file"], picture)
     return broken
 
 
-def _line(record: Mapping[str, Any], form: str) -> str:
+def _lines(task: Any, record: Mapping[str, Any], form: str) -> str:
     if form == "json":
         return json.dumps(record, ensure_ascii=False) + "\n"
-    if "error" in record:
-        return f"{record['file']}\terror\t{record['error']}\n"
-    best = record["classes"][0]
-    return f"{record['file']}\t{best['class']}\t{best['probability']:.4f}\n"
+    rows = [("error", record["error"])] if "error" in record else task.cells(record)
+    return "".join("\t".join([record["file"], *row]) + "\n" for row in rows)

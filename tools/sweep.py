@@ -130,11 +130,14 @@ def _run(words: list[str]) -> int:
             for i, settings in enumerate(combinations)
             for seed in range(FLAGS.seeds)
         ]
-        for number, trial in enumerate(trials, start=1):
-            _train(trainer, trial, f"{number}/{len(trials)}")
+        failed = [
+            trial
+            for number, trial in enumerate(trials, start=1)
+            if not _train(trainer, trial, f"{number}/{len(trials)}")
+        ]
     else:
-        trials = _search(trainer, folder, varied)
-    return _compare(folder, trainer, trials)
+        trials, failed = _search(trainer, folder, varied)
+    return _compare(folder, trainer, trials, failed)
 
 
 def _check_search(*, is_grid: bool) -> None:
@@ -208,15 +211,15 @@ def _describe(folder: str) -> None:
     files.write_atomically(path, json.dumps(now, indent=1) + "\n")
 
 
-def _train(trainer: Trainer, trial: SweepTrial, number: str, optuna_trial: Any = None) -> None:
-    """Trains a trial that is not finished.
+def _train(trainer: Trainer, trial: SweepTrial, number: str, optuna_trial: Any = None) -> bool:
+    """Trains a trial that is not finished; returns False if its settings fail (exit code 1).
 
     Raises:
-      StoppedSweepError: the trial ended without a result.
+      StoppedSweepError: the trial was stopped, or another trial would end in the same way.
     """
     if trainer.code(trial) is not None:
         print(f"trial {number}: {trial.title}: finished before", flush=True)
-        return
+        return True
     print(f"trial {number}: {trial.title}: {trainer.logdir(trial)}", flush=True)
 
     reported: set[int] = set()
@@ -234,25 +237,34 @@ def _train(trainer: Trainer, trial: SweepTrial, number: str, optuna_trial: Any =
         code = trainer.train(trial)
     if code == ExitCode.NOT_FINITE:
         print("  diverged: too many steps were not finite", flush=True)
+    elif code == ExitCode.FAILED:
+        print(f"  failed: {trainer.last_words(trial)}", flush=True)
+        return False
     elif code != OK:
         raise StoppedSweepError(
             f"the trial in {trainer.logdir(trial)} ended with exit code {code}: "
             f"{trainer.last_words(trial)}\nthe same command resumes the sweep",
             code,
         )
+    return True
 
 
-def _search(trainer: Trainer, folder: str, varied: Sequence[space.Varied]) -> list[SweepTrial]:
-    """Runs the trials of a search; returns those of the whole sweep."""
+def _search(
+    trainer: Trainer, folder: str, varied: Sequence[space.Varied]
+) -> tuple[list[SweepTrial], list[SweepTrial]]:
+    """Runs the trials of a search; returns those of the whole sweep, and those that failed."""
     study = search.Study(folder, FLAGS.search, varied, goal=FLAGS.goal, seed=0)
     trials: list[SweepTrial] = []
+    failed: list[SweepTrial] = []
 
     def train(number: int, settings: Mapping[str, str], optuna_trial: Any) -> float | None:
         values = []
         for seed in range(FLAGS.seeds):
             trial = SweepTrial(folder_name(number, seed, settings), settings, seed)
             trials.append(trial)
-            _train(trainer, trial, f"{number + 1}/{FLAGS.trials}", optuna_trial)
+            if not _train(trainer, trial, f"{number + 1}/{FLAGS.trials}", optuna_trial):
+                failed.append(trial)
+                return None
             evaluations = trainer.evaluations(trial, FLAGS.metric)
             if not evaluations:
                 known = ", ".join(trainer.metrics(trial))
@@ -266,18 +278,23 @@ def _search(trainer: Trainer, folder: str, varied: Sequence[space.Varied]) -> li
     for name in sorted(files.names(trainer.folder)):  # of earlier processes
         if name not in known:
             trials.append(SweepTrial(name, {}, 0))
-    return trials
+    return trials, failed
 
 
-def _compare(folder: str, trainer: Trainer, trials: Sequence[SweepTrial]) -> int:
-    """Compares the finished trials."""
+def _compare(
+    folder: str, trainer: Trainer, trials: Sequence[SweepTrial], failed: Sequence[SweepTrial]
+) -> int:
+    """Compares the finished trials; returns FAILED if some failed."""
     from tekso.tools import compare
 
     done = [trainer.logdir(trial) for trial in trials if trainer.code(trial) is not None]
+    if not done:
+        raise StoppedSweepError("no trial finished: all of them failed", ExitCode.FAILED)
     print(f"\n{counted(len(done), 'trial')} finished\n", flush=True)
     compare.compare(done, output=files.join(folder, "comparison.html"), metric=FLAGS.metric)
-
-    return OK
+    for trial in failed:
+        print(f"failed: {trial.title}: {trainer.last_words(trial)}", file=sys.stderr)
+    return ExitCode.FAILED if failed else OK
 
 
 if __name__ == "__main__":

@@ -359,7 +359,7 @@ def _plan(argv: list[str]) -> int:
         tree,
         logdir=logdir.path,
         assets_dir=logdir.assets if logdir.model() is not None else None,
-        device=FLAGS.device if flag_modes.is_given(FLAGS["device"]) else "cpu",
+        device=FLAGS.device if flag_modes.is_given(FLAGS["device"]) else "this_machine",
         num_devices=FLAGS.devices,
         searches=FLAGS.auto,
         as_json=FLAGS.format == "json",

@@ -87,6 +87,9 @@ _ALL = (
     DeviceType("cpu", _peaks(80e9, 40e9), 4e9, 10e9, 4e9, 3e-5),
 )  # fmt: skip
 
+THIS_MACHINE = "this_machine"
+"""A core of this machine, whose speed is measured; see `this_machine.py`."""
+
 DEVICE_TYPES = {device.name: device for device in _ALL}
 
 
@@ -96,10 +99,15 @@ def find(name: str) -> DeviceType:
     Raises:
       ExecutionError: the name is unknown.
     """
+    if name == THIS_MACHINE:
+        from tekso.framework.costs import this_machine  # imports this module
+
+        return this_machine.device_type()
     if name in DEVICE_TYPES:
         return DEVICE_TYPES[name]
-    close = difflib.get_close_matches(name, DEVICE_TYPES, n=1)
+    known = [*DEVICE_TYPES, THIS_MACHINE]
+    close = difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean {close[0]}? " if close else ""
     raise ExecutionError(
-        f"there is no device type {name!r}; {hint}there are: {', '.join(DEVICE_TYPES)}"
+        f"there is no device type {name!r}; {hint}there are: {', '.join(known)}"
     )

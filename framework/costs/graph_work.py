@@ -44,7 +44,7 @@ _FREE = frozenset(
         "TensorListSetItem",
     }
 )
-_SUMS = frozenset({"Sum", "Mean", "Max", "Min", "Prod"})
+SUMS = frozenset({"Sum", "Mean", "Max", "Min", "Prod"})
 _MOVES = frozenset({"Transpose", "ConcatV2", "Pack", "Unpack", "Split", "SplitV", "Slice"})
 _MOVES |= {"StridedSlice", "GatherV2", "Cast", "Tile", "BroadcastTo", "Pad", "PadV2"}
 
@@ -53,7 +53,7 @@ def count(graph: Any) -> GraphWork:
     """Returns the work of all ops of a graph, including ops inside loops and function calls."""
     flops = written = 0.0
     for op in graph.get_operations():
-        times, inner = _inside(graph, op)
+        times, inner = inside(graph, op)
         if inner:
             found = [count(g) for g in inner]
             flops += times * max(w.flops for w in found)
@@ -61,12 +61,12 @@ def count(graph: Any) -> GraphWork:
             continue
         if op.type in _FREE or not any(t.dtype.is_floating for t in op.outputs):
             continue
-        flops += _flops(op)
-        written += sum(_size(t) * t.dtype.size for t in op.outputs if t.dtype.is_floating)
+        flops += op_flops(op)
+        written += sum(size(t) * t.dtype.size for t in op.outputs if t.dtype.is_floating)
     return GraphWork(flops, written)
 
 
-def _inside(graph: Any, op: Any) -> tuple[int, list[Any]]:
+def inside(graph: Any, op: Any) -> tuple[int, list[Any]]:
     """Returns how often an op runs its inner graphs, and these graphs; it runs one at a time."""
     if op.type in ("While", "StatelessWhile"):
         turns = tf.get_static_value(op.inputs[1])  # the largest number of iterations
@@ -83,13 +83,15 @@ def _graphs(graph: Any, op: Any, *names: str) -> list[Any]:
     return [f.graph for f in functions if f is not None and getattr(f, "graph", None) is not None]
 
 
-def _size(tensor: Any) -> int:
+def size(tensor: Any) -> int:
+    """Returns the number of elements of a tensor; a dim of unknown size counts as 1."""
     shape = tensor.shape
     return 0 if shape.rank is None else math.prod(n or 1 for n in shape.as_list())
 
 
-def _flops(op: Any) -> float:
-    out = _size(op.outputs[0])
+def op_flops(op: Any) -> float:
+    """Returns the floating-point operations of an op that runs no inner graph."""
+    out = size(op.outputs[0])
     if op.type in ("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"):
         transposed = op.get_attr("transpose_a" if op.type == "MatMul" else "adj_x")
         inner = op.inputs[0].shape[-2 if transposed else -1]
@@ -97,16 +99,24 @@ def _flops(op: Any) -> float:
     if op.type == "Einsum":
         return _einsum_flops(op)
     if op.type in ("Conv2DBackpropInput", "Conv3DBackpropInputV2"):  # a transposed convolution
-        return 2.0 * _size(op.inputs[2]) * math.prod(op.inputs[1].shape.as_list()[:-1])
+        return 2.0 * size(op.inputs[2]) * math.prod(op.inputs[1].shape.as_list()[:-1])
+    if op.type == "Conv2DBackpropFilter":
+        return 2.0 * size(op.inputs[2]) * math.prod(op.inputs[0].shape.as_list()[-1:]) * _window(op)
     if op.type in ("Conv2D", "Conv3D"):
         return 2.0 * out * math.prod(op.inputs[1].shape.as_list()[:-1])
     if op.type == "DepthwiseConv2dNative":
         return 2.0 * out * math.prod(op.inputs[1].shape.as_list()[:2])
-    if op.type in _SUMS:
-        return float(_size(op.inputs[0]))
+    if op.type in SUMS:
+        return float(size(op.inputs[0]))
     if op.type in ("AvgPool", "MaxPool"):
         return float(out * math.prod(op.get_attr("ksize")))
     return 0.0 if op.type in _MOVES else float(out)
+
+
+def _window(op: Any) -> int:
+    """Returns the number of positions of the filter of a gradient of filters."""
+    sizes = tf.get_static_value(op.inputs[1])
+    return 1 if sizes is None else math.prod(int(n) for n in sizes[:-2])
 
 
 def _einsum_flops(op: Any) -> float:
@@ -114,6 +124,6 @@ def _einsum_flops(op: Any) -> float:
     sizes: dict[str, int] = {}
     for term, tensor in zip(terms, op.inputs, strict=True):
         if "." in term:
-            return 2.0 * _size(op.outputs[0])
+            return 2.0 * size(op.outputs[0])
         sizes.update(zip(term, (n or 1 for n in tensor.shape.as_list()), strict=True))
     return (2.0 if len(terms) > 1 else 1.0) * math.prod(sizes.values())

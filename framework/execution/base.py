@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from tekso.framework import batch_part
+from tekso.framework.batch_part import BatchPart, RowsOf
 from tekso.framework.cluster import Cluster
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.shards import Shard
@@ -104,14 +106,11 @@ class ExecutionProgram(abc.ABC):
 
     Attributes:
       serialize_calls: whether callers should make one `call` at a time, with inputs of one shape.
-      part: (index, number of parts): the part of every global batch that this process passes to
-        `train_step` and `eval_step`; see `Input.part`. Their results are those of the whole batch.
       concurrent_steps: number of steps of one call of `train_steps` that are computed at the same
         time; the results of a run depend on it, and on the number of steps in a call.
     """
 
     serialize_calls: bool = False
-    part: tuple[int, int] = (0, 1)
     concurrent_steps: int = 1
 
     def __init__(self, step: Step) -> None:
@@ -155,9 +154,29 @@ class ExecutionProgram(abc.ABC):
         next training step. All processes must iterate over them.
         """
 
+    def own_rows(self, *, training: bool) -> RowsOf | None:
+        """Returns which examples of a global batch this process needs; None: all of them.
+
+        Args:
+          training: whether the batch is trained on; otherwise it is evaluated.
+        """
+        del training
+        return None
+
+    def own_part(self, batch: Batch, *, training: bool) -> Batch:
+        """Returns the examples of a batch that this process needs."""
+        rows = self.own_rows(training=training)
+        if rows is None or isinstance(batch, BatchPart):
+            return batch
+        return BatchPart.of(batch, rows(num_examples_of(batch)))
+
     @abc.abstractmethod
     def train_step(self, batch: Batch, step: int) -> dict[str, Any]:
-        """Updates the state with one global batch, of which `batch` is this process's part.
+        """Updates the state with one global batch.
+
+        Args:
+          batch: the global batch, or this process's part of it (`Input.own_part` of `own_rows`).
+          step: number of the step.
 
         Returns: "loss" (the mean over the global batch), "total_loss" (with auxiliary losses), the
           means of the task's metrics, and the learner's metrics. The values are scalar tensors,
@@ -184,7 +203,7 @@ class ExecutionProgram(abc.ABC):
         """Returns (sum, weight) of "loss" and of every metric over a global batch.
 
         Args:
-          batch: this process's part of it.
+          batch: the global batch, or this process's part of it, as in `train_step`.
         """
 
     @abc.abstractmethod
@@ -198,8 +217,9 @@ class ExecutionProgram(abc.ABC):
 
 
 def signature_of(batch: Batch) -> Signature:
-    """Returns the signature of a batch."""
-    return {name: (array.shape, array.dtype) for name, array in batch.items()}
+    """Returns the signature of the global batch."""
+    size = batch_part.num_examples(batch)
+    return {name: ((size, *array.shape[1:]), array.dtype) for name, array in batch.items()}
 
 
 def parts_of(size: int, most: int) -> int:
@@ -208,7 +228,7 @@ def parts_of(size: int, most: int) -> int:
 
 
 def num_examples_of(batch: Batch) -> int:
-    """Returns the number of examples in a batch.
+    """Returns the number of examples in the global batch.
 
     Raises:
       ExecutionError: the arrays have different numbers of examples.
@@ -216,7 +236,7 @@ def num_examples_of(batch: Batch) -> int:
     sizes = {name: len(array) for name, array in batch.items()}
     if len(set(sizes.values())) != 1:
         raise ExecutionError(f"arrays of a batch have different leading dims: {sizes}")
-    return next(iter(sizes.values()))
+    return batch_part.num_examples(batch)
 
 
 def part_of(batch: Signature, parts: int) -> Signature:

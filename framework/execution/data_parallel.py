@@ -29,6 +29,7 @@ from tekso.framework.execution.data_parallel_program import DataParallelProgram
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.process_sums import ProcessSums
 from tekso.framework.execution.updates import Updates
+from tekso.framework.execution.whole_batches import ACCUMULATION, check_whole, gathering
 from tekso.framework.layer import Layer
 from tekso.framework.params import param
 from tekso.framework.path_patterns import listed
@@ -106,6 +107,8 @@ class DataParallel(Execution):
         task, learner = step.task, step.learner
         if self._updates is not None:
             parts = self._updates.parts(step, batch)
+            check_whole(task, parts, "parts by workers", "use synchronous training on one process")
+            check_whole(task, learner.params.accumulation_steps, *ACCUMULATION)
             if parts > 1:
                 _warn_of_coupled_examples(task, parts * learner.params.accumulation_steps)
             return self._updates.program(self._program_alone(step, batch, parts), step)
@@ -116,6 +119,13 @@ class DataParallel(Execution):
             processes = ProcessSums(self._cluster.process, self._cluster.size)
         replicas = strategy.num_replicas_in_sync * processes.size
         parts = learner.params.accumulation_steps
+        check_whole(task, parts, *ACCUMULATION)
+        if processes.size > 1 and (found := gathering(task)):
+            raise ExecutionError(
+                f"{found[0]} compares every example with all others of the batch, which "
+                "--execution=data_parallel supports on the devices of one process only: use "
+                "--execution=mesh_sharded, or train in one process"
+            )
         if batch_size % (replicas * parts):
             near = [n * replicas * parts for n in (batch_size // (replicas * parts),) if n]
             near.append((batch_size // (replicas * parts) + 1) * replicas * parts)
@@ -222,7 +232,9 @@ def _warn_of_coupled_examples(task: Task, num_parts: int) -> None:
     names = [
         f"{layer.path or 'the task'} ({type(layer).__name__})"
         for layer in task.walk()
-        if layer.couples_examples and type(layer).updated_statistics is Layer.updated_statistics
+        if layer.couples_examples
+        and not layer.gathers_examples
+        and type(layer).updated_statistics is Layer.updated_statistics
     ]
     if names:
         logging.warning(

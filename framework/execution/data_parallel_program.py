@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tekso.framework import batch_part
+from tekso.framework.batch_part import BatchPart, RowsOf
 from tekso.framework.context import Mode, StepContext
 from tekso.framework.execution.base import Batch, ExecutionProgram, parts_of
 from tekso.framework.execution.batch_parts import (
@@ -39,13 +41,13 @@ class DataParallelProgram(ExecutionProgram):
         *,
         towers: int,
         xla: str,
+        accumulation: int | None = None,
     ) -> None:
         super().__init__(step)
         self._strategy, self._towers, self._xla = strategy, towers, xla
         self._processes = processes or ProcessSums()
-        self.part = self._processes.process, self._processes.size
         self.num_replicas = strategy.num_replicas_in_sync * self._processes.size
-        self._accumulation = step.learner.params.accumulation_steps
+        self._accumulation = accumulation or step.learner.params.accumulation_steps
         self._variables: State[tf.Variable] = State({}, {})
         self._fusions: dict[Any, XlaFusion] = {}
         self._compiled_functions: dict[Any, Callable[..., Any]] = {}
@@ -99,8 +101,16 @@ class DataParallelProgram(ExecutionProgram):
 
     # --- training ---
 
+    def own_rows(self, *, training: bool) -> RowsOf | None:
+        """See `ExecutionProgram`: equal parts; those of an evaluation may differ by an example."""
+        process, count = self._processes.process, self._processes.size
+        if count == 1:
+            return None
+        return lambda size: (batch_part.equal_part(size, process, count, even=training),)
+
     def train_step(self, batch: Batch, step: int) -> dict[str, Any]:
         """See `ExecutionProgram`."""
+        batch = self.own_part(batch, training=True)
         return self._train(self._place(batch), tf.constant(step, tf.int64))
 
     def _place(self, batch: Batch, *, even: bool = True, dim: int = 0) -> Any:
@@ -135,6 +145,7 @@ class DataParallelProgram(ExecutionProgram):
         """See `ExecutionProgram`; several steps are a loop in one call of a compiled function."""
         if len(batches) == 1:
             return [self.train_step(batches[0], step)]
+        batches = [self.own_part(batch, training=True) for batch in batches]
         stacked = {name: np.stack([batch[name] for batch in batches]) for name in batches[0]}
         found: list[dict[str, Any]] = self._train_loop(
             self._place(batches[0]), self._place(stacked, dim=1), tf.constant(step, tf.int64)
@@ -326,14 +337,13 @@ class DataParallelProgram(ExecutionProgram):
 
     def eval_step(self, batch: Batch) -> dict[str, tuple[Any, Any]]:
         """See `ExecutionProgram`."""
-        placed = self._place(batch, even=False)
-        size = len(next(iter(batch.values())))
+        batch = self.own_part(batch, training=False)
+        placed, size = self._place(batch, even=False), batch_part.num_examples(batch)
+        first = batch.rows[0][0] if isinstance(batch, BatchPart) else 0
+        own: dict[str, tuple[Any, Any]] = self._eval(placed, first, size)
         if self._processes.size == 1:
-            found: dict[str, tuple[Any, Any]] = self._eval(placed, 0, size)
-            return found
+            return own
         # No collectives in the program: a rest of a batch has another shape in some processes only.
-        sizes = self._processes.gathered(size)
-        own = self._eval(placed, sum(sizes[: self._processes.process]), sum(sizes))
         sums = self._processes.of_numbers([float(x) for x in tf.nest.flatten(own)])
         packed: dict[str, tuple[Any, Any]] = tf.nest.pack_sequence_as(own, sums)
         return packed

@@ -27,6 +27,7 @@ from tekso.framework.execution.mesh.sharding_mesh import (
     ShardingMesh,
     warn_of_idle_axes,
 )
+from tekso.framework.execution.whole_batches import ACCUMULATION, check_whole
 from tekso.framework.params import param
 from tekso.framework.primitives.fusion import Fuse, MarkedFusion, no_fusion
 from tekso.framework.signature import Signature
@@ -68,6 +69,7 @@ class MeshSharded(Execution):
 
     def program(self, step: Step, batch: Signature) -> ExecutionProgram:
         """See `Execution`."""
+        check_whole(step.task, step.learner.params.accumulation_steps, *ACCUMULATION)
         part = part_of(batch, step.learner.params.accumulation_steps)
         layout = self.layout(step.task, part, num_devices=self._mesh.num_devices())
         warn_of_idle_axes(layout)

@@ -13,7 +13,6 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 _STEP_GROUP, _HOST_GROUP = 1, 2
@@ -57,12 +56,6 @@ class ProcessSums:
             return list(numbers)
         found: list[float] = self._on_host(tf.constant(numbers, tf.float64)).numpy().tolist()
         return found
-
-    def gathered(self, number: int) -> list[int]:
-        """Returns a number of the host from each process."""
-        own = np.zeros(self.size)
-        own[self.process] = number
-        return [int(found) for found in self.of_numbers(own.tolist())]
 
     def _sum(self, x: tf.Tensor) -> tf.Tensor:
         @tf.custom_gradient

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tekso.framework.batch_part import BatchPart, RowsOf
 from tekso.framework.input.input import Batch, Input, Signature, check_step
 from tekso.framework.input.skips import SkipReport
 from tekso.framework.input.splits import Split
@@ -98,12 +99,12 @@ class HeldOut(Input):
         """See `Input`."""
         return self._inner.num_rows(self.inner_step(step))
 
-    def part(self, step: int, part: int, parts: int, *, even: bool = False) -> Batch:
+    def own_part(self, step: int, rows: RowsOf) -> BatchPart:
         """See `Input`."""
         if type(self).batch is not HeldOut.batch:
-            return super().part(step, part, parts, even=even)
+            return super().own_part(step, rows)
         check_step(step, self.num_batches)
-        return self._inner.part(self.inner_step(step), part, parts, even=even)
+        return self._inner.own_part(self.inner_step(step), rows)
 
     def form(self) -> Signature | None:
         """See `Input`."""

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from tekso.framework.batch_part import BatchPart, RowsOf, equal_part
 from tekso.framework.input import parts_of_batches, shuffle
 from tekso.framework.input.skips import InputError, SkipReport
 from tekso.framework.input.splits import Split
@@ -42,7 +43,7 @@ class Input(Configurable):
     on any number of devices, after every restart, in any order of calls. An input has no state to
     save.
 
-    Where processes share a batch, each calls `part(step, part, parts)` for its own examples. By
+    Where processes share a batch, each calls `own_part(step, rows)` for its own examples. By
     default this builds the batch and takes rows of it. An input that overrides `batch_rows` (and
     `num_rows`, if the size of its batches varies) builds only these rows. If a class overrides
     `batch` without `batch_rows`, its batches are built whole, and then divided.
@@ -135,6 +136,19 @@ class Input(Configurable):
         """
         return {name: array[begin:end] for name, array in self.batch(step).items()}
 
+    def own_part(self, step: int, rows: RowsOf) -> BatchPart:
+        """Returns the examples of the global batch of a step that a process computes.
+
+        Args:
+          step: the step.
+          rows: returns which examples these are, given the number of examples of the batch.
+
+        Raises:
+          IndexError: as `batch`.
+          InputError: the batch does not divide over the processes.
+        """
+        return parts_of_batches.built(self, step, rows)
+
     def part(self, step: int, part: int, parts: int, *, even: bool = False) -> Batch:
         """Returns one of several consecutive parts of the global batch of a step.
 
@@ -155,18 +169,7 @@ class Input(Configurable):
             raise IndexError(f"there is no part {part} of {parts}")
         if parts == 1:
             return self.batch(step)
-        builds_rows = parts_of_batches.builds_rows(type(self))
-        whole = {} if builds_rows else self.batch(step)
-        size = self.num_rows(step) if builds_rows else len(next(iter(whole.values())))
-        if size < parts or (even and size % parts):
-            raise InputError(
-                parts_of_batches.indivisible(self.params, step, size, parts, even=even)
-            )
-        shorter, rest = divmod(size, parts)
-        begin, end = (i * shorter + min(i, rest) for i in (part, part + 1))
-        if builds_rows:
-            return self.batch_rows(step, begin, end)
-        return {name: array[begin:end] for name, array in whole.items()}
+        return self.own_part(step, lambda size: (equal_part(size, part, parts, even=even),))
 
     @property
     def num_batches(self) -> int | None:

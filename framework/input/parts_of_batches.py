@@ -1,11 +1,34 @@
-"""How a batch is divided over processes: whether its rows are built alone, and what fits."""
+"""Builds a process's part of a batch: its rows alone, where an input can build them alone."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
+
+from tekso.framework.batch_part import BatchPart, IndivisibleError, RowsOf, joined
+from tekso.framework.input.skips import InputError
+
+if TYPE_CHECKING:
+    from tekso.framework.input.input import Input
 
 
-def builds_rows(kind: type) -> bool:
+def built(input: Input, step: int, rows: RowsOf) -> BatchPart:
+    """Returns some rows of the global batch of a step; see `Input.own_part`."""
+    alone = _builds_rows(type(input))
+    whole = {} if alone else input.batch(step)
+    size = input.num_rows(step) if alone else len(next(iter(whole.values())))
+    try:
+        own = rows(size)
+    except IndivisibleError as error:
+        raise InputError(_told(input, step, error)) from error
+    if not alone:
+        return BatchPart.of(whole, own)
+    if own == ((0, size),):
+        return BatchPart(input.batch(step), own, size)
+    parts = [input.batch_rows(step, begin, end) for begin, end in own]
+    return BatchPart({name: joined([p[name] for p in parts]) for name in parts[0]}, own, size)
+
+
+def _builds_rows(kind: type) -> bool:
     """Whether `batch_rows` of an input class returns rows of its `batch`.
 
     It does not if a class has overridden `batch` after a base class has defined `batch_rows`.
@@ -17,27 +40,8 @@ def builds_rows(kind: type) -> bool:
     return owner["batch_rows"] <= owner["batch"]
 
 
-def indivisible(params: Any, step: int, size: int, parts: int, *, even: bool) -> str:
-    """Returns an error message for a batch that cannot be divided over processes.
-
-    Args:
-      params: Params of the input.
-      step: step of the batch.
-      size: number of its examples.
-      parts: number of processes.
-      even: whether each process needs the same number of examples.
-    """
-    if size < parts:
-        near = f"it must have at least {parts}"
-    else:
-        near = f"the nearest numbers that do: {size // parts * parts}, {-(-size // parts) * parts}"
-    setting = ""
-    if "batch_size" in params:
-        path = params.path_of("batch_size")
-        setting = f". Set {path}, or start another number of processes"
-    how = "evenly " if even else ""
-    name = type(params).owner.__name__
-    return (
-        f"the batch of step {step} of {name} has {size} examples, which do not "
-        f"divide {how}over {parts} processes; {near}{setting}"
-    )
+def _told(input: Input, step: int, error: IndivisibleError) -> str:
+    p, setting = input.params, ""
+    if "batch_size" in p:
+        setting = f". Set {p.path_of('batch_size')}, or start another number of processes"
+    return f"the batch of step {step} of {type(p).owner.__name__} has {error}{setting}"

@@ -37,6 +37,7 @@ from tekso.framework.run.consistency import check_data
 from tekso.framework.run.evaluation import Stopped
 from tekso.framework.run.process_group import ProcessGroup
 from tekso.framework.run.tpu_connection import connecting
+from tekso.framework.run.trained_models import load_trained
 from tekso.framework.signature import Signature, num_examples
 from tekso.framework.task import Scored, Task
 
@@ -78,7 +79,7 @@ class Assembly:
 
     def batches(self, start: int) -> Iterator[Mapping[str, Any]]:
         """Returns this process's part of the training batches, from a batch to the last one."""
-        return self._prefetched(self.input, start, stop=self.input.num_batches, even=True)
+        return self._prefetched(self.input, start, stop=self.input.num_batches, training=True)
 
     def eval_batches(self) -> dict[str, Callable[[int], Iterator[Mapping[str, Any]]]]:
         """Returns {evaluation: function that returns the batches of one pass from a number on}."""
@@ -88,10 +89,10 @@ class Assembly:
         }
 
     def _prefetched(
-        self, input: Input, start: int, *, stop: int | None, even: bool = False
+        self, input: Input, start: int, *, stop: int | None, training: bool = False
     ) -> Iterator[Mapping[str, Any]]:
-        part, parts = self.program.part
-        fetch = functools.partial(input.part, part=part, parts=parts, even=even)
+        rows = self.program.own_rows(training=training)
+        fetch = input.batch if rows is None else functools.partial(input.own_part, rows=rows)
         with Prefetch(fetch, start=start, stop=stop) as batches:
             yield from batches
 
@@ -172,6 +173,7 @@ def assemble(
             signature = inspection.batch_of(tree, assets_dir=assets_dir)
     task = task_results.complete(tree.task, input).instantiate()
     foreign_variables.check(task)
+    task.use_trained(load_trained, input)
     warnings: list[str] = []
     if reads_data:
         inputs = with_paths(input, eval_inputs)

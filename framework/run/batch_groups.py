@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from tekso.framework.execution.base import signature_of
+
 Batch = Mapping[str, np.ndarray]
 
 
@@ -57,11 +59,11 @@ class BatchGroups:
 
 def shapes(batch: Batch) -> frozenset[Any]:
     """Returns the names and shapes of a batch's arrays, for comparison."""
-    return frozenset((name, array.shape) for name, array in batch.items())
+    return frozenset((name, shape) for name, (shape, _) in signature_of(batch).items())
 
 
 def described(batches: list[Batch]) -> str:
     """Returns a description of the batches of a call: "batches of 8 x 32"."""
-    size = " x ".join(map(str, next(iter(batches[0].values())).shape))
+    size = " x ".join(map(str, next(iter(signature_of(batches[0]).values()))[0]))
     several = f"{len(batches)} steps a call, " if len(batches) > 1 else ""
     return f"{several}batches of {size}"

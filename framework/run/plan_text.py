@@ -46,6 +46,7 @@ def _step_record(plan: RunPlan, step: StepPlan) -> dict[str, Any]:
         "memory": {name: int(value) for name, value in step.memory.items()},
         "flops_per_device": step.flops,
         "seconds": step.seconds,
+        "core_seconds": step.core_seconds,
         "idle_share": step.idle_share,
         "notes": list(step.notes),
     }

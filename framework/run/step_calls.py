@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tekso.framework import task_results, watchdog
+from tekso.framework.batch_part import BatchPart, num_examples, num_rows
 from tekso.framework.execution.base import ExecutionProgram
 from tekso.framework.run.batch_groups import Batch, described, shapes
 from tekso.framework.run.pace import Pace
@@ -82,7 +83,17 @@ class StepCalls:
                 return [*self._program.train_steps(batches, step)]
         with watchdog.waiting(name):
             found: list[Figures] = [*self._program.train_steps(batches, step)]
-        parts = self._program.part[1]  # of about the same number of units
         for batch in batches:
-            self._pace.step(task_results.count(self._task, batch)[0] * parts)
+            self._pace.step(units(self._task, batch)[0])
         return found
+
+
+def units(task: Task, batch: Mapping[str, Any]) -> tuple[int, str]:
+    """Returns the number of units of the global batch, and their name.
+
+    With several processes, the number is estimated from the examples of this process.
+    """
+    count, unit = task_results.count(task, batch)
+    if isinstance(batch, BatchPart):
+        count = round(count * num_examples(batch) / num_rows(batch))
+    return count, unit

@@ -15,7 +15,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tekso.framework.costs.device_types import DeviceType
+from tekso.framework.costs import this_machine
+from tekso.framework.costs.device_types import THIS_MACHINE, DeviceType
 from tekso.framework.counting import counted
 from tekso.framework.execution.base import Execution, part_of
 from tekso.framework.execution.data_parallel import DataParallel
@@ -30,8 +31,9 @@ from tekso.framework.learning_step import LearnerBase
 from tekso.framework.planning import layout_ranking, layout_search
 from tekso.framework.planning.layout_search import Ranked
 from tekso.framework.planning.stage_figures import PipelineFigures, StageFigures
-from tekso.framework.run import pipeline_plan
+from tekso.framework.run import pipeline_plan, step_graphs
 from tekso.framework.signature import Signature, num_examples
+from tekso.framework.step import Step
 from tekso.framework.task import Task
 
 _MICRO_BATCHES_PER_STAGE = (4, 2, 1)  # of the pipelines that a search tries, the first that divides
@@ -49,6 +51,7 @@ class StepPlan:
       seconds: estimated time.
       idle_share: share of the time in which devices of a pipeline are idle; 0 without a pipeline.
       notes: where the time and the memory go.
+      core_seconds: estimated time of all cores of this machine together; None: not known.
     """
 
     name: str
@@ -58,6 +61,7 @@ class StepPlan:
     seconds: float
     idle_share: float = 0.0
     notes: tuple[str, ...] = ()
+    core_seconds: float | None = None
 
     @property
     def total_bytes(self) -> float:
@@ -126,8 +130,32 @@ def _data_parallel(parts: StepParts, devices: int) -> StepPlan:
             f"input.batch_size {size} does not divide evenly over {devices} devices and "
             f"{accumulated} accumulation steps"
         )
+    if parts.device.name == THIS_MACHINE and devices == 1:
+        return _on_this_machine(parts)
     layout = MeshLayout(MeshShape(((DATA, devices),)), Rules((("batch", DATA),)))
     return _priced(parts, layout, "data_parallel", parts.tree.run.activation_dtype)
+
+
+def _on_this_machine(parts: StepParts) -> StepPlan:
+    """Returns the step on all cores of this machine, from the graphs that would run."""
+    execution: Any = parts.tree.execution
+    if not issubclass(execution.owner, DataParallel):
+        execution = DataParallel.Params()
+    step = Step(parts.task, parts.learner, seed=0, dtype=parts.tree.run.activation_dtype)
+    graphs = step_graphs.trace(step, parts.batch, execution)
+    seconds, of_cores = graphs.seconds(this_machine.measured())
+    weights = math.fsum(spec.size_bytes for spec in step.specs.weights.values())
+    slots = math.fsum(spec.size_bytes for spec in step.specs.slots.values())
+    memory = {"weights": weights, "slots": slots, "tensors of a step": graphs.peak_bytes()}
+    towers = counted(graphs.towers, "core")
+    notes = (
+        f"computes {layout_ranking.seconds_text(of_cores)} of one core, on {towers}",
+        "speeds of this machine are measured once; memory is without TensorFlow itself",
+    )
+    return StepPlan(
+        f"data_parallel, 1 device, {towers}", 1, memory, graphs.flops(), seconds, notes=notes,
+        core_seconds=of_cores,
+    )  # fmt: skip
 
 
 def _priced(parts: StepParts, layout: MeshLayout, name: str, dtype: str) -> StepPlan:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from tekso.framework import task_results, watchdog
+from tekso.framework import watchdog
 from tekso.framework.execution.base import ExecutionProgram
 from tekso.framework.learning_step import LearnerBase, NonFiniteStepsError
 from tekso.framework.run import comparable, rollback, time_use
@@ -42,7 +42,7 @@ from tekso.framework.run.process_group import ProcessGroup
 from tekso.framework.run.report.report import Report
 from tekso.framework.run.restore import restore
 from tekso.framework.run.skipped_batches import SkippedBatches
-from tekso.framework.run.step_calls import AroundSteps, StepCalls
+from tekso.framework.run.step_calls import AroundSteps, StepCalls, units
 from tekso.framework.run.step_checks import StepChecks
 from tekso.framework.run.stop_signals import AgreedStop, StopSignals
 from tekso.framework.run.timetable import Timetable
@@ -317,8 +317,8 @@ class TrainingLoop:
     ) -> None:
         """Reports a step: the first of a process, or the last of its call, or another one."""
         self._report.progress(step)
-        count, unit = task_results.count(self._task, batch)
-        self._report.count(count * self._program.part[1])
+        count, unit = units(self._task, batch)
+        self._report.count(count)
         if not self._timetable.logs(step):
             if is_first:
                 self._pace.restart()  # the first step of a process is traced and compiled

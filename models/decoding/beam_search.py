@@ -26,7 +26,7 @@ from tekso.framework import workarounds
 from tekso.framework.context import StepContext
 from tekso.framework.params import param
 from tekso.framework.theta import Theta
-from tekso.models.decoding.decoder import Decoder
+from tekso.models.decoding.decoder import Decoder, DecoderStep
 from tekso.models.decoding.hypothesis_score import HypothesisScore
 from tekso.models.decoding.paths import Paths
 from tekso.models.decoding.search import (
@@ -244,7 +244,7 @@ class _Run:
         coverage_BKS = state.coverage
         if p.coverage_penalty:
             coverage_BKS += attention_BKS
-        log_probs_BC, parents_BC, ids_BC, is_end_BC = self._candidates(given, state, step.logits)
+        log_probs_BC, parents_BC, ids_BC, is_end_BC = self._candidates(given, state, step)
 
         is_new_BK = is_end_BC[:, :k] & ~tf.expand_dims(state.is_done, 1)
         ended_BK = tf.where(is_new_BK, log_probs_BC[:, :k], IMPOSSIBLE)
@@ -298,16 +298,16 @@ class _Run:
         return tf.reshape(tf.cast(attention_NS, tf.float32), shape)
 
     def _candidates(
-        self, given: _Given, state: _State, logits_NV: tf.Tensor
+        self, given: _Given, state: _State, step: DecoderStep
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
         """Returns log-probability, parent slot, token, and whether it is the end; [B, C] each.
 
         The best 2K candidates of a source are among the best 2K of each of its hypotheses. Each
         hypothesis has at most one candidate that ends, so at least K of the 2K do not end.
         """
-        t, (b, k), vocab_size = state.t, state.log_probs.shape, logits_NV.shape[1]
-        logits_NV = self._ctx.constrain(tf.cast(logits_NV, tf.float32), ("batch", None))
-        allowed_NV = logits_NV
+        t, (b, k), vocab_size = state.t, state.log_probs.shape, step.logits.shape[1]
+        logits_NV = self._ctx.constrain(tf.cast(step.logits, tf.float32), ("batch", None))
+        allowed_NV = logits_NV if step.added is None else logits_NV + step.added
         penalty = self._search.penalty(vocab_size, self._end_id, self._forbidden_ids, t)
         if penalty is not None:
             allowed_NV += penalty
@@ -319,6 +319,8 @@ class _Run:
             token_N = tf.repeat(token_B, k)
             is_first_C = tf.range(best_NC.shape[1]) == 0
             forced_N1 = tf.expand_dims(token_log_probs(logits_NV, token_N), 1)
+            if step.added is not None:
+                forced_N1 += tf.expand_dims(tf.gather(step.added, token_N, batch_dims=1), 1)
             forced_NC = tf.where(is_first_C, forced_N1, IMPOSSIBLE)
             log_probs_NC = tf.where(is_free_N1, log_probs_NC, forced_NC)
             ids_NC = tf.where(is_free_N1, ids_NC, tf.expand_dims(token_N, 1))

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from tekso.models.decoding.prefix_scores import PrefixScores, PrefixTotals
+
 LogProbs = npt.NDArray[np.floating]
 
 
@@ -70,7 +72,8 @@ class CtcHypothesis:
 
     Attributes:
       labels: its tokens.
-      log_prob: its log-probability in nats, summed over the paths that the search kept.
+      log_prob: its log-probability in nats, summed over the paths that the search kept, plus the
+        score of the language model.
     """
 
     labels: tuple[int, ...]
@@ -83,36 +86,84 @@ def ctc_beam_search(
     blank_id: int,
     beam_size: int,
     tokens_per_frame: int | None = None,
+    language: PrefixScores | None = None,
 ) -> list[CtcHypothesis]:
     """Returns the most probable labellings, best first, by prefix beam search.
 
-    Each prefix keeps the log-sums of its paths that end in a blank and in its last label. If the
-    beam holds all prefixes, the result is exact.
+    If the beam holds all prefixes, the result is exact.
 
     Args:
       log_probs: log-probabilities of the tokens in each frame.
       blank_id: token of the blank.
       beam_size: prefixes kept after each frame, and labellings returned, at most.
       tokens_per_frame: most probable labels that extend a prefix; None: all.
+      language: scores that are added for each token and the end; None: none.
 
     Shapes:
       log_probs: [T, V]
     Raises:
       ValueError: beam_size or tokens_per_frame is below 1.
-    Source: Hannun et al. 2014, algorithm 1, without a language model.
+    Source: Hannun et al. 2014, algorithm 1.
     """
-    if beam_size < 1 or (tokens_per_frame is not None and tokens_per_frame < 1):
-        raise ValueError(
-            f"ctc_beam_search: beam_size {beam_size} and tokens_per_frame {tokens_per_frame} must "
-            "be at least 1"
-        )
-    beam: dict[tuple[int, ...], _Sums] = {(): _Sums(blank=0.0)}
-    for frame in np.asarray(log_probs, np.float64):
-        labels = [token for token in np.argsort(-frame, kind="stable") if token != blank_id]
-        beam = _after_frame(beam, frame, labels[:tokens_per_frame], blank_id)
-        best = sorted(beam, key=lambda prefix: (-beam[prefix].total, prefix))[:beam_size]
-        beam = {prefix: beam[prefix] for prefix in best}
-    return [CtcHypothesis(prefix, float(sums.total)) for prefix, sums in beam.items()]
+    beam = CtcBeam(
+        blank_id=blank_id,
+        beam_size=beam_size,
+        tokens_per_frame=tokens_per_frame,
+        language=language,
+    )
+    beam.read(log_probs)
+    return beam.hypotheses()
+
+
+class CtcBeam:
+    """A prefix beam search that reads frames in any number of parts.
+
+    Each prefix keeps the log-sums of its paths that end in a blank and in its last label.
+    """
+
+    def __init__(
+        self,
+        *,
+        blank_id: int,
+        beam_size: int,
+        tokens_per_frame: int | None = None,
+        language: PrefixScores | None = None,
+    ) -> None:
+        """Starts with the empty prefix; see `ctc_beam_search`."""
+        if beam_size < 1 or (tokens_per_frame is not None and tokens_per_frame < 1):
+            raise ValueError(
+                f"ctc_beam_search: beam_size {beam_size} and tokens_per_frame {tokens_per_frame} "
+                "must be at least 1"
+            )
+        self._blank_id, self._beam_size, self._most = blank_id, beam_size, tokens_per_frame
+        self._language = PrefixTotals(language)
+        self._beam: dict[tuple[int, ...], _Sums] = {(): _Sums(blank=0.0)}
+
+    def read(self, log_probs: LogProbs) -> None:
+        """Reads the next frames.
+
+        Shapes:
+          log_probs: [T, V]
+        """
+        total = self._language.total
+        for frame in np.asarray(log_probs, np.float64):
+            order = np.argsort(-frame, kind="stable")
+            labels = [token for token in order if token != self._blank_id][: self._most]
+            self._language.prepare(self._beam)
+            beam = _after_frame(self._beam, frame, labels, self._blank_id)
+            ranks = {prefix: sums.total + total(prefix) for prefix, sums in beam.items()}
+            self._beam = {prefix: beam[prefix] for prefix in self._best(ranks)}
+
+    def hypotheses(self) -> list[CtcHypothesis]:
+        """Returns the labellings of the frames read so far, best first."""
+        self._language.prepare(self._beam)
+        ended = self._language.ended
+        ranks = {prefix: float(sums.total + ended(prefix)) for prefix, sums in self._beam.items()}
+        return [CtcHypothesis(prefix, ranks[prefix]) for prefix in self._best(ranks)]
+
+    def _best(self, ranks: dict[tuple[int, ...], float]) -> list[tuple[int, ...]]:
+        possible = (prefix for prefix, rank in ranks.items() if rank > -np.inf)
+        return sorted(possible, key=lambda prefix: (-ranks[prefix], prefix))[: self._beam_size]
 
 
 @dataclasses.dataclass

@@ -35,11 +35,14 @@ class DecoderStep:
       attention: attention weights of the step over the source, [N, S] float32; each row sums to 1
         (or is 0 for a source that is only padding). None if the model provides none.
       state: state of all hypotheses after the step.
+      added: what a search adds to the log-probabilities of the next token, such as the weighted
+        log-probabilities of a language model, [N, V] float32, at most 0; None: nothing.
     """
 
     logits: tf.Tensor
     attention: tf.Tensor | None
     state: Any
+    added: tf.Tensor | None = None
 
 
 class Decoder(Protocol):

@@ -16,6 +16,7 @@ import tensorflow as tf
 from tekso.framework import workarounds
 from tekso.framework.context import StepContext
 from tekso.framework.theta import Theta
+from tekso.models.decoding.prefix_scores import PrefixScores, PrefixTotals
 from tekso.models.layers.frames import FrameSequence
 from tekso.models.transducer import Transducer
 
@@ -23,8 +24,14 @@ LogProbs = npt.NDArray[np.floating]
 
 
 def transducer_greedy(
-    model: Transducer, theta: Theta, encoded: FrameSequence, ctx: StepContext, *, max_symbols: int
-) -> dict[str, tf.Tensor]:
+    model: Transducer,
+    theta: Theta,
+    encoded: FrameSequence,
+    ctx: StepContext,
+    *,
+    max_symbols: int,
+    start: Any = None,
+) -> dict[str, Any]:
     """Returns the labels of the most probable transition at every node.
 
     Args:
@@ -33,16 +40,20 @@ def transducer_greedy(
       encoded: output of its encoder.
       ctx: the step context.
       max_symbols: most labels in a frame; then the search goes to the next one.
+      start: "after" of the frames before, in a stream; None: there are none.
 
     Shapes:
       encoded: [B, T, …]
       returns: {"ids", "frames": [B, L] int32, the labels and the frame of each; "lengths": [B];
-        "log_probs": [B] float32, of the path}, where L = T * max_symbols
+        "log_probs": [B] float32, of the path; "after": output and state of the prediction network},
+        where L = T * max_symbols
     Source: Graves 2012, section 2.5, with a beam of 1.
     """
     batch, length, _ = encoded.features.shape
     most = length * max_symbols
-    predicted, state = model.prediction.start(theta.prediction, batch, ctx)
+    if start is None:
+        start = model.prediction.start(theta.prediction, batch, ctx)
+    predicted, state = start
     none = tf.zeros([batch], tf.int32)
     ids = tf.zeros([batch, most], tf.int32)
     begin = {
@@ -90,7 +101,8 @@ def transducer_greedy(
         (begin,),
         maximum_iterations=most,
     )
-    return {name: last[name] for name in ("ids", "frames", "lengths", "log_probs")}
+    found = {name: last[name] for name in ("ids", "frames", "lengths", "log_probs")}
+    return {**found, "after": (last["predicted"], last["state"])}
 
 
 class TransducerScorer(Protocol):
@@ -116,7 +128,8 @@ class TransducerHypothesis:
     Attributes:
       labels: its tokens.
       frames: frame of each token in its most probable alignment that the search kept.
-      log_prob: its log-probability in nats, summed over the alignments that the search kept.
+      log_prob: its log-probability in nats, summed over the alignments that the search kept, plus
+        the score of the language model.
     """
 
     labels: tuple[int, ...]
@@ -132,6 +145,9 @@ class _Partial:
     best: float
     frames: tuple[int, ...]
     state: Any
+
+    def after(self, gained: float) -> _Partial:
+        return _Partial(self.total + gained, self.best + gained, self.frames, self.state)
 
     def add(self, other: _Partial) -> None:
         self.total = float(np.logaddexp(self.total, other.total))
@@ -149,6 +165,7 @@ def transducer_beam_search(
     blank_id: int,
     beam_size: int,
     max_symbols: int,
+    language: PrefixScores | None = None,
 ) -> list[TransducerHypothesis]:
     """Returns the most probable labellings, best first.
 
@@ -162,61 +179,101 @@ def transducer_beam_search(
       blank_id: token of the blank.
       beam_size: labellings kept after each frame and in each round, and returned, at most.
       max_symbols: most labels in a frame.
+      language: scores that are added for each token and the end; None: none.
 
     Raises:
       ValueError: beam_size or max_symbols is below 1.
     Source: Saon, Tüske & Audhkhasi 2020, time-synchronous decoding (algorithm 1).
     """
-    if beam_size < 1 or max_symbols < 1:
-        raise ValueError(
-            f"transducer_beam_search: beam_size {beam_size} and max_symbols {max_symbols} must be "
-            "at least 1"
-        )
-    beam: _Beam = {(): _Partial(0.0, 0.0, (), scorer.start())}
-    for frame in range(num_frames):
-        beam = _after_frame(scorer, frame, beam, blank_id, beam_size, max_symbols)
-    return [TransducerHypothesis(key, own.frames, own.total) for key, own in beam.items()]
+    beam = TransducerBeam(
+        scorer.start(),
+        blank_id=blank_id,
+        beam_size=beam_size,
+        max_symbols=max_symbols,
+        language=language,
+    )
+    beam.read(scorer, num_frames)
+    return beam.hypotheses()
 
 
-def _after_frame(
-    scorer: TransducerScorer,
-    frame: int,
-    beam: _Beam,
-    blank_id: int,
-    beam_size: int,
-    max_symbols: int,
-) -> _Beam:
-    """Returns the best labellings after a frame, best first."""
-    done: _Beam = {}
-    for round_ in range(max_symbols + 1):
-        scores = scorer.log_probs(frame, [own.state for own in beam.values()])
-        for (key, own), row in zip(beam.items(), scores, strict=True):
-            gained = float(row[blank_id])
-            ended = _Partial(own.total + gained, own.best + gained, own.frames, own.state)
-            if key in done:
-                done[key].add(ended)
-            else:
-                done[key] = ended
-        if round_ == max_symbols:
-            break
-        totals = np.array([own.total for own in beam.values()])[:, None] + scores
-        totals[:, blank_id] = -np.inf
-        order = np.argsort(-totals, axis=None, kind="stable")[:beam_size]
-        rows, tokens = np.unravel_index(order, totals.shape)
-        ranked = sorted((own.total for own in done.values()), reverse=True)
-        lowest = ranked[beam_size - 1] if len(ranked) >= beam_size else -np.inf
-        chosen = [
-            (int(i), int(v)) for i, v in zip(rows, tokens, strict=True) if totals[i, v] > lowest
+class TransducerBeam:
+    """A time-synchronous beam search that reads frames in any number of parts."""
+
+    def __init__(
+        self,
+        state: Any,
+        *,
+        blank_id: int,
+        beam_size: int,
+        max_symbols: int,
+        language: PrefixScores | None = None,
+    ) -> None:
+        """Starts with the labelling without labels, whose state is given."""
+        if beam_size < 1 or max_symbols < 1:
+            raise ValueError(
+                f"transducer_beam_search: beam_size {beam_size} and max_symbols {max_symbols} must "
+                "be at least 1"
+            )
+        self._blank_id, self._beam_size, self._most = blank_id, beam_size, max_symbols
+        self._language = PrefixTotals(language)
+        self._beam: _Beam = {(): _Partial(0.0, 0.0, (), state)}
+        self._frames = 0  # read so far
+
+    def read(self, scorer: TransducerScorer, num_frames: int) -> None:
+        """Reads the next frames, which the scorer numbers from 0."""
+        for frame in range(num_frames):
+            self._beam = self._after_frame(scorer, frame)
+            self._frames += 1
+
+    def hypotheses(self) -> list[TransducerHypothesis]:
+        """Returns the labellings of the frames read so far, best first."""
+        self._language.prepare(self._beam)
+        found = [
+            TransducerHypothesis(key, own.frames, own.total + self._language.ended(key))
+            for key, own in self._beam.items()
         ]
-        if not chosen:  # no labelling with more labels can be among the best
-            break
-        before = list(beam.items())
-        states = scorer.extend([before[i][1].state for i, _ in chosen], [v for _, v in chosen])
-        beam = {}
-        for (i, token), state in zip(chosen, states, strict=True):
-            key, own = before[i]
-            gained = float(scores[i, token])
-            frames = (*own.frames, frame)
-            beam[(*key, token)] = _Partial(own.total + gained, own.best + gained, frames, state)
-    best = sorted(done, key=lambda key: (-done[key].total, key))[:beam_size]
-    return {key: done[key] for key in best}
+        return sorted(found, key=lambda one: (-one.log_prob, one.labels))
+
+    def _rank(self, key: tuple[int, ...], own: _Partial) -> float:
+        return own.total + self._language.total(key)
+
+    def _after_frame(self, scorer: TransducerScorer, frame: int) -> _Beam:
+        """Returns the best labellings after a frame, best first."""
+        beam: _Beam = self._beam
+        done: _Beam = {}
+        for round_ in range(self._most + 1):
+            scores = scorer.log_probs(frame, [own.state for own in beam.values()])
+            for (key, own), row in zip(beam.items(), scores, strict=True):
+                ended = own.after(float(row[self._blank_id]))
+                if key in done:
+                    done[key].add(ended)
+                else:
+                    done[key] = ended
+            chosen = [] if round_ == self._most else self._extensions(beam, scores, done)
+            if not chosen:  # no labelling with more labels can be among the best
+                break
+            before = list(beam.items())
+            states = scorer.extend([before[i][1].state for i, _ in chosen], [v for _, v in chosen])
+            beam = {}
+            for (i, token), state in zip(chosen, states, strict=True):
+                key, own = before[i]
+                longer = own.after(float(scores[i, token]))
+                longer.state, longer.frames = state, (*own.frames, self._frames)
+                beam[(*key, token)] = longer
+        best = sorted(done, key=lambda key: (-self._rank(key, done[key]), key))
+        return {key: done[key] for key in best[: self._beam_size]}
+
+    def _extensions(self, beam: _Beam, scores: LogProbs, done: _Beam) -> list[tuple[int, int]]:
+        """Returns (row in the beam, token) of the best labellings with one more label."""
+        self._language.prepare(beam)
+        totals = np.array(scores, np.float64)
+        for row, (key, own) in zip(totals, beam.items(), strict=True):
+            row += self._rank(key, own)
+            row[: self._blank_id] += self._language.next(key)
+        totals[:, self._blank_id] = -np.inf
+        order = np.argsort(-totals, axis=None, kind="stable")[: self._beam_size]
+        rows, tokens = np.unravel_index(order, totals.shape)
+        ranked = sorted((self._rank(key, own) for key, own in done.items()), reverse=True)
+        lowest = ranked[self._beam_size - 1] if len(ranked) >= self._beam_size else -np.inf
+        pairs = ((int(i), int(v)) for i, v in zip(rows, tokens, strict=True))
+        return [(i, v) for i, v in pairs if totals[i, v] > lowest]

@@ -19,10 +19,12 @@ class Matches:
     Attributes:
       labels: [B, N] int32, the class; 0: background.
       boxes: [B, N, 4], the box of the object; any value for the background.
+      overlaps: [B, N], the overlap with the object that it overlaps most; -1 if there is none.
     """
 
     labels: tf.Tensor
     boxes: tf.Tensor
+    overlaps: tf.Tensor
 
 
 def match_boxes(
@@ -52,7 +54,23 @@ def match_boxes(
     chosen = tf.where(owner >= 0, owner, best_object)
     is_matched = (owner >= 0) | (best_overlap > threshold)
     found = tf.gather(labels, chosen, batch_dims=1)
-    return Matches(tf.where(is_matched, found, 0), tf.gather(boxes, chosen, axis=1, batch_dims=1))
+    own = tf.gather(boxes, chosen, axis=1, batch_dims=1)
+    return Matches(tf.where(is_matched, found, 0), own, best_overlap)
+
+
+def box_loss(codes: tf.Tensor, matches: Matches, defaults: tf.Tensor) -> tf.Tensor:
+    """Returns the smooth L1 loss of the matched boxes of every image, summed.
+
+    Shapes:
+      codes: [B, N, 4], defaults: [N, 4]
+      returns: [B] float32
+    Source: Liu et al. 2016, eq. 2.
+    """
+    codes = tf.cast(codes, tf.float32)
+    difference = tf.abs(codes - encode_boxes(matches.boxes, defaults))
+    difference = tf.where(tf.expand_dims(matches.labels > 0, -1), difference, 0.0)
+    smooth = tf.where(difference < 1, 0.5 * tf.square(difference), difference - 0.5)
+    return tf.reduce_sum(smooth, [1, 2])
 
 
 def multibox_loss(
@@ -74,15 +92,11 @@ def multibox_loss(
       returns: [B] float32
     Source: Liu et al. 2016, eq. 1 and "hard negative mining".
     """
-    logits, codes = tf.cast(logits, tf.float32), tf.cast(codes, tf.float32)
+    logits = tf.cast(logits, tf.float32)
     positive = matches.labels > 0
     weight = tf.cast(positive, tf.float32)
     positives = tf.reduce_sum(weight, 1)
-
-    difference = tf.abs(codes - encode_boxes(matches.boxes, defaults))
-    difference = tf.where(tf.expand_dims(positive, -1), difference, 0.0)
-    smooth = tf.where(difference < 1, 0.5 * tf.square(difference), difference - 0.5)
-    of_boxes = tf.reduce_sum(smooth, [1, 2])
+    of_boxes = box_loss(codes, matches, defaults)
 
     nats = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=matches.labels, logits=logits)
     negative = tf.stop_gradient(tf.where(positive, 0.0, nats))

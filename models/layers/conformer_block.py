@@ -5,8 +5,9 @@ Legend: B batch, T length, D dim.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
 import tensorflow as tf
 
 from tekso.framework import ops
@@ -14,6 +15,7 @@ from tekso.framework.context import StepContext
 from tekso.framework.layer import Layer
 from tekso.framework.params import REQUIRED, param
 from tekso.framework.theta import Theta
+from tekso.models.layers import masking
 from tekso.models.layers.attention import MultiHeadAttention
 from tekso.models.layers.convolution import DepthwiseConv2D
 from tekso.models.layers.dropout import Dropout
@@ -43,6 +45,10 @@ class ConvolutionModule(Layer):
 
         dim: int = param("Size of the last dim of input and output.", default=REQUIRED)
         kernel_size: int = param("Frames of the convolution.", default=32)
+        padding: Literal["same", "causal"] = param(
+            "same: an output depends on frames before and after it. causal: on no later frame.",
+            default="same",
+        )
         norm: Norm.Params = param(
             "After the convolution. BatchNorm, as published, couples the utterances of a batch.",
             default=BatchNorm.Params(),
@@ -69,17 +75,55 @@ class ConvolutionModule(Layer):
         self, theta: Theta, x: tf.Tensor, ctx: StepContext, *, mask: tf.Tensor | None = None
     ) -> tf.Tensor:
         """See the class."""
+        y = self._gated(theta, x, ctx, mask)
+        if self.params.padding == "causal":
+            batch, length, dim = y.shape
+            missing = tf.zeros([batch, self.params.kernel_size // 2, dim], y.dtype)
+            y = self._convolved(theta, tf.concat([missing, y], 1), ctx)[:, :length]
+        else:
+            y = self._convolved(theta, y, ctx)
+        return self._finished(theta, y, x.dtype, ctx, mask)
+
+    def stream(
+        self, theta: Theta, x: tf.Tensor, before: tf.Tensor, ctx: StepContext, *, mask: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the output of the next frames with padding "causal", and what follows needs.
+
+        Shapes:
+          x: [B, T, dim]; before: [B, kernel_size - 1, dim], zeros at the beginning
+          returns: [B, T, dim]; [B, kernel_size - 1, dim]
+        """
+        size = self.params.kernel_size
+        both = tf.concat([before, self._gated(theta, x, ctx, mask)], 1)
+        first = (size - 1) // 2  # the output whose last input is the first of x
+        y = self._convolved(theta, both, ctx)[:, first : first + x.shape[1]]
+        kept = both[:, both.shape[1] - size + 1 :]
+        return self._finished(theta, y, x.dtype, ctx, mask), kept
+
+    def _gated(
+        self, theta: Theta, x: tf.Tensor, ctx: StepContext, mask: tf.Tensor | None
+    ) -> tf.Tensor:
         value, gate = (getattr(self, n).fprop(theta[n], x, ctx) for n in ("value", "gate"))
         y = value * tf.sigmoid(gate)
-        if mask is not None:
-            y = tf.where(tf.expand_dims(mask, 2), y, tf.zeros_like(y))
+        return y if mask is None else tf.where(tf.expand_dims(mask, 2), y, tf.zeros_like(y))
+
+    def _convolved(self, theta: Theta, y: tf.Tensor, ctx: StepContext) -> tf.Tensor:
         image = ops.constrain_image(ctx, tf.expand_dims(y, 2))
-        y = tf.squeeze(self.depthwise.fprop(theta.depthwise, image, ctx), 2)
+        return tf.squeeze(self.depthwise.fprop(theta.depthwise, image, ctx), 2)
+
+    def _finished(
+        self,
+        theta: Theta,
+        y: tf.Tensor,
+        dtype: tf.DType,
+        ctx: StepContext,
+        mask: tf.Tensor | None,
+    ) -> tf.Tensor:
         if isinstance(self.norm, BatchNorm):
             y = self.norm.fprop(theta.norm, y, ctx, mask=mask)
         else:
             y = self.norm.fprop(theta.norm, y, ctx)
-        y = ops.activate(ctx, "swish", tf.cast(y, x.dtype))
+        y = ops.activate(ctx, "swish", tf.cast(y, dtype))
         return self.output.fprop(theta.output, y, ctx)
 
 
@@ -108,6 +152,10 @@ class ConformerBlock(Layer):
         )
         dropout_rate: float = param("Dropout of the output of each part.", default=0.0)
 
+    attention_norm: LayerNorm
+    attention: MultiHeadAttention
+    convolution_norm: LayerNorm
+    convolution: ConvolutionModule
     norm: LayerNorm
 
     def __init__(self, params: Any) -> None:
@@ -138,16 +186,76 @@ class ConformerBlock(Layer):
         self.child("norm", LayerNorm.Params(dim=p.dim))
 
     def fprop(
-        self, theta: Theta, x: tf.Tensor, ctx: StepContext, *, mask: tf.Tensor | None = None
+        self,
+        theta: Theta,
+        x: tf.Tensor,
+        ctx: StepContext,
+        *,
+        mask: tf.Tensor | None = None,
+        visible: np.ndarray | None = None,
     ) -> tf.Tensor:
-        """See the class."""
-        keys = None if mask is None else tf.expand_dims(tf.expand_dims(mask, 1), 1)
+        """See the class.
+
+        Args:
+          theta: weights.
+          x: the frames.
+          ctx: step context.
+          mask: False for padding.
+          visible: False hides a key frame from a query frame in self-attention; None: none.
+
+        Shapes:
+          x: [B, T, dim]; mask: bool [B, T]; visible: bool [T, T]
+        """
+        keys: Any = None if mask is None else tf.expand_dims(tf.expand_dims(mask, 1), 1)
+        keys = masking.combine(None if visible is None else visible[None, None], keys)
         x = x + 0.5 * self._part(theta, "first", x, ctx)
         x = x + self._part(theta, "attention", x, ctx, mask=keys)
         x = x + self._part(theta, "convolution", x, ctx, mask=mask)
         x = x + 0.5 * self._part(theta, "second", x, ctx)
         y = self.norm.fprop(theta.norm, x, ctx)
         return ctx.constrain(y, ("batch", "length", "embed"))
+
+    def stream_start(self, batch_size: int, frames: int) -> Any:
+        """Returns the state before the first frames.
+
+        Args:
+          batch_size: number of streams.
+          frames: earlier frames that a chunk attends to, at most.
+        """
+        dim, size = self.params.dim, self.convolution.params.kernel_size
+        return {
+            "attended": tf.zeros([batch_size, frames, dim]),
+            "seen": tf.zeros([batch_size], tf.int32),
+            "convolved": tf.zeros([batch_size, size - 1, dim]),
+        }
+
+    def stream(
+        self, theta: Theta, x: tf.Tensor, state: Any, ctx: StepContext, *, mask: tf.Tensor
+    ) -> tuple[tf.Tensor, Any]:
+        """Returns the output of the next frames of a stream, and the next state.
+
+        Shapes:
+          x: [B, T, dim]; mask: bool [B, T], False for padding after the end of the stream
+        """
+        kept, length = state["attended"].shape[1], x.shape[1]
+        x = x + 0.5 * self._part(theta, "first", x, ctx)
+        y = self.attention_norm.fprop(theta.attention_norm, x, ctx)
+        both = tf.concat([state["attended"], y], 1)
+        is_seen = tf.reshape(tf.range(kept), [1, kept]) >= kept - tf.expand_dims(state["seen"], 1)
+        keys = tf.concat([is_seen, mask], 1)[:, None, None]
+        x = x + self.attention.fprop(theta.attention, both, ctx, mask=keys)[:, kept:]
+        y = self.convolution_norm.fprop(theta.convolution_norm, x, ctx)
+        y, convolved = self.convolution.stream(
+            theta.convolution, y, state["convolved"], ctx, mask=mask
+        )
+        x = x + y
+        x = x + 0.5 * self._part(theta, "second", x, ctx)
+        after = {
+            "attended": both[:, length:],
+            "seen": tf.minimum(state["seen"] + length, kept),
+            "convolved": convolved,
+        }
+        return self.norm.fprop(theta.norm, x, ctx), after
 
     def _part(
         self, theta: Theta, name: str, x: tf.Tensor, ctx: StepContext, **given: Any

@@ -9,6 +9,7 @@ Every convolution is followed by a normalisation, and all but the last also by a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -162,3 +163,23 @@ class BottleneckBlock(ResidualBlock):
             self.unit(p.width, p.width, 3, p.stride, activation="relu", **groups),
             self.unit(p.width, self.output_dim, 1),
         ]
+
+
+def block_groups(
+    block: ResidualBlock.Params, num_blocks: Sequence[int], width: int, strides: Sequence[int]
+) -> list[ResidualBlock.Params]:
+    """Returns the Params of the blocks of a residual network, whose width doubles by group.
+
+    Args:
+      block: Params of every block.
+      num_blocks: number of blocks of each group.
+      width: width of the first group, and number of channels of the input.
+      strides: stride of the first block of each group.
+    """
+    blocks, input_dim = [], width
+    for group, (count, stride) in enumerate(zip(num_blocks, strides, strict=True)):
+        for i in range(count):
+            own = with_sizes(block, input_dim=input_dim, width=width * 2**group)
+            blocks.append(own.set(stride=stride if i == 0 else 1))
+            input_dim = own.width * own.owner.EXPANSION
+    return blocks

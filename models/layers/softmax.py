@@ -162,7 +162,10 @@ class SampledSoftmax(Softmax):
             )
         p = self.params
         samples = self.sample(ctx)
-        sampled = ops.project(ctx, x, tf.transpose(ops.lookup(ctx, theta.w, samples)))
+        # Constrained: on a mesh, the products would shard the gathered rows along "embed", and a
+        # transposition cannot reshard.
+        w_ES = tf.transpose(ops.lookup(ctx, theta.w, samples))
+        sampled = ops.project(ctx, x, ctx.constrain(w_ES, ("embed", None)))
         rows = ops.lookup(ctx, theta.w, labels)
         true = tf.reduce_sum(widen(x) * widen(rows), -1)
         sampled = widen(sampled)

@@ -10,6 +10,7 @@ from typing import Any
 from tekso.framework import schedules
 from tekso.framework.execution.data_parallel import DataParallel
 from tekso.framework.experiment import Experiment, KeepBest, Run
+from tekso.framework.input.characters import Characters
 from tekso.framework.input.held_out import HeldOut
 from tekso.framework.learner import Learner
 from tekso.framework.optimizers.adam import Adam
@@ -24,13 +25,17 @@ from tekso.models.layers.recurrent_cells import LstmCell
 from tekso.models.layers.recurrent_decoder import RecurrentDecoder
 from tekso.models.layers.spec_augment import SpecAugment
 from tekso.models.layers.transducer_layers import Joint, PredictionNetwork
+from tekso.models.lstm_lm import LstmLm
 from tekso.models.speech_encoder import RecurrentEncoder
 from tekso.models.transducer import Transducer
 from tekso.tasks.asr.input import BucketedSpeech
 from tekso.tasks.asr.las_task import LasTask
 from tekso.tasks.asr.sources import AsteriskPrompts
 from tekso.tasks.asr.task import CtcTask
+from tekso.tasks.asr.transcript_texts import TranscriptTexts
 from tekso.tasks.asr.transducer_task import TransducerTask
+from tekso.tasks.lm.bucketed_text import BucketedText
+from tekso.tasks.lm.task import LanguageModel
 
 SAMPLE_RATE = 8000
 
@@ -152,4 +157,50 @@ class Las(Ctc):
                 dropout_rate=0.2,
                 **listening(),
             )
+        )
+
+
+@register
+class Texts(Experiment):
+    """A language model of the training transcripts, for `task.transcriber.language_model`."""
+
+    def task(self) -> Params:
+        """An LSTM layer of 128 units over characters, with strong dropout."""
+        return LanguageModel.Params(
+            model=LstmLm.Params(
+                embedding_dim=64,
+                stack=RecurrentStack.Params(num_layers=1, cell=LstmCell.Params(hidden_dim=128)),
+                dropout_rate=0.4,
+            ),
+            decode=None,
+        )
+
+    def input(self) -> Params:
+        """One transcript per row; the longest have about 190 characters."""
+        return BucketedText.Params(
+            corpus=TranscriptTexts.Params(corpus=AsteriskPrompts.Params()),
+            tokenizer=Characters.Params(),
+            length=192,
+            batch_size=16,
+        )
+
+    def eval_inputs(self) -> dict[str, Params]:
+        """Transcripts that are not in the training data."""
+        return {"dev": HeldOut.Params(split="dev")}
+
+    def learner(self) -> Params:
+        """Adam; the learning rate falls to zero at the end of the run."""
+        return Learner.Params(
+            optimizer=Adam.Params(),
+            schedule=schedules.Linear.Params(initial_value=0.005, warmup_steps=50),
+            clip_global_norm=1.0,
+        )
+
+    def run(self) -> Params:
+        """600 steps."""
+        return Run.Params(
+            steps=600,
+            eval_every_steps=100,
+            checkpoint_every_steps=100,
+            keep_best=KeepBest.Params(metric="loss"),
         )

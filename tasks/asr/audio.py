@@ -111,5 +111,44 @@ def resample(samples: npt.ArrayLike, rate: int, new_rate: int) -> Samples:
     return result
 
 
+class Resampler:
+    """`resample` of a stream: all results together are those of the whole stream."""
+
+    def __init__(self, rate: int, new_rate: int) -> None:
+        """Starts without samples."""
+        self._rate, self._new_rate = rate, new_rate
+        common = math.gcd(rate, new_rate)
+        self._up, self._down = new_rate // common, rate // common
+        reach = math.ceil(_ZERO_CROSSINGS / min(1.0, self._up / self._down))
+        self._reach = -(-(reach + 1) // self._down) * self._down  # a multiple, so that phases fit
+        self._kept: Samples = np.zeros(0, np.float32)
+        self._begin = 0  # input samples before `_kept`, a multiple of `_down`
+        self._done = 0  # results so far
+
+    def add(self, samples: npt.ArrayLike, *, is_last: bool = False) -> Samples:
+        """Returns the results that the samples so far determine; with is_last, all that are left.
+
+        Shapes:
+          samples, returns: [any]
+        """
+        new = np.asarray(samples, np.float32)
+        if self._rate == self._new_rate:
+            return new
+        self._kept = np.concatenate([self._kept, new])
+        inside = len(self._kept) if is_last else max(0, len(self._kept) - self._reach)
+        end = -(-(self._begin + inside) * self._up // self._down)
+        if end <= self._done:
+            return np.zeros(0, np.float32)
+        first = self._begin // self._down * self._up
+        found = resample(self._kept, self._rate, self._new_rate)
+        result = found[self._done - first : end - first]
+        self._done = end
+        # Keep what the next result needs before it.
+        needed = self._done * self._down // self._up - self._reach
+        drop = max(0, (needed - self._begin) // self._down * self._down)
+        self._kept, self._begin = self._kept[drop:], self._begin + drop
+        return result
+
+
 def _reason(error: Exception) -> str:
     return str(error).strip().rstrip(".").rpartition(": ")[2] or type(error).__name__

@@ -8,16 +8,24 @@ import numpy as np
 import tensorflow as tf
 
 from tekso.framework.context import StepContext
+from tekso.framework.exports import ExportedFunction
+from tekso.framework.input.input import Input
 from tekso.framework.params import param
 from tekso.framework.pieces import Flow
 from tekso.framework.task import Batch, Program
 from tekso.framework.theta import Theta
 from tekso.models.decoding.beam_search import BeamSearch
+from tekso.models.decoding.decoder import Decoder
 from tekso.models.las import CROSS_ENTROPY, CTC, Las
 from tekso.models.layers.frames import frame_mask
 from tekso.models.speech_model import SpeechModel
+from tekso.tasks.asr.exports import exported_hypotheses
+from tekso.tasks.asr.input import BucketedSpeech
+from tekso.tasks.asr.language_fusion import FusedDecoder
 from tekso.tasks.asr.speech_task import SpeechTask
 from tekso.tasks.asr.transcriber import Transcriber, Transcript
+
+_FOUND = ("ids", "lengths", "log_probs", "is_finished")
 
 
 class LasTranscriber(Transcriber):
@@ -32,17 +40,23 @@ class LasTranscriber(Transcriber):
         )
 
     sizes = ("num_hypotheses",)
+    beam_size_field = "search.beam_size"
 
     def __init__(self, params: Any, *, model: SpeechModel) -> None:
-        """Builds the search; see `Transcriber`."""
+        """Builds the search; see `Transcriber`.
+
+        Raises:
+          ValueError: a language model has a token_bonus; or as Transcriber.
+        """
         super().__init__(params, model=model)
+        fusion = self.params.language_model
+        if fusion is not None and fusion.token_bonus:
+            raise ValueError(
+                f"{fusion.path_of('token_bonus')} is {fusion.token_bonus}, must be 0 for an "
+                "attention decoder: set search.length_normalization instead"
+            )
         search = self.params.search.copy().set(num_hypotheses=self.params.num_hypotheses)
         self._search: BeamSearch = search.instantiate()
-
-    @property
-    def beam_size(self) -> int:
-        """Hypotheses that the search keeps."""
-        return int(self.params.search.beam_size)
 
     def transcripts(
         self, program: Program, samples: Any, num_samples: Any
@@ -52,8 +66,13 @@ class LasTranscriber(Transcriber):
         Shapes:
           samples: [batch, samples], num_samples: [batch]
         """
-        found = program.call(self.hypotheses, tf.constant(samples), tf.constant(num_samples))
-        ids, lengths, scores, is_finished = (np.asarray(array) for array in found)
+        given = tf.constant(samples), tf.constant(num_samples)
+        language = self.language()
+        if language is None:
+            found = program.call(self.hypotheses, *given)
+        else:
+            found = program.call(self._fused_hypotheses, *given, language.flat)
+        ids, lengths, scores, is_finished = (np.asarray(found[name]) for name in _FOUND)
         labels = lengths - is_finished  # without the end token
         return [
             [
@@ -66,13 +85,38 @@ class LasTranscriber(Transcriber):
 
     def hypotheses(
         self, theta: Theta, samples: tf.Tensor, num_samples: tf.Tensor, ctx: StepContext
-    ) -> tuple[tf.Tensor, ...]:
-        """Returns ids [B, H, L], lengths, log-probabilities and is_finished [B, H]."""
+    ) -> dict[str, tf.Tensor]:
+        """Returns ids [B, H, L], lengths, log-probabilities and is_finished [B, H].
+
+        Shapes:
+          samples: [B, N], num_samples: [B]
+        """
+        return self._searched(self._model, theta, theta.model, samples, num_samples, ctx)
+
+    def _fused_hypotheses(
+        self, theta: Theta, samples: tf.Tensor, num_samples: tf.Tensor, flat: Any, ctx: StepContext
+    ) -> dict[str, tf.Tensor]:
+        """Returns `hypotheses` with the scores of the language model, whose weights are given."""
+        language = self.language()
+        assert language is not None
+        fused = Theta(model=theta.model, language=language.theta(flat))
+        model = FusedDecoder(self._model, language)
+        return self._searched(model, theta, fused, samples, num_samples, ctx)
+
+    def _searched(
+        self,
+        decoder: Decoder,
+        theta: Theta,
+        decoded_with: Theta,
+        samples: tf.Tensor,
+        num_samples: tf.Tensor,
+        ctx: StepContext,
+    ) -> dict[str, tf.Tensor]:
         frames = self._model.encode(theta.model, samples, ctx, lengths=num_samples)
         mask = frame_mask(frames.lengths, frames.features.shape[1])
         given = {"encoded": frames.features, "source_segment_ids": tf.cast(mask, tf.int32)}
-        found = self._search.search(self._model, theta.model, given, ctx, self._model.end_id)
-        return tuple(found[name] for name in ("ids", "lengths", "log_probs", "is_finished"))
+        found = self._search.search(decoder, decoded_with, given, ctx, self._model.end_id)
+        return {name: found[name] for name in _FOUND}
 
 
 class LasTask(SpeechTask):
@@ -84,6 +128,7 @@ class LasTask(SpeechTask):
 
     Shapes:
       batch: see `SpeechTask`
+      predict returns: "ids" [B, H, L] int32, "lengths", "log_probs" and "is_finished" [B, H]
     """
 
     class Params(SpeechTask.Params):
@@ -98,6 +143,7 @@ class LasTask(SpeechTask):
         )
 
     model: Las
+    transcriber: LasTranscriber
 
     def num_targets(self, batch: Batch) -> tf.Tensor:
         """Returns the number of labels and end tokens of each utterance, [B] int."""
@@ -111,3 +157,22 @@ class LasTask(SpeechTask):
         nats = tf.reduce_sum(tf.where(counted, nats, tf.zeros_like(nats)), 1)
         weight = self.model.params.ctc_weight
         return (1.0 - weight) * nats + weight * flow[CTC] if weight else nats
+
+    def predict(self, theta: Theta, batch: Batch, ctx: StepContext) -> dict[str, tf.Tensor]:
+        """Returns the best transcripts of each utterance; see the class.
+
+        Shapes:
+          batch: "samples" [B, N], "num_samples" [B]; other arrays are ignored
+        """
+        return self.transcriber.hypotheses(theta, batch["samples"], batch["num_samples"], ctx)
+
+    def exports(self, input: Input) -> dict[str, ExportedFunction]:
+        """Returns functions from samples to tokens, with the front end inside."""
+        greedy = self.params.transcriber.copy().set(num_hypotheses=1, language_model=None)
+        greedy.search.set(beam_size=1, length_normalization=0.0, coverage_penalty=0.0)
+        return exported_hypotheses(
+            self.transcriber.hypotheses,
+            LasTranscriber(greedy, model=self.model).hypotheses,
+            BucketedSpeech.longest(input.params),
+            beam_size=self.transcriber.beam_size,
+        )

@@ -16,6 +16,7 @@ from tekso.framework.params import REQUIRED, literals, param
 from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece
 from tekso.framework.task import Batch, Decoded, LossSums, Program, Scored, Task
 from tekso.framework.theta import Theta
+from tekso.framework.trained import LoadTrained
 from tekso.models.speech_model import SpeechModel
 from tekso.tasks.asr.audio import AudioError, Samples, read_audio
 from tekso.tasks.asr.input import BucketedSpeech
@@ -98,6 +99,10 @@ class SpeechTask(Task):
                 f"task.model.front_end.sample_rate is {rate}: they must be equal"
             )
         return params
+
+    def use_trained(self, load: LoadTrained, input: Input) -> None:
+        """Loads the language model of the transcriber, if its Params name one."""
+        self.transcriber.use_trained(load, input.tokenizer)
 
     def check_inputs(self, inputs: Mapping[str, Any]) -> list[str]:
         """Checks that error rates can be computed; warns of utterances that are left out."""
@@ -195,26 +200,34 @@ class SpeechTask(Task):
         The record of a file that cannot be read has "error" instead of "text". If the transcriber
         knows when tokens are spoken, "words" has a pair [word, second of its beginning] for each.
         """
-        rate = self.params.model.front_end.sample_rate
-        given: list[tuple[dict[str, Any], Callable[[], Samples]]] = []
         if self.params.decode:
-            for path in self.params.decode:
-                given.append(({"file": path}, partial(read_audio, path, rate)))
+            records = [self.transcribe_file(program, input, path) for path in self.params.decode]
         else:
-            speech = speech_of(input)
+            records, speech = [], speech_of(input)
             for i in range(min(NUM_EXAMPLES, speech.num_examples)):
                 known = {"file": speech.origin(i), "reference": speech.text(i)}
-                given.append((known, partial(speech.samples, i)))
-        records = []
-        for known, read in given:
-            try:
-                samples = read()
-            except (AudioError, BadRecordError, OSError) as error:
-                found = {"error": reason_of(error)}
-            else:
-                found = self.transcriber.record(program, samples, input.tokenizer)
-            records.append({"kind": "transcript", **known, **found})
+                records.append(self._record(program, input, known, partial(speech.samples, i)))
         return Decoded("\n".join(map(_shown, records)), records)
+
+    def transcribe_file(self, program: Program, input: Input, path: str) -> dict[str, Any]:
+        """Returns the record of an audio file; see `decode`."""
+        rate = self.params.model.front_end.sample_rate
+        return self._record(program, input, {"file": path}, partial(read_audio, path, rate))
+
+    def _record(
+        self,
+        program: Program,
+        input: Input,
+        known: Mapping[str, Any],
+        read: Callable[[], Samples],
+    ) -> dict[str, Any]:
+        try:
+            samples = read()
+        except (AudioError, BadRecordError, OSError) as error:
+            found = {"error": reason_of(error)}
+        else:
+            found = self.transcriber.record(program, samples, input.tokenizer)
+        return {"kind": "transcript", **known, **found}
 
     def setting_to_try(self, eval_inputs: Mapping[str, Any]) -> str | None:
         """Returns a suggested decode setting: the first file of an evaluation input."""

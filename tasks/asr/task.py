@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from tekso.framework.context import StepContext
-from tekso.framework.exports import ExportedFunction, ExportedInput, ExportedOutput
+from tekso.framework.exports import ExportedFunction
 from tekso.framework.input.input import Input
 from tekso.framework.params import param
 from tekso.framework.pieces import Flow
@@ -17,6 +17,7 @@ from tekso.models.ctc_loss import ctc_frames_needed, ctc_loss
 from tekso.models.ctc_model import CtcModel
 from tekso.models.speech_encoder import frames_of
 from tekso.tasks.asr.ctc_transcriber import CtcTranscriber
+from tekso.tasks.asr.exports import exported_scores
 from tekso.tasks.asr.input import BucketedSpeech
 from tekso.tasks.asr.speech_task import SpeechTask
 
@@ -77,25 +78,9 @@ class CtcTask(SpeechTask):
 
     def exports(self, input: Input) -> dict[str, ExportedFunction]:
         """Returns a function from samples to log-probabilities, with the front end inside."""
-        most = BucketedSpeech.longest(input.params)
 
         def run(theta: Theta, *arguments: Any) -> dict[str, tf.Tensor]:
             samples, num_samples, ctx = arguments
             return self.predict(theta, {"samples": samples, "num_samples": num_samples}, ctx)
 
-        return {
-            "recognize": ExportedFunction(
-                doc="The log-probabilities of tokens; the last one is the blank.",
-                function=run,
-                inputs={
-                    "samples": ExportedInput("in [-1, 1)", dtype=tf.float32, has_length=True),
-                    "num_samples": ExportedInput("length of each recording"),
-                },
-                outputs={
-                    "log_probs": ExportedOutput("nats, float32, [examples, frames, tokens]"),
-                    "num_frames": ExportedOutput("frames of each recording"),
-                },
-                lengths=[most],
-                for_litert=True,
-            )
-        }
+        return exported_scores(run, BucketedSpeech.longest(input.params))

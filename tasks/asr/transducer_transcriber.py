@@ -15,10 +15,12 @@ from tekso.framework.task import Program
 from tekso.framework.theta import Theta
 from tekso.models.decoding.transducer import (
     LogProbs,
-    transducer_beam_search,
+    TransducerBeam,
+    TransducerScorer,
     transducer_greedy,
 )
-from tekso.tasks.asr.transcriber import Transcriber, Transcript
+from tekso.models.layers.frames import FrameSequence
+from tekso.tasks.asr.transcriber import StreamSearch, Transcriber, Transcript
 
 
 class TransducerTranscriber(Transcriber):
@@ -42,33 +44,79 @@ class TransducerTranscriber(Transcriber):
         """
         given = tf.constant(samples), tf.constant(num_samples)
         if self.params.beam_size == 1:
-            return self._greedy(program.call(self._best_path, *given))
+            return self._greedy(program.call(self.best_path, *given))
         features, lengths = (np.asarray(array) for array in program.call(self._encoded, *given))
-        p, found = self.params, []
+        found = []
         for own, length in zip(features, lengths, strict=True):
-            hypotheses = transducer_beam_search(
-                _OnProgram(program, self, own),
-                int(length),
-                blank_id=self._model.blank_id,
-                beam_size=p.beam_size,
-                max_symbols=p.max_symbols,
-            )
-            best = hypotheses[: p.num_hypotheses]
-            found.append([Transcript(one.labels, one.log_prob, one.frames) for one in best])
+            scorer = _OnProgram(program, self, own)
+            beam = self.new_beam(scorer)
+            beam.read(scorer, int(length))
+            found.append(self.best(beam))
         return found
 
+    def new_beam(self, scorer: TransducerScorer) -> TransducerBeam:
+        """Returns a beam search that has read no frames."""
+        p = self.params
+        return TransducerBeam(
+            scorer.start(),
+            blank_id=self._model.blank_id,
+            beam_size=p.beam_size,
+            max_symbols=p.max_symbols,
+            language=self.language(),
+        )
+
+    def best(self, beam: TransducerBeam) -> list[Transcript]:
+        """Returns the transcripts of the frames that a beam search has read."""
+        best = beam.hypotheses()[: self.params.num_hypotheses]
+        return [Transcript(one.labels, one.log_prob, one.frames) for one in best]
+
+    def stream(self, program: Program) -> StreamSearch:
+        """See `Transcriber`."""
+        state = self._model.stream_start(1)
+        if self.params.beam_size == 1:
+            return _GreedyStream(program, self, state)
+        return _BeamStream(program, self, state)
+
+    def stream_step(
+        self,
+        theta: Theta,
+        samples: tf.Tensor,
+        num_samples: tf.Tensor,
+        state: Any,
+        ctx: StepContext,
+    ) -> tuple[tf.Tensor, tf.Tensor, Any]:
+        """Returns the encoder's output [1, T, …] for a chunk, its frames and the next state."""
+        encoded, state = self._model.stream(theta.model, samples, num_samples, state, ctx)
+        return encoded.features, encoded.lengths, state
+
+    def greedy_step(
+        self, theta: Theta, features: tf.Tensor, lengths: tf.Tensor, start: Any, ctx: StepContext
+    ) -> Any:
+        """Returns the greedy path through a chunk of the encoder's output."""
+        encoded = FrameSequence(features, lengths)
+        most = self.params.max_symbols
+        return transducer_greedy(
+            self._model, theta.model, encoded, ctx, max_symbols=most, start=start
+        )
+
     def _greedy(self, found: Any) -> list[list[Transcript]]:
-        ids, frames, lengths, log_probs = (np.asarray(array) for array in found)
+        names = ("ids", "frames", "lengths", "log_probs")
+        ids, frames, lengths, log_probs = (np.asarray(found[name]) for name in names)
         rows = zip(ids.tolist(), frames.tolist(), lengths, log_probs, strict=True)
         return [[Transcript(own[:n], float(nats), at[:n])] for own, at, n, nats in rows]
 
-    def _best_path(
+    def best_path(
         self, theta: Theta, samples: tf.Tensor, num_samples: tf.Tensor, ctx: StepContext
-    ) -> tuple[tf.Tensor, ...]:
+    ) -> dict[str, tf.Tensor]:
+        """Returns the greedy path; see `transducer_greedy`.
+
+        Shapes:
+          samples: [B, N], num_samples: [B]
+        """
         frames = self._model.encode(theta.model, samples, ctx, lengths=num_samples)
         most = self.params.max_symbols
         found = transducer_greedy(self._model, theta.model, frames, ctx, max_symbols=most)
-        return tuple(found[name] for name in ("ids", "frames", "lengths", "log_probs"))
+        return {name: found[name] for name in ("ids", "frames", "lengths", "log_probs")}
 
     def _encoded(
         self, theta: Theta, samples: tf.Tensor, num_samples: tf.Tensor, ctx: StepContext
@@ -92,6 +140,66 @@ class TransducerTranscriber(Transcriber):
     ) -> tf.Tensor:
         """Returns the log-probabilities of one node per row."""
         return self._model.joint.step(theta.model.joint, encoded, predicted, ctx)
+
+
+class _Stream:
+    """Base of the searches in a stream: encodes it chunk by chunk."""
+
+    def __init__(self, program: Program, transcriber: TransducerTranscriber, state: Any) -> None:
+        """Starts before the first chunk."""
+        self._program, self._transcriber, self._state = program, transcriber, state
+
+    def _encoded(self, samples: Any, num_samples: Any) -> tuple[Any, Any]:
+        given = tf.constant(samples), tf.constant(num_samples)
+        found = self._program.call(self._transcriber.stream_step, *given, self._state)
+        features, lengths, self._state = found
+        return features, lengths
+
+
+class _GreedyStream(_Stream):
+    """Greedy search in a stream; see `StreamSearch`."""
+
+    def __init__(self, program: Program, transcriber: TransducerTranscriber, state: Any) -> None:
+        super().__init__(program, transcriber, state)
+        self._after = program.call(transcriber.start, tf.constant(0))
+        self._labels: list[int] = []
+        self._places: list[int] = []
+        self._log_prob, self._frames = 0.0, 0
+
+    def read(self, samples: Any, num_samples: Any) -> None:
+        """See `StreamSearch`."""
+        features, lengths = self._encoded(samples, num_samples)
+        found = self._program.call(self._transcriber.greedy_step, features, lengths, self._after)
+        self._after = found["after"]
+        size = int(np.asarray(found["lengths"])[0])
+        self._labels += np.asarray(found["ids"])[0, :size].tolist()
+        self._places += (self._frames + np.asarray(found["frames"])[0, :size]).tolist()
+        self._log_prob += float(np.asarray(found["log_probs"])[0])
+        self._frames += int(np.asarray(lengths)[0])
+
+    def transcripts(self) -> list[Transcript]:
+        """See `StreamSearch`."""
+        return [Transcript(self._labels, self._log_prob, self._places)]
+
+
+class _BeamStream(_Stream):
+    """Beam search in a stream; see `StreamSearch`."""
+
+    _beam: TransducerBeam | None = None
+
+    def read(self, samples: Any, num_samples: Any) -> None:
+        """See `StreamSearch`."""
+        features, lengths = self._encoded(samples, num_samples)
+        scorer = _OnProgram(self._program, self._transcriber, np.asarray(features)[0])
+        if self._beam is None:
+            self._beam = self._transcriber.new_beam(scorer)
+        self._beam.read(scorer, int(np.asarray(lengths)[0]))
+
+    def transcripts(self) -> list[Transcript]:
+        """See `StreamSearch`."""
+        if self._beam is None:
+            return [Transcript([], 0.0, [])]
+        return self._transcriber.best(self._beam)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,6 +23,7 @@ from tekso.tasks.detection.sources import Objects
 from tekso.tasks.image import drawing
 from tekso.tasks.image.preparation import pixels_of
 from tekso.tasks.image.sources import class_name
+from tekso.tasks.image.steps import Image
 
 
 class DetectionScoring(Configurable):
@@ -55,7 +56,7 @@ class DetectionScoring(Configurable):
     def score(
         self,
         program: Program,
-        detect: Callable[..., Mapping[str, Any]],
+        answer: Callable[..., Mapping[str, Any]],
         input: Input,
         *,
         is_last: bool,
@@ -65,7 +66,7 @@ class DetectionScoring(Configurable):
 
         Args:
           program: calls functions with the weights.
-          detect: function(theta, x, ctx) that returns "boxes", "labels" and "scores".
+          answer: function(theta, x, ctx) that returns "boxes", "labels" and "scores".
           input: an evaluation input of images with boxes.
           is_last: whether to draw pictures.
           stopped: returns whether to stop early.
@@ -76,13 +77,13 @@ class DetectionScoring(Configurable):
         pictures: list[tuple[np.ndarray, Objects, DetectedObjects]] = []
         for step in range(input.num_batches or 0):
             batch, own = input.batch(step), objects_of(images, input.inner_step(step))
-            arrays = {k: np.asarray(v) for k, v in program.call(detect, batch[X]).items()}
+            arrays = {k: np.asarray(v) for k, v in program.call(answer, batch[X]).items()}
             if stopped():
                 return None
             for row, objects in enumerate(own):
                 if batch[WEIGHTS][row] == 0:  # the image is malformed
                     continue
-                one = found_in(arrays, row, objects.size)
+                one = found_in({k: v[row] for k, v in arrays.items()}, objects.size)
                 truths.append(objects)
                 found.append(one)
                 if is_last and len(pictures) < self.params.shown:
@@ -115,23 +116,47 @@ class DetectionScoring(Configurable):
             labelled = with_boxes(
                 pixels, objects.boxes / scale, [""] * len(objects.boxes), colour=LABEL_COLOUR
             )
-            sure = found.scores >= self.params.shown_score
-            rows = zip(found.labels[sure], found.scores[sure], strict=True)
-            # The model may have more classes than these images.
-            captions = [f"{class_name(images.class_names, n - 1)} {score:.2f}" for n, score in rows]
-            drawn.append(with_boxes(labelled, found.boxes[sure] / scale, captions))
-            titles.append(f"{sure.sum()} found, {len(objects.boxes)} labelled")
+            least, names = self.params.shown_score, images.class_names
+            drawn.append(with_found(labelled, found, objects.size, names, least_score=least))
+            count = (found.scores >= least).sum()
+            titles.append(f"{count} found, {len(objects.boxes)} labelled")
         return drawing.gallery(drawn, titles, title=f"boxes in {images.params.split}")
 
 
-def found_in(arrays: Mapping[str, np.ndarray], row: int, size: tuple[int, int]) -> DetectedObjects:
-    """Returns the detections of an image of a batch, in pixels of the image.
+def found_in(arrays: Mapping[str, np.ndarray], size: tuple[int, int]) -> DetectedObjects:
+    """Returns the detections of an image, in pixels of the image.
 
     Args:
-      arrays: "boxes" [batch, n, 4] in shares, "labels" and "scores" [batch, n]; label 0: none.
-      row: number of the image in the batch.
+      arrays: "boxes" [n, 4] in shares, "labels" and "scores" [n]; label 0: none.
       size: height and width of the image.
     """
-    real = arrays["labels"][row] > 0
-    boxes = np.clip(arrays["boxes"][row][real], 0.0, 1.0) * np.array([*size, *size])
-    return DetectedObjects(boxes, arrays["labels"][row][real], arrays["scores"][row][real])
+    real = arrays["labels"] > 0
+    boxes = np.clip(arrays["boxes"][real], 0.0, 1.0) * np.array([*size, *size])
+    return DetectedObjects(boxes, arrays["labels"][real], arrays["scores"][real])
+
+
+def with_found(
+    image: Image,
+    found: DetectedObjects,
+    size: tuple[int, int],
+    names: tuple[str, ...],
+    *,
+    least_score: float,
+) -> Image:
+    """Returns an image with the boxes, classes and scores of what was found in it.
+
+    Args:
+      image: the pixels, in any size.
+      found: the objects.
+      size: height and width of the image to which the boxes of the objects refer.
+      names: names of the classes; the model may have more.
+      least_score: objects with a smaller score are not drawn.
+
+    Shapes:
+      image: [height, width, 1 or 3] uint8
+      returns: [any height, any width, 3] uint8; see `with_boxes`
+    """
+    sure = found.scores >= least_score
+    rows = zip(found.labels[sure], found.scores[sure], strict=True)
+    captions = [f"{class_name(names, n - 1)} {score:.2f}" for n, score in rows]
+    return with_boxes(image, found.boxes[sure] / np.array([*size, *size]), captions)

@@ -8,35 +8,35 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tekso.framework import files
 from tekso.framework.context import StepContext
-from tekso.framework.exports import ExportedFunction, ExportedInput, ExportedOutput
-from tekso.framework.input.held_out import spread
+from tekso.framework.exports import ExportedOutput
 from tekso.framework.input.input import Input
-from tekso.framework.input.skips import BadRecordError, InputError, Origin, reason_of
+from tekso.framework.input.skips import InputError
 from tekso.framework.layer import Layer
 from tekso.framework.params import REQUIRED, param
 from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece
-from tekso.framework.task import Batch, Decoded, Program, Scored, Task
+from tekso.framework.task import Batch, Program, Scored
 from tekso.framework.theta import Theta
 from tekso.models.detection.box_coding import decode_boxes
-from tekso.models.detection.multibox_loss import match_boxes, multibox_loss
+from tekso.models.detection.multibox_loss import match_boxes
 from tekso.models.detection.suppression import detections
 from tekso.models.ssd import Ssd
 from tekso.tasks.classification.task import LABELS, WEIGHTS, X
-from tekso.tasks.detection.average_precision import AP, AP_50, AP_75, DetectedObjects
-from tekso.tasks.detection.input import BOX_WEIGHTS, BOXES, boxes_of
-from tekso.tasks.detection.scoring import DetectionScoring, found_in
-from tekso.tasks.image.image_input import with_image_sizes
-from tekso.tasks.image.preparation import Preparation, scale_and_shift
+from tekso.tasks.detection.average_precision import AP, AP_50, AP_75
+from tekso.tasks.detection.input import BOX_WEIGHTS, BOXES, BoxImages, boxes_of
+from tekso.tasks.detection.losses import DetectionLoss, HardNegativeMining
+from tekso.tasks.detection.scoring import DetectionScoring, found_in, with_found
+from tekso.tasks.image.drawing import as_png
+from tekso.tasks.image.image_task import AnswerExport, ImageTask
 from tekso.tasks.image.sources import class_name
+from tekso.tasks.image.steps import Image
 
 _MATCHES = "matched_boxes"
 _MOST_SHOWN = 5  # objects of an image in a line of text
 
 
-class Detection(Task):
-    """Minimises the loss of SSD: classes of default boxes, and differences to the matched objects.
+class Detection(ImageTask):
+    """Minimises the loss of classes of default boxes, and of differences to the matched objects.
 
     The model is a layer that maps "x" to {"logits": [batch, boxes, classes], "codes": [batch,
     boxes, 4]}, and has the methods `default_boxes()` and `pieces()`, such as an `Ssd`. Its Params
@@ -54,10 +54,10 @@ class Detection(Task):
       predict returns: "boxes" [batch, n, 4], [y_min, x_min, y_max, x_max] in shares of the image,
         "labels" [batch, n] int32, 0 for padding, and "scores" [batch, n]
     Source:
-      Liu et al. 2016, "SSD: single shot multibox detector".
+      Liu et al. 2016, "SSD: single shot multibox detector"; the losses: see losses.py.
     """
 
-    class Params(Task.Params):
+    class Params(ImageTask.Params):
         """Params of Detection."""
 
         model: Layer.Params = param("From images to boxes.", default=Ssd.Params())
@@ -69,8 +69,8 @@ class Detection(Task):
             "A default box that overlaps an object more than this is trained to find it.",
             default=0.5,
         )
-        negatives_per_positive: int = param(
-            "Background boxes that count in the loss, for each matched box.", default=3
+        loss: DetectionLoss.Params = param(
+            "Loss of the classes and boxes.", default=HardNegativeMining.Params()
         )
         min_score: float = param("Boxes with a smaller probability are not found.", default=0.05)
         candidates: int = param("Boxes of a class before suppression.", default=200)
@@ -82,14 +82,22 @@ class Detection(Task):
             "Average precision in evaluations; None: not computed.",
             default=DetectionScoring.Params(),
         )
-        decode: str = param(
-            "Image files in which --mode=decode finds objects: globs, separated by commas. Empty: "
-            "images of the split dev.",
-            default="",
-        )
-        num_decoded: int = param("Images that are decoded if no files are given.", default=10)
 
     goals = {AP: "max", AP_50: "max", AP_75: "max"}  # noqa: RUF012
+    record_kind = "objects"
+    background_classes = 1
+    export = AnswerExport(
+        name="detect",
+        doc="The objects in images of the size of training, the likeliest first.",
+        outputs={
+            BOXES: ExportedOutput(
+                "float32, [examples, objects, 4]: y_min, x_min, y_max, x_max in shares"
+            ),
+            LABELS: ExportedOutput("int32, [examples, objects]; 0: no object"),
+            "scores": ExportedOutput("float32, [examples, objects]"),
+        },
+        for_litert=False,
+    )
     model: Any
 
     def __init__(self, params: Any) -> None:
@@ -101,16 +109,8 @@ class Detection(Task):
                 f"{p.most}, but must be at least 1"
             )
         self.child("model", p.model)
+        self._loss: DetectionLoss = p.loss.instantiate()
         self._scoring: DetectionScoring | None = p.scoring and p.scoring.instantiate()
-
-    @classmethod
-    def complete(cls, params: Any, input: Input) -> Any:
-        """Sets num_classes, and the sizes of the model, where they are not set.
-
-        Raises:
-          ValueError: num_classes is not set, and the input does not know it.
-        """
-        return with_image_sizes(params, input, further_classes=1)  # the background
 
     def check_inputs(self, inputs: Mapping[str, Any]) -> None:
         """Checks the kind of the inputs, and the classes of all objects.
@@ -150,10 +150,6 @@ class Detection(Task):
                 f"{most}: task.num_classes is {most}"
             )
 
-    def count(self, batch: Mapping[str, np.ndarray]) -> tuple[int, str]:
-        """Returns the number of images."""
-        return len(batch[X]), "images"
-
     def loss_weight(self, batch: Batch) -> tf.Tensor:
         """Returns the sum of the weights of the images."""
         return tf.reduce_sum(batch[WEIGHTS])
@@ -171,13 +167,7 @@ class Detection(Task):
         labels = tf.where(counted, tf.cast(flow[LABELS], tf.int32), 0)
         boxes = tf.cast(flow[BOXES], tf.float32)
         matches = match_boxes(boxes, labels, defaults, threshold=p.match_overlap)
-        losses = multibox_loss(
-            outputs["logits"],
-            outputs["codes"],
-            matches,
-            defaults,
-            negatives_per_positive=p.negatives_per_positive,
-        )
+        losses = self._loss.of_images(outputs["logits"], outputs["codes"], matches, defaults)
         weights = tf.cast(flow[WEIGHTS], losses.dtype)
         matched = tf.reduce_sum(tf.cast(matches.labels > 0, losses.dtype), 1)
         metrics = {_MATCHES: (tf.reduce_sum(weights * matched), tf.reduce_sum(weights))}
@@ -185,12 +175,13 @@ class Detection(Task):
 
     def predict(self, theta: Theta, batch: Batch, ctx: StepContext) -> dict[str, tf.Tensor]:
         """Returns the objects that are found; see the class."""
-        return self._detect(theta, batch[X], ctx)
+        return self.answer(theta, batch[X], ctx)
 
-    def _detect(self, theta: Theta, x: tf.Tensor, ctx: StepContext) -> dict[str, tf.Tensor]:
+    def answer(self, theta: Theta, x: tf.Tensor, ctx: StepContext) -> dict[str, tf.Tensor]:
+        """Returns the objects that are found, as `predict`; see `ImageTask`."""
         p, outputs = self.params, self.model.fprop(theta.model, x, ctx)
         found = detections(
-            tf.nn.softmax(tf.cast(outputs["logits"], tf.float32)),
+            self._loss.probabilities(outputs["logits"]),
             decode_boxes(
                 tf.cast(outputs["codes"], tf.float32), tf.constant(self.model.default_boxes())
             ),
@@ -212,110 +203,54 @@ class Detection(Task):
         """Returns the average precision of an evaluation input, and pictures at the last one."""
         if self._scoring is None:
             return None
-        return self._scoring.score(program, self._detect, input, is_last=is_last, stopped=stopped)
+        return self._scoring.score(program, self.answer, input, is_last=is_last, stopped=stopped)
 
-    @classmethod
-    def decodes_data(cls, params: Any) -> bool:
-        """Returns whether decoding reads images of the input; see Task."""
-        return not params.decode
+    def images_in(self, input: Input) -> BoxImages:
+        """See `ImageTask`."""
+        return boxes_of(input)
 
-    def decode(self, program: Program, input: Input) -> Decoded | None:
-        """Returns the objects in image files, or in images of the split dev."""
-        if self.params.decode:
-            paths = files.glob(self.params.decode, what="task.decode")
-            return self.detect_in_files(program, input, paths)
-        train = boxes_of(input)
-        dev: Any = train.params.copy().set(split="dev", order="once").instantiate(seed=train.seed)
-        index = spread(dev.num_examples, self.params.num_decoded)
-        batch = dev.examples(index, np.zeros_like(index))
-        arrays = {k: np.asarray(v) for k, v in program.call(self._detect, batch[X]).items()}
-        records = []
-        for row, i in enumerate(index.tolist()):
-            if batch[WEIGHTS][row]:
-                objects = dev.source.objects(i)
-                found = found_in(arrays, row, objects.size)
-                origin = str(dev.source.origin(i))
-                records.append(_record(origin, found, dev.class_names))
-        return Decoded("\n".join(map(_line, records)), records)
+    def size_of(self, images: Any, index: int) -> tuple[int, int]:
+        """See `ImageTask`."""
+        size: tuple[int, int] = images.source.objects(index).size
+        return size
 
-    def detect_in_files(self, program: Program, input: Input, paths: list[str]) -> Decoded:
-        """Returns the objects in image files; a malformed file has an error instead.
+    def found(
+        self, arrays: Mapping[str, np.ndarray], size: tuple[int, int], names: tuple[str, ...]
+    ) -> dict[str, Any]:
+        """Returns the objects: class, score, and x, y, width, height in pixels of the image."""
+        one = found_in(arrays, size)
+        rows = zip(one.boxes.tolist(), one.labels.tolist(), one.scores.tolist(), strict=True)
+        objects = [
+            {
+                "class": class_name(names, label - 1),
+                "score": score,
+                "box": [round(v, 1) for v in (x_min, y_min, x_max - x_min, y_max - y_min)],
+            }
+            for (y_min, x_min, y_max, x_max), label, score in rows
+        ]
+        return {"objects": objects}
 
-        Args:
-          program: calls functions with the weights.
-          input: the input of the run, or what `BoxImages.known` returns.
-          paths: the files.
-        """
-        names, p = tuple(getattr(input, "class_names", ())), input.params
-        preparation, records = Preparation(p), []
-        for path in paths:
-            try:
-                pixels = preparation.pixels(files.read(path), Origin(path))
-            except (BadRecordError, OSError) as error:
-                records.append({"kind": "objects", "file": path, "error": reason_of(error)})
-                continue
-            image = preparation.image(pixels, 0, Origin(path))
-            x = preparation.normalized(image)[None]
-            arrays = {k: np.asarray(v) for k, v in program.call(self._detect, x).items()}
-            found = found_in(arrays, 0, pixels.shape[:2])
-            records.append(_record(path, found, names))
-        return Decoded("\n".join(map(_line, records)), records)
+    def told(self, record: Mapping[str, Any]) -> str:
+        """See `ImageTask`."""
+        shown = [
+            f"{one['class']} {one['score']:.2f} at {' '.join(f'{v:g}' for v in one['box'])}"
+            for one in record["objects"][:_MOST_SHOWN]
+        ]
+        more = len(record["objects"]) - len(shown)
+        shown += [f"{more} more"] if more else []
+        return ", ".join(shown) or "nothing"
 
-    def exports(self, input: Input) -> dict[str, ExportedFunction]:
-        """Returns the function "detect" of images of the size of the input."""
-        p = input.params
-        scale, shift = scale_and_shift(p)
+    def cells(self, record: Mapping[str, Any]) -> list[tuple[str, ...]]:
+        """Returns class, score, x, y, width and height of every object; see `ImageTask`."""
+        rows = [
+            (one["class"], f"{one['score']:.4f}", *(f"{v:g}" for v in one["box"]))
+            for one in record["objects"]
+        ]
+        return rows or [("nothing",)]
 
-        def detect(theta: Theta, images: tf.Tensor, ctx: StepContext) -> dict[str, tf.Tensor]:
-            return self._detect(theta, tf.cast(images, tf.float32) * scale + shift, ctx)
-
-        shape = (p.image_size, p.image_size, p.channels)
-        return {
-            "detect": ExportedFunction(
-                doc="The objects in images of the size of training, the likeliest first.",
-                function=detect,
-                inputs={
-                    "images": ExportedInput(
-                        "pixels from 0 to 255, RGB or grey", tf.uint8, shape=shape
-                    )
-                },
-                outputs={
-                    "boxes": ExportedOutput(
-                        "float32, [examples, objects, 4]: y_min, x_min, y_max, x_max in shares"
-                    ),
-                    "labels": ExportedOutput("int32, [examples, objects]; 0: no object"),
-                    "scores": ExportedOutput("float32, [examples, objects]"),
-                },
-                lengths=[1],
-            )
-        }
-
-
-def _record(file: str, found: DetectedObjects, names: tuple[str, ...]) -> dict[str, Any]:
-    rows = zip(found.boxes.tolist(), found.labels.tolist(), found.scores.tolist(), strict=True)
-    objects = [
-        {
-            "class": class_name(names, label - 1),
-            "score": score,
-            "box": [
-                round(x_min, 1),
-                round(y_min, 1),
-                round(x_max - x_min, 1),
-                round(y_max - y_min, 1),
-            ],
-        }
-        for (y_min, x_min, y_max, x_max), label, score in rows
-    ]
-    return {"kind": "objects", "file": file, "objects": objects}
-
-
-def _line(record: Mapping[str, Any]) -> str:
-    if "error" in record:
-        return f"{record['file']}: {record['error']}"
-    shown = [
-        f"{one['class']} {one['score']:.2f} at {' '.join(f'{v:g}' for v in one['box'])}"
-        for one in record["objects"][:_MOST_SHOWN]
-    ]
-    more = len(record["objects"]) - len(shown)
-    shown += [f"{more} more"] if more else []
-    return f"{record['file']}: {', '.join(shown) or 'nothing'}"
+    def picture(self, pixels: Image, arrays: Mapping[str, np.ndarray], input: Input) -> bytes:
+        """Returns the image with the boxes of the objects that are found; see `ImageTask`."""
+        size = (pixels.shape[0], pixels.shape[1])
+        least = (self.params.scoring or DetectionScoring.Params()).shown_score
+        names = tuple(getattr(input, "class_names", ()))
+        return as_png(with_found(pixels, found_in(arrays, size), size, names, least_score=least))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import math
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -37,15 +38,24 @@ def matrix(counts: np.ndarray, names: Sequence[str]) -> bytes:
     return _png(figure)
 
 
-def gallery(images: Sequence[np.ndarray], titles: Sequence[str], *, title: str) -> bytes:
+def gallery(
+    images: Sequence[np.ndarray], titles: Sequence[str], *, title: str, lines: int = 1
+) -> bytes:
     """Returns a PNG of images with titles, in rows.
+
+    Args:
+      images: the images.
+      titles: a title for each; longer than `lines` lines, it is cut.
+      title: of all images.
+      lines: lines of a title; with several, images are wider and titles are wrapped.
 
     Shapes:
       images: each [height, width, 1 or 3] uint8
     """
     columns = math.ceil(math.sqrt(len(images)))
     rows = math.ceil(len(images) / columns)
-    figure, axes = _figure(1.4 * columns, 1.6 * rows + 0.4, rows=rows, columns=columns)
+    width, height = (1.4, 1.6) if lines == 1 else (2.2, 1.8 + 0.12 * lines)
+    figure, axes = _figure(width * columns, height * rows + 0.4, rows=rows, columns=columns)
     figure.suptitle(title)
     for place in range(rows * columns):
         one = axes[divmod(place, columns)]
@@ -55,8 +65,28 @@ def gallery(images: Sequence[np.ndarray], titles: Sequence[str], *, title: str) 
             grey = pixels.shape[2] == 1
             kind: Any = {"cmap": "gray", "vmin": 0, "vmax": 255} if grey else {}
             one.imshow(pixels[:, :, 0] if grey else pixels, **kind)
-            one.set_title(titles[place][: 2 * _LONGEST], fontsize=7, parse_math=False)
+            text = titles[place][: 2 * _LONGEST] if lines == 1 else _wrapped(titles[place], lines)
+            one.set_title(text, fontsize=7, parse_math=False)
     return _png(figure)
+
+
+def _wrapped(text: str, lines: int) -> str:
+    found = [part for line in text.split("\n") for part in textwrap.wrap(line, 2 * _LONGEST)]
+    return "\n".join(found[:lines])
+
+
+def as_png(image: np.ndarray) -> bytes:
+    """Returns the PNG file of an image.
+
+    Shapes:
+      image: [height, width, 1 or 3] uint8
+    """
+    from PIL import Image as Pillow
+
+    file = io.BytesIO()
+    pixels = image[:, :, 0] if image.shape[2] == 1 else image
+    Pillow.fromarray(np.ascontiguousarray(pixels)).save(file, format="PNG")
+    return file.getvalue()
 
 
 def _figure(width: float, height: float, *, rows: int = 0, columns: int = 0) -> tuple[Any, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -52,7 +52,7 @@ class ImageScoring(Configurable):
     def score(
         self,
         program: Program,
-        probabilities: Callable[..., Any],
+        answer: Callable[..., Mapping[str, Any]],
         input: Input,
         *,
         stopped: Callable[[], bool],
@@ -61,7 +61,7 @@ class ImageScoring(Configurable):
 
         Args:
           program: calls functions with the weights.
-          probabilities: function(theta, x, ctx) that returns the probabilities of the classes.
+          answer: function(theta, x, ctx) that returns the "probabilities" of the classes.
           input: an evaluation input of images.
           stopped: returns whether to stop early.
         """
@@ -69,7 +69,7 @@ class ImageScoring(Configurable):
         labels, guesses, examples, errors = [], [], _Examples(self), _Examples(self)
         for step in spread(input.num_batches or 0, self.params.max_batches).tolist():
             batch = input.batch(step)
-            found = np.asarray(program.call(probabilities, batch[X]))
+            found = np.asarray(program.call(answer, batch[X])["probabilities"])
             if stopped():
                 return None
             real = batch[WEIGHTS] > 0

@@ -2,35 +2,30 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from tekso.framework import files
 from tekso.framework.context import StepContext
-from tekso.framework.exports import ExportedFunction, ExportedInput, ExportedOutput
-from tekso.framework.input.held_out import spread
+from tekso.framework.exports import ExportedOutput
 from tekso.framework.input.input import Input
-from tekso.framework.input.skips import BadRecordError, InputError, Origin, reason_of
 from tekso.framework.params import REQUIRED, param
 from tekso.framework.pieces import LOSS_SUM, METRICS, Flow
-from tekso.framework.task import Batch, Decoded, LossSums, Program, Scored
+from tekso.framework.task import Batch, LossSums, Program, Scored
 from tekso.framework.theta import Theta
 from tekso.tasks.classification.task import ACCURACY, LABELS, WEIGHTS, Classification, X
-from tekso.tasks.image.image_input import with_image_sizes
+from tekso.tasks.image.image_task import AnswerExport, ImageTask
 from tekso.tasks.image.input import OTHER_LABELS, SHARES, Images, images_of
-from tekso.tasks.image.preparation import Preparation, scale_and_shift
 from tekso.tasks.image.scoring import ImageScoring
 from tekso.tasks.image.sources import class_name
 
-TOP_5 = "top_5_accuracy"
+TOP_5, PROBABILITIES = "top_5_accuracy", "probabilities"
 _MOST_SHOWN = 5  # classes of an image that decoding prints
 
 
-class ImageClassification(Classification):
+class ImageClassification(ImageTask, Classification):
     """Minimises the softmax cross-entropy between the labels of images and the scores of a model.
 
     The model is a layer that maps "x" to logits, such as an `ImageModel`. Its Params `image_size`,
@@ -48,7 +43,7 @@ class ImageClassification(Classification):
       ValueError: label_smoothing is not in [0, 1).
     """
 
-    class Params(Classification.Params):
+    class Params(ImageTask.Params, Classification.Params):
         """Params of ImageClassification."""
 
         num_classes: int = param(
@@ -61,14 +56,16 @@ class ImageClassification(Classification):
             "Confusions and pictures at the last evaluation; None: neither.",
             default=ImageScoring.Params(),
         )
-        decode: str = param(
-            "Image files that --mode=decode classifies: globs, separated by commas. Empty: images "
-            "of the split dev.",
-            default="",
-        )
-        num_decoded: int = param("Images that are decoded if no files are given.", default=10)
 
     goals = {TOP_5: "max"}  # noqa: RUF012
+    export = AnswerExport(
+        name="classify",
+        doc="The probability of every class for images of the size of training.",
+        outputs={
+            "probabilities": ExportedOutput("float32, [examples, classes]"),
+            LABELS: ExportedOutput("the likeliest class, int32, [examples]"),
+        },
+    )
 
     def __init__(self, params: Any) -> None:
         super().__init__(params)
@@ -78,15 +75,6 @@ class ImageClassification(Classification):
             )
         scoring = self.params.scoring
         self._scoring: ImageScoring | None = None if scoring is None else scoring.instantiate()
-
-    @classmethod
-    def complete(cls, params: Any, input: Input) -> Any:
-        """Sets num_classes, and the sizes of the model, where they are not set.
-
-        Raises:
-          ValueError: num_classes is not set, and the input does not know it.
-        """
-        return with_image_sizes(params, input)
 
     def check_inputs(self, inputs: Mapping[str, Any]) -> list[str]:
         """Checks the arrays of the inputs, and the labels of all images if they are known.
@@ -113,10 +101,6 @@ class ImageClassification(Classification):
                     f"training image ({which})"
                 )
         return warnings
-
-    def count(self, batch: Mapping[str, np.ndarray]) -> tuple[int, str]:
-        """Returns the number of images."""
-        return len(batch[LABELS]), "images"
 
     def _run_sums(self, theta: Theta, flow: Flow, ctx: StepContext) -> Flow:
         del theta
@@ -162,97 +146,53 @@ class ImageClassification(Classification):
         """Returns the confusions and pictures of an evaluation input, at the last evaluation."""
         if self._scoring is None or not is_last:
             return None
-        return self._scoring.score(program, self._probabilities, input, stopped=stopped)
+        return self._scoring.score(program, self.answer, input, stopped=stopped)
 
-    @classmethod
-    def decodes_data(cls, params: Any) -> bool:
-        """Returns whether decoding reads images of the input; see Task."""
-        return not params.decode
+    def answer(self, theta: Theta, x: tf.Tensor, ctx: StepContext) -> dict[str, tf.Tensor]:
+        """Returns the probabilities of the classes and the likeliest one; see `ImageTask`.
 
-    def decode(self, program: Program, input: Input) -> Decoded | None:
-        """Returns the likeliest classes of image files, or of images of the split dev."""
-        if self.params.decode:
-            return self.classify_files(
-                program, input, files.glob(self.params.decode, what="task.decode")
-            )
-        dev = _dev_images(images_of(input))
-        index = spread(dev.num_examples, self.params.num_decoded)
-        batch = dev.examples(index, np.zeros_like(index))
-        probabilities = np.asarray(program.call(self._probabilities, batch[X]))
-        records = [
-            {
-                "kind": "image",
-                "file": dev.source.origin(int(i)).file,
-                "number": int(i),
-                "label": class_name(dev.class_names, int(label)),
-                "classes": _likeliest(row, dev.class_names),
-            }
-            for i, label, row, weight in zip(
-                index, batch[LABELS], probabilities, batch[WEIGHTS], strict=True
-            )
-            if weight
-        ]
-        return Decoded("\n".join(_line(record) for record in records), records)
-
-    def classify_files(self, program: Program, input: Input, paths: list[str]) -> Decoded:
-        """Returns the likeliest classes of image files; a malformed file has an error instead.
-
-        Args:
-          program: calls functions with the weights.
-          input: the input of the run, or what `Images.known` returns.
-          paths: the files.
+        Shapes:
+          returns: "probabilities" [batch, num_classes], "labels" [batch] int32
         """
-        names = tuple(getattr(input, "class_names", ()))
-        preparation = Preparation(input.params, input.params.evaluate)
-        size, records = input.params.batch_size, []
-        for begin in range(0, len(paths), size):
-            own: list[dict[str, Any]] = []
-            x = np.zeros([size, *_form(input.params)], np.float32)
-            for place, path in enumerate(paths[begin : begin + size]):
-                record: dict[str, Any] = {"kind": "image", "file": path}
-                try:
-                    image = preparation.image(files.read(path), 0, Origin(path))
-                    x[place] = preparation.normalized(image)
-                except (BadRecordError, OSError) as error:
-                    record["error"] = reason_of(error)
-                own.append(record)
-            probabilities = np.asarray(program.call(self._probabilities, x))
-            for record, row in zip(own, probabilities, strict=False):
-                if "error" not in record:
-                    record["classes"] = _likeliest(row, names)
-            records += own
-        return Decoded("\n".join(_line(record) for record in records), records)
+        probabilities = tf.nn.softmax(self.predict(theta, {X: x}, ctx)["logits"])
+        labels = tf.argmax(probabilities, 1, output_type=tf.int32)
+        return {PROBABILITIES: probabilities, LABELS: labels}
 
-    def exports(self, input: Input) -> dict[str, ExportedFunction]:
-        """Returns the function "classify" of images of the size of the input."""
-        scale, shift = scale_and_shift(input.params)
+    def images_in(self, input: Input) -> Images:
+        """See `ImageTask`."""
+        return images_of(input)
 
-        def classify(theta: Theta, images: tf.Tensor, ctx: StepContext) -> dict[str, tf.Tensor]:
-            x = tf.cast(images, tf.float32) * scale + shift
-            probabilities = self._probabilities(theta, x, ctx)
-            labels = tf.argmax(probabilities, 1, output_type=tf.int32)
-            return {"probabilities": probabilities, "labels": labels}
-
+    def named(self, images: Any, index: int, example: Mapping[str, np.ndarray]) -> dict[str, Any]:
+        """Returns file, number and label of an image; see `ImageTask`."""
         return {
-            "classify": ExportedFunction(
-                doc="The probability of every class for images of the size of training.",
-                function=classify,
-                inputs={
-                    "images": ExportedInput(
-                        "pixels from 0 to 255, RGB or grey", tf.uint8, shape=_form(input.params)
-                    )
-                },
-                outputs={
-                    "probabilities": ExportedOutput("float32, [examples, classes]"),
-                    "labels": ExportedOutput("the likeliest class, int32, [examples]"),
-                },
-                lengths=[1],
-                for_litert=True,
-            )
+            "file": images.source.origin(index).file,
+            "number": index,
+            "label": class_name(images.class_names, int(example[LABELS])),
         }
 
-    def _probabilities(self, theta: Theta, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
-        return tf.nn.softmax(self.predict(theta, {X: x}, ctx)["logits"])
+    def found(
+        self, arrays: Mapping[str, np.ndarray], size: tuple[int, int], names: tuple[str, ...]
+    ) -> dict[str, Any]:
+        """Returns the likeliest classes; see `ImageTask`."""
+        del size
+        probabilities = arrays[PROBABILITIES]
+        order = np.argsort(-probabilities, kind="stable")[:_MOST_SHOWN].tolist()
+        classes = [
+            {"class": class_name(names, i), "number": i, "probability": float(probabilities[i])}
+            for i in order
+        ]
+        return {"classes": classes}
+
+    def told(self, record: Mapping[str, Any]) -> str:
+        """See `ImageTask`."""
+        rows = record["classes"][:3]
+        label = f" (label {record['label']})" if "label" in record else ""
+        return ", ".join(f"{one['class']} {one['probability']:.3f}" for one in rows) + label
+
+    def cells(self, record: Mapping[str, Any]) -> list[tuple[str, ...]]:
+        """Returns the likeliest class and its probability; see `ImageTask`."""
+        best = record["classes"][0]
+        return [(best["class"], f"{best['probability']:.4f}")]
 
 
 def _cross_entropy(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
@@ -273,37 +213,3 @@ def _rank(logits: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
     own = tf.reduce_sum(of_label, axis=1, keepdims=True)
     below = tf.cast(logits < own, tf.int32)
     return logits.shape[1] - 1 - tf.reduce_sum(below, axis=1)
-
-
-def _likeliest(probabilities: np.ndarray, names: tuple[str, ...]) -> list[dict[str, Any]]:
-    order = np.argsort(-probabilities, kind="stable")[:_MOST_SHOWN].tolist()
-    return [
-        {"class": class_name(names, i), "number": i, "probability": float(probabilities[i])}
-        for i in order
-    ]
-
-
-def _line(record: Mapping[str, Any]) -> str:
-    place = record["file"] + (f" {record['number']}" if "number" in record else "")
-    if "error" in record:
-        return f"{place}: {record['error']}"
-    found = ", ".join(f"{one['class']} {one['probability']:.3f}" for one in record["classes"][:3])
-    label = f" (label {record['label']})" if "label" in record else ""
-    return f"{place}: {found}{label}"
-
-
-def _form(params: Any) -> tuple[int, int, int]:
-    return params.image_size, params.image_size, params.channels
-
-
-def _dev_images(train: Images) -> Images:
-    """Returns the held-out images of a training input; training images if there are none."""
-    for split in ("dev", "test"):
-        with contextlib.suppress(InputError, OSError):
-            return _once(train, split)
-    return _once(train, "train")
-
-
-def _once(train: Images, split: str) -> Images:
-    found: Images = train.params.copy().set(split=split, order="once").instantiate(seed=train.seed)
-    return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -91,14 +92,14 @@ class Scorer(Configurable):
     def score(
         self,
         hypotheses: Sequence[str],
-        references: Sequence[str],
+        references: Sequence[str | Sequence[str]],
         languages: Sequence[str | None] = (),
     ) -> Scores:
-        """Returns the scores of translations, each with one reference.
+        """Returns the scores of translations or captions, each with one or several references.
 
         Args:
-          hypotheses: detokenised translations.
-          references: detokenised references.
+          hypotheses: detokenised texts.
+          references: detokenised references: one text, or several, for each hypothesis.
           languages: target language of each pair; empty, or all the same: no scores per language.
 
         Raises:
@@ -125,17 +126,19 @@ class Scorer(Configurable):
         return Scores(figures, signatures)
 
     def _of(
-        self, hypotheses: Sequence[str], references: Sequence[str], tokenizer: str
+        self, hypotheses: Sequence[str], references: Sequence[str | Sequence[str]], tokenizer: str
     ) -> tuple[dict[str, float], dict[str, str]]:
         from sacrebleu.metrics import bleu, chrf
 
         p = self.params
+        listed = [[one] if isinstance(one, str) else list(one) for one in references]
+        streams = [list(stream) for stream in itertools.zip_longest(*listed)]  # None: no further
         both: dict[str, Any] = {
             BLEU: bleu.BLEU(tokenize=tokenizer, lowercase=p.lowercase, force=True),
             CHRF: chrf.CHRF(lowercase=p.lowercase),
         }
         figures = {
-            key: min(float(metric.corpus_score(list(hypotheses), [list(references)]).score), 100.0)
+            key: min(float(metric.corpus_score(list(hypotheses), streams).score), 100.0)
             for key, metric in both.items()
         }
         return figures, {key: str(m.get_signature()) for key, m in both.items()}

@@ -2,8 +2,6 @@
 
     texts ─ encode ─ sort by length ─ batches of few shapes ─ search ─ decode ─ original order
 
-On a CPU, a batch keeps little more than one core busy, so several batches are searched at a time.
-
 Every batch shape is traced and compiled once, so there are few shapes: sources are padded to one of
 a few lengths, and all batches of a length have the same number of rows. If the texts do not fill a
 batch, the number of rows is the next power of two. A single text is a batch of one row.
@@ -12,23 +10,18 @@ batch, the number of rows is the next power of two. A single text is a batch of 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from typing import Any, Literal, NamedTuple, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import tensorflow as tf
 
-from tekso.framework.commands import typed
-from tekso.framework.context import StepContext, filling_in_place
-from tekso.framework.cores import num_cores
-from tekso.framework.input.tokenizers import Tokenizer
-from tekso.framework.params import Configurable, param
+from tekso.framework.context import StepContext
+from tekso.framework.params import param
 from tekso.framework.task import Program
 from tekso.framework.theta import Theta
-from tekso.models.decoding.beam_search import BeamSearch
-from tekso.models.decoding.search import Search
 from tekso.tasks.mt.pair_texts import PairTexts
+from tekso.tasks.mt.target_search import Hypothesis, TargetSearch, hypotheses_of, side_by_side
 
 _SHORTEST = 16  # tokens: sources are padded to this length, twice this length, and so on
 _FEWEST_ROWS = 8
@@ -45,27 +38,6 @@ class PairModel(Protocol):
     def log_probs(self, theta: Theta, batch: Mapping[str, tf.Tensor], ctx: StepContext) -> Any:
         """Returns the log-probability of every label of the target in nats, [B, T]; pure."""
         ...
-
-
-@dataclasses.dataclass(frozen=True)
-class Hypothesis:
-    """A translation.
-
-    Attributes:
-      text: the detokenised text.
-      ids: its tokens, without the end token.
-      score: ranks hypotheses: the log-probability, normalised by the search.
-      log_prob: log-probability of all tokens and the end token, in nats.
-    """
-
-    text: str
-    ids: np.ndarray
-    score: float
-    log_prob: float
-
-    def record(self) -> dict[str, Any]:
-        """Returns text, score and log-probability, for JSON."""
-        return {"text": self.text, "score": self.score, "log_prob": self.log_prob}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,48 +67,23 @@ class _Plan(NamedTuple):
     length: int
 
 
-class Translator(Configurable):
+class Translator(TargetSearch):
     """Translates texts."""
 
-    class Params(Configurable.Params):
+    class Params(TargetSearch.Params):
         """Params of Translator."""
 
-        search: Search.Params = param("The search for targets.", default=BeamSearch.Params())
         batch_tokens: int = param(
             "Most source tokens in a batch, but a batch has at least 8 texts.", default=2048
-        )
-        num_searches: int | None = param(
-            "Batches that are searched at a time; each needs memory. None: one per CPU core, at "
-            "most 4, and one on other devices.",
-            default=None,
         )
         max_source_length: int | None = param(
             "Most tokens of a source; only the beginning of a longer source is translated. None: "
             "source_length of the input.",
             default=None,
         )
-        xla: Literal["none", "search"] = param(
-            "What XLA compiles: nothing, or a whole search as one program. Compilation takes "
-            "seconds per batch shape; it pays off with many texts and a small model.",
-            default="none",
-        )
 
-    def __init__(self, params: Any, *, task: PairModel) -> None:
-        """Checks the numbers.
-
-        Args:
-          params: see Params.
-          task: a Translation.
-        """
-        super().__init__(params)
-        p = self.params
-        for name in ("batch_tokens", "num_searches", "max_source_length"):
-            if p.get(name) is not None and p.get(name) < 1:
-                raise ValueError(f"{p.path_of(name)} is {p.get(name)}, must be at least 1")
-        self._model = task.model
-        self._vocab_size = task.params.model.target_vocab_size
-        self._search = p.search.instantiate()
-        self._functions: dict[Any, Callable[..., Any]] = {}  # by end and forbidden tokens
+    sizes = ("batch_tokens", "num_searches", "max_source_length")
+    unit = "translations"
 
     def translate(
         self,
@@ -169,7 +116,7 @@ class Translator(Configurable):
         def search(plan: _Plan) -> Any:
             sources = [encoded[i] for i in plan.texts]
             batch = source_batch(sources, rows=plan.rows, length=plan.length)
-            return self._call(program, input.target_tokenizer, batch)
+            return self.results(program, input.target_tokenizer, batch)
 
         shortest = longest if program.serialize_calls else _SHORTEST
         plans = self._plans(
@@ -177,9 +124,11 @@ class Translator(Configurable):
             is_one=len(texts) == 1 and not program.serialize_calls,
             is_filled=program.serialize_calls,
         )
-        for plan, result in _side_by_side(search, plans, self._most_searches(program), stopped):
+        for plan, result in side_by_side(search, plans, self.most_searches(program), stopped):
             for row, i in enumerate(plan.texts):
-                found[i] = _hypotheses(result, row, input)
+                found[i] = hypotheses_of(
+                    result, row, input.target_tokenizer.end_id, input.decode_target
+                )
         return Translations(found, num_cut)
 
     def _plans(
@@ -193,24 +142,12 @@ class Translator(Configurable):
                 found.append(_Plan(own[first : first + rows], rows, length))
         return found[-1:] + found[:-1]
 
-    def _most_searches(self, program: Program) -> int:
-        devices = {device.device_type for device in tf.config.list_logical_devices()}
-        at_once = min(num_cores(), 4) if devices == {"CPU"} else 1
-        wanted = self.params.num_searches or at_once
-        return 1 if program.serialize_calls else wanted
-
     def _rows(self, num_texts: int, length: int, *, is_filled: bool) -> int:
         """Returns the rows of a batch of texts of a length, a power of two."""
         most = max(_FEWEST_ROWS, _power_of_two(self.params.batch_tokens // length))
         if is_filled or (self.params.xla == "search" and num_texts > _FEWEST_ROWS):
             return most  # compiling another shape would take longer than searching padding rows
         return min(most, max(_FEWEST_ROWS, 1 << (num_texts - 1).bit_length()))
-
-    @property
-    def longest_target(self) -> int | None:
-        """Most tokens of a translation, end included; None: depends on the source alone."""
-        longest: int | None = self._search.params.max_length
-        return longest
 
     def encode(self, input: PairTexts, text: str, language: str | None) -> np.ndarray:
         """Returns the model input of a text; a text that is too long is cut."""
@@ -219,70 +156,6 @@ class Translator(Configurable):
     def longest_source(self, input: PairTexts) -> int:
         """Returns the most tokens of a source, end included."""
         return int(self.params.max_source_length or input.params.source_length)
-
-    def forbidden_ids(self, tokenizer: Tokenizer) -> range:
-        """Returns the target ids of the model that its tokenizer lacks, such as language tokens."""
-        return range(tokenizer.vocab_size, self._vocab_size)
-
-    def _call(self, program: Program, tokenizer: Tokenizer, batch: Mapping[str, np.ndarray]) -> Any:
-        tensors = (tf.constant(batch["source_ids"]), tf.constant(batch["source_segment_ids"]))
-        function = self._function(tokenizer.end_id, self.forbidden_ids(tokenizer))
-        result = program.call(function, *tensors)
-        found = {name: np.asarray(value) for name, value in result.items()}
-        if np.isnan(found["scores"]).any():
-            raise ValueError(
-                "the scores of translations are NaN: some weights are not finite "
-                f"({typed('tekso-ckpt')} inspect shows which); use an earlier checkpoint"
-            )
-        return found
-
-    def _function(self, end_id: int, forbidden_ids: range) -> Callable[..., Any]:
-        """Returns the pure function for `program.call`, built once per end id and forbidden ids."""
-        key = end_id, forbidden_ids
-        if key not in self._functions:
-
-            def search(
-                theta: Theta, ids: tf.Tensor, segment_ids: tf.Tensor, ctx: StepContext
-            ) -> Any:
-                def run(theta: Theta, ids: tf.Tensor, segment_ids: tf.Tensor) -> Any:
-                    batch = {"source_ids": ids, "source_segment_ids": segment_ids}
-                    return self._search.search(
-                        self._model, theta, batch, ctx, end_id=end_id, forbidden_ids=forbidden_ids
-                    )
-
-                if self.params.xla == "search":
-                    run = tf.function(run, jit_compile=True, autograph=False)
-                elif not tf.config.list_logical_devices("TPU"):
-                    ctx = filling_in_place(ctx)
-                return run(theta.model, ids, segment_ids)
-
-            self._functions[key] = search
-        return self._functions[key]
-
-
-def _side_by_side(
-    run: Callable[[_Plan], Any],
-    plans: Sequence[_Plan],
-    most: int,
-    stopped: Callable[[], bool],
-) -> Iterator[tuple[_Plan, Any]]:
-    """Yields batches with their results as they finish; at most `most` run at a time.
-
-    The first batch runs alone, because the first call creates what later calls reuse.
-    """
-    with ThreadPoolExecutor(most) as pool:
-        begun: dict[Future[Any], _Plan] = {}
-        at_once = 1
-        for plan in plans:
-            if len(begun) == at_once:
-                for done in wait(begun, return_when=FIRST_COMPLETED).done:
-                    yield begun.pop(done), done.result()
-                at_once = most
-            if stopped():
-                break
-            begun[pool.submit(run, plan)] = plan
-        for done, plan in begun.items():
-            yield plan, done.result()
 
 
 def source_batch(sources: Sequence[np.ndarray], *, rows: int, length: int) -> Batch:
@@ -327,15 +200,3 @@ def _cut(ids: np.ndarray, longest: int) -> np.ndarray:
 def _power_of_two(number: int) -> int:
     """Returns the largest power of two up to `number`, at least 1."""
     return 1 << max(number.bit_length() - 1, 0)
-
-
-def _hypotheses(result: Mapping[str, np.ndarray], row: int, input: PairTexts) -> list[Hypothesis]:
-    end_id = input.target_tokenizer.end_id
-    hypotheses = []
-    for n, length in enumerate(result["lengths"][row]):
-        if length:
-            ids = result["ids"][row, n, :length]
-            ids = ids[:-1] if ids[-1] == end_id else ids
-            score, log_prob = (float(result[k][row, n]) for k in ("scores", "log_probs"))
-            hypotheses.append(Hypothesis(input.decode_target(ids), ids, score, log_prob))
-    return hypotheses

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import io
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -46,7 +47,7 @@ class SegmentationScoring(Configurable):
     def score(
         self,
         program: Program,
-        labels_of: Callable[..., Any],
+        answer: Callable[..., Mapping[str, Any]],
         input: Input,
         *,
         num_classes: int,
@@ -56,7 +57,7 @@ class SegmentationScoring(Configurable):
 
         Args:
           program: calls functions with the weights.
-          labels_of: function(theta, x, ctx) that returns the class of every pixel.
+          answer: function(theta, x, ctx) that returns the "labels" of every pixel.
           input: an evaluation input of images with masks.
           num_classes: number of classes of the task.
           stopped: returns whether to stop early.
@@ -66,7 +67,7 @@ class SegmentationScoring(Configurable):
         drawn: list[Image] = []
         for step in range(input.num_batches or 0):
             batch = input.batch(step)
-            guess = np.asarray(program.call(labels_of, batch[X]))
+            guess = np.asarray(program.call(answer, batch[X])[LABELS])
             if stopped():
                 return None
             real = batch[WEIGHTS] > 0
@@ -126,3 +127,24 @@ def coloured(labels: np.ndarray) -> Image:
         rest = rest >> 3
     found[labels == NOT_COUNTED] = 128 + 64
     return found.astype(np.uint8)
+
+
+def mask_png(labels: np.ndarray, *, size: tuple[int, int] | None = None) -> bytes:
+    """Returns a PNG whose values are classes, with the colours of `coloured` as its palette.
+
+    Args:
+      labels: the class of every pixel, up to 255.
+      size: height and width of the PNG, without interpolation; None: those of the labels.
+
+    Shapes:
+      labels: [height, width] int
+    """
+    from PIL import Image as Pillow
+
+    mask = Pillow.fromarray(labels.astype(np.uint8))
+    if size is not None:
+        mask = mask.resize(size[::-1], Pillow.Resampling.NEAREST)
+    mask.putpalette(coloured(np.arange(256)[None]).tobytes())
+    file = io.BytesIO()
+    mask.save(file, format="PNG")
+    return file.getvalue()

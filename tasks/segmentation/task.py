@@ -8,29 +8,27 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tekso.framework import files
 from tekso.framework.context import StepContext
-from tekso.framework.exports import ExportedFunction, ExportedInput, ExportedOutput
-from tekso.framework.input.held_out import spread
+from tekso.framework.exports import ExportedOutput
 from tekso.framework.input.input import Input
-from tekso.framework.input.skips import BadRecordError, InputError, Origin, reason_of
+from tekso.framework.input.skips import InputError
 from tekso.framework.layer import Layer
 from tekso.framework.params import REQUIRED, param
 from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece
-from tekso.framework.task import Batch, Decoded, Program, Scored, Task
+from tekso.framework.task import Batch, Program, Scored
 from tekso.framework.theta import Theta
 from tekso.models.unet import UNet
 from tekso.tasks.classification.task import LABELS, WEIGHTS, X
-from tekso.tasks.image.image_input import with_image_sizes
-from tekso.tasks.image.preparation import Preparation, scale_and_shift
+from tekso.tasks.image.image_task import AnswerExport, ImageTask
 from tekso.tasks.image.sources import class_name
-from tekso.tasks.segmentation.input import NOT_COUNTED, masks_of
-from tekso.tasks.segmentation.scoring import SegmentationScoring
+from tekso.tasks.image.steps import Image
+from tekso.tasks.segmentation.input import NOT_COUNTED, MaskImages, masks_of
+from tekso.tasks.segmentation.scoring import SegmentationScoring, mask_png
 
 IOU, DICE, PIXEL_ACCURACY = "iou", "dice", "pixel_accuracy"
 
 
-class Segmentation(Task):
+class Segmentation(ImageTask):
     """Minimises the softmax cross-entropy of every pixel, as a mean over all pixels that count.
 
     The model is a layer that maps "x" to logits [batch, height, width, classes] and has the method
@@ -50,7 +48,7 @@ class Segmentation(Task):
       IoU and Dice: Everingham et al. 2010, "The PASCAL VOC challenge", section 4.1.3; Dice 1945.
     """
 
-    class Params(Task.Params):
+    class Params(ImageTask.Params):
         """Params of Segmentation."""
 
         model: Layer.Params = param("From images to scores.", default=UNet.Params())
@@ -61,14 +59,14 @@ class Segmentation(Task):
         scoring: SegmentationScoring.Params | None = param(
             "Pictures at the last evaluation; None: none.", default=SegmentationScoring.Params()
         )
-        decode: str = param(
-            "Image files that --mode=decode segments: globs, separated by commas. Empty: images of "
-            "the split dev.",
-            default="",
-        )
-        num_decoded: int = param("Images that are decoded if no files are given.", default=10)
 
     goals = {IOU: "max", DICE: "max", PIXEL_ACCURACY: "max"}  # noqa: RUF012
+    record_kind = "segments"
+    export = AnswerExport(
+        name="segment",
+        doc="The likeliest class of every pixel of images of the size of training.",
+        outputs={LABELS: ExportedOutput("int32, [examples, height, width]")},
+    )
     model: Any
 
     def __init__(self, params: Any) -> None:
@@ -80,15 +78,6 @@ class Segmentation(Task):
         self.child("model", self.params.model)
         scoring = self.params.scoring
         self._scoring: SegmentationScoring | None = scoring and scoring.instantiate()
-
-    @classmethod
-    def complete(cls, params: Any, input: Input) -> Any:
-        """Sets num_classes, and the sizes of the model, where they are not set.
-
-        Raises:
-          ValueError: num_classes is not set, and the input does not know it.
-        """
-        return with_image_sizes(params, input)
 
     def check_inputs(self, inputs: Mapping[str, Any]) -> list[str]:
         """Checks the kind of the inputs, and that they have the classes of training.
@@ -126,10 +115,6 @@ class Segmentation(Task):
                 f"{what}: a pixel has the class {found}, but must be 0 to {most}, or 255 if it "
                 f"does not count: task.num_classes is {most + 1}"
             )
-
-    def count(self, batch: Mapping[str, np.ndarray]) -> tuple[int, str]:
-        """Returns the number of images."""
-        return len(batch[X]), "images"
 
     def loss_weight(self, batch: Batch) -> tf.Tensor:
         """Returns the weighted number of pixels that count."""
@@ -200,85 +185,51 @@ class Segmentation(Task):
             return None
         classes = self.params.num_classes
         return self._scoring.score(
-            program, self._labels, input, num_classes=classes, stopped=stopped
+            program, self.answer, input, num_classes=classes, stopped=stopped
         )
 
-    @classmethod
-    def decodes_data(cls, params: Any) -> bool:
-        """Returns whether decoding reads images of the input; see Task."""
-        return not params.decode
+    def answer(self, theta: Theta, x: tf.Tensor, ctx: StepContext) -> dict[str, tf.Tensor]:
+        """Returns the likeliest class of every pixel; see `ImageTask`.
 
-    def decode(self, program: Program, input: Input) -> Decoded | None:
-        """Returns the share of every class in image files, or in images of the split dev."""
-        names = tuple(getattr(input, "class_names", ()))
-        if self.params.decode:
-            paths = files.glob(self.params.decode, what="task.decode")
-            records = [self._of_file(program, input.params, path, names) for path in paths]
-        else:
-            train = masks_of(input)
-            dev: Any = train.params.copy().set(split="dev", order="once")
-            dev = dev.instantiate(seed=train.seed)
-            index = spread(dev.num_examples, self.params.num_decoded)
-            batch = dev.examples(index, np.zeros_like(index))
-            labels = np.asarray(program.call(self._labels, batch[X]))
-            records = [
-                _record(str(dev.source.origin(int(i))), labels[row], names)
-                for row, i in enumerate(index)
-                if batch[WEIGHTS][row]
-            ]
-        return Decoded("\n".join(map(_line, records)), records)
+        Shapes:
+          returns: "labels" [batch, height, width] int32
+        """
+        return {LABELS: self.predict(theta, {X: x}, ctx)[LABELS]}
 
-    def _of_file(
-        self, program: Program, params: Any, path: str, names: tuple[str, ...]
+    def images_in(self, input: Input) -> MaskImages:
+        """See `ImageTask`."""
+        return masks_of(input)
+
+    def found(
+        self, arrays: Mapping[str, np.ndarray], size: tuple[int, int], names: tuple[str, ...]
     ) -> dict[str, Any]:
-        preparation = Preparation(params, params.evaluate)
-        try:
-            image = preparation.image(files.read(path), 0, Origin(path))
-        except (BadRecordError, OSError) as error:
-            return {"kind": "segments", "file": path, "error": reason_of(error)}
-        x = preparation.normalized(image)[None]
-        return _record(path, np.asarray(program.call(self._labels, x))[0], names)
-
-    def exports(self, input: Input) -> dict[str, ExportedFunction]:
-        """Returns the function "segment" of images of the size of the input."""
-        p = input.params
-        scale, shift = scale_and_shift(p)
-
-        def segment(theta: Theta, images: tf.Tensor, ctx: StepContext) -> dict[str, tf.Tensor]:
-            return {"labels": self._labels(theta, tf.cast(images, tf.float32) * scale + shift, ctx)}
-
-        return {
-            "segment": ExportedFunction(
-                doc="The likeliest class of every pixel of images of the size of training.",
-                function=segment,
-                inputs={
-                    "images": ExportedInput(
-                        "pixels from 0 to 255, RGB or grey",
-                        tf.uint8,
-                        shape=(p.image_size, p.image_size, p.channels),
-                    )
-                },
-                outputs={"labels": ExportedOutput("int32, [examples, height, width]")},
-                lengths=[1],
-                for_litert=True,
-            )
+        """Returns the share of every class in the pixels; see `ImageTask`."""
+        del size
+        labels = arrays[LABELS]
+        found, counts = np.unique(labels, return_counts=True)
+        shares = {
+            class_name(names, c): count / labels.size
+            for c, count in zip(found.tolist(), counts.tolist(), strict=True)
         }
+        return {"shares": shares}
 
-    def _labels(self, theta: Theta, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
-        return self.predict(theta, {X: x}, ctx)[LABELS]
+    def told(self, record: Mapping[str, Any]) -> str:
+        """See `ImageTask`."""
+        shares = sorted(record["shares"].items(), key=lambda pair: -pair[1])
+        return ", ".join(f"{name} {share:.3f}" for name, share in shares)
 
+    def cells(self, record: Mapping[str, Any]) -> list[tuple[str, ...]]:
+        """Returns every class and its share of the pixels; see `ImageTask`."""
+        shares = sorted(record["shares"].items(), key=lambda pair: -pair[1])
+        return [(name, f"{share:.4f}") for name, share in shares]
 
-def _record(file: str, labels: np.ndarray, names: tuple[str, ...]) -> dict[str, Any]:
-    found, counts = np.unique(labels, return_counts=True)
-    shares = {
-        class_name(names, c): count / labels.size
-        for c, count in zip(found.tolist(), counts.tolist(), strict=True)
-    }
-    return {"kind": "segments", "file": file, "shares": shares}
+    def picture(self, pixels: Image, arrays: Mapping[str, np.ndarray], input: Input) -> bytes:
+        """Returns the class of every pixel as a palette PNG, which `MaskFolders` reads.
 
-
-def _line(record: Mapping[str, Any]) -> str:
-    if "error" in record:
-        return f"{record['file']}: {record['error']}"
-    shares = sorted(record["shares"].items(), key=lambda pair: -pair[1])
-    return f"{record['file']}: {', '.join(f'{name} {share:.3f}' for name, share in shares)}"
+        It has the size of the image if no step of an evaluation moves pixels, such as a crop;
+        otherwise `image_size`.
+        """
+        labels, steps = arrays[LABELS], [step.instantiate() for step in input.params.evaluate]
+        if any(step.moves_pixels for step in steps):
+            return mask_png(labels)
+        return mask_png(labels, size=(pixels.shape[0], pixels.shape[1]))

@@ -15,6 +15,7 @@ NEEDS_DATA = {
     "asr.prompts.Ctc": "task.model.vocab_size",
     "asr.prompts.Las": "task.model.vocab_size",
     "asr.prompts.Rnnt": "task.model.vocab_size",
+    "asr.prompts.Texts": "task.model.vocab_size",
     "image.boxes.Ssd": "task.num_classes",  # the classes are the categories of the file
     "image.folders.ResNet": "task.num_classes",  # the classes are the folders
     "image.unet.Folders": "task.num_classes",  # the classes are named with the folder

@@ -136,6 +136,53 @@ def test_finished_trials_are_not_run_again_and_a_failed_one_ends_the_sweep(
     assert len(fake.trained) == 4
 
 
+def test_settings_that_fail_are_recorded_and_the_sweep_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake = FakeTrainer(monkeypatch)
+    fake.codes = {NAMES[0]: ExitCode.FAILED, NAMES[1]: ExitCode.FAILED}
+    assert run(tmp_path) == ExitCode.FAILED
+    assert fake.trained == NAMES
+    told = capsys.readouterr()
+    assert told.out.count("failed: the last words") == 2 and "2 trials finished" in told.out
+    assert f"failed: {RATE}=1e-3, seed 0: the last words" in told.err
+    record = json.loads((tmp_path / "trials" / NAMES[0] / "trial.json").read_text())
+    assert (record["exit_code"], record["error"]) == (1, "the last words")
+    fake.codes, fake.trained = dict.fromkeys(NAMES[:1], ExitCode.FAILED), []
+    assert run(tmp_path) == ExitCode.FAILED  # tries again what failed, and nothing else
+    assert fake.trained == NAMES[:2]
+
+
+def test_a_sweep_in_which_everything_fails_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake = FakeTrainer(monkeypatch)
+    fake.codes = dict.fromkeys(NAMES, ExitCode.FAILED)
+    assert run(tmp_path) == ExitCode.FAILED
+    assert "no trial finished: all of them failed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", search.SEARCHES)
+def test_optuna_searches_and_resumes(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    optuna = pytest.importorskip("optuna", reason="the extra `sweep` is not installed")
+    fake = FakeTrainer(monkeypatch)
+    words = ["tekso-sweep", TINY, f"--logdir={tmp_path}", f"--search={kind}", "--metric=dev/loss",
+             f"--sweep={RATE}=1e-4:1e-2:log", "--sweep=run.log_every_steps=5,10"]  # fmt: skip
+    assert sweep.main([*words, "--trials=3"]) == ExitCode.OK
+    first = list(fake.trained)
+    assert len(first) == len(set(first)) == 3
+    fake.trained = []
+    assert sweep.main([*words, "--trials=5"]) == ExitCode.OK
+    assert len(fake.trained) == 2 and not set(first) & set(fake.trained)
+    study = optuna.load_study(study_name="sweep", storage=f"sqlite:///{tmp_path}/optuna.db")
+    best = min(100 * float(t.params[RATE]) for t in study.trials)
+    assert len(study.trials) == 5 and study.best_value == pytest.approx(best)
+    assert {t.params["run.log_every_steps"] for t in study.trials} <= {"5", "10"}
+    assert "5 trials finished" in capsys.readouterr().out
+
+
 def test_another_sweep_in_the_folder_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

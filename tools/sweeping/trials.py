@@ -68,14 +68,15 @@ class Trainer:
         return files.join(self.folder, trial.name)
 
     def code(self, trial: SweepTrial) -> int | None:
-        """Returns the exit code of a trial that is finished; None: it is not."""
+        """Returns the exit code of a trial that is finished; None: it is not, or it failed."""
         path = files.join(self.logdir(trial), _FINISHED)
         if not files.exists(path):
             return None
         with contextlib.suppress(ValueError):
             found = bounded.parse_json(files.read(path))
             if isinstance(found, dict) and isinstance(found.get("exit_code"), int):
-                return int(found["exit_code"])
+                code = int(found["exit_code"])
+                return None if code == ExitCode.FAILED else code
         return None
 
     def evaluations(self, trial: SweepTrial, metric: str) -> list[tuple[int, float | None]]:
@@ -91,7 +92,8 @@ class Trainer:
     def train(self, trial: SweepTrial, stops: Callable[[], bool] = lambda: False) -> int:
         """Trains a trial, from its last checkpoint if there is one; returns its exit code.
 
-        A trial whose loss was not finite too often (exit code 3) is finished too: it is a result.
+        A trial whose loss was not finite too often (exit code 3) is finished too: it is a result. A
+        failure (exit code 1) is recorded, and the same command tries the trial again.
 
         Args:
           trial: the trial.
@@ -122,8 +124,10 @@ class Trainer:
         code = code if code >= 0 else 128 - code
         if was_stopped and code == ExitCode.TERMINATED:
             code = ExitCode.OK
-        if code in (ExitCode.OK, ExitCode.NOT_FINITE):
+        if code in (ExitCode.OK, ExitCode.NOT_FINITE, ExitCode.FAILED):
             record = {"exit_code": int(code), "settings": dict(trial.settings), "seed": trial.seed}
+            if code == ExitCode.FAILED:
+                record["error"] = self.last_words(trial)
             files.write_atomically(files.join(logdir, _FINISHED), json.dumps(record) + "\n")
         return int(code)
 

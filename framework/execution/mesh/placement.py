@@ -23,7 +23,7 @@ class Placement:
 
     def __init__(self, mesh: Any) -> None:
         self.mesh = mesh
-        self.process = dtensor.client_id()
+        self.process, self.num_processes = dtensor.client_id(), dtensor.num_clients()
         self._locations = mesh.local_device_locations()
         self._sizes = {name: mesh.dim_size(name) for name in mesh.dim_names}
 
@@ -49,6 +49,16 @@ class Placement:
                 count = size // self._sizes[axis]
                 parts.append(slice(location[axis] * count, (location[axis] + 1) * count))
         return tuple(parts)
+
+    def extent(self, size: int, axis: str | None) -> tuple[int, int]:
+        """Returns the first index, and the one after the last, that local devices have of a dim.
+
+        Args:
+          size: size of the dim.
+          axis: the axis that shards it.
+        """
+        own = [self.slices((size,), (axis,), location)[0] for location in self._locations]
+        return min(s.start for s in own), max(s.stop for s in own)
 
     def shards(
         self, shape: Sequence[int], axes: Layout
@@ -96,6 +106,26 @@ class Placement:
         array = np.asarray(array)
         axes = axes if axes is not None else (None,) * array.ndim
         return self.place(lambda where: array[where], array.shape, axes, array.dtype)
+
+    def put_rows(
+        self, array: np.ndarray, axes: Layout, *, dim: int, size: int, first: int
+    ) -> tf.Tensor:
+        """Places an array of which this process has the part that its devices need.
+
+        Args:
+          array: the array, with some rows of a dim.
+          axes: the axis that shards each dim.
+          dim: the dim.
+          size: its size in the whole array.
+          first: index in the whole array of the first row in `array`.
+        """
+
+        def part(where: tuple[slice, ...]) -> np.ndarray:
+            rows = slice(where[dim].start - first, where[dim].stop - first)
+            return array[(*where[:dim], rows, *where[dim + 1 :])]
+
+        shape = (*array.shape[:dim], size, *array.shape[dim + 1 :])
+        return self.place(part, shape, axes, array.dtype)
 
     def put_number(self, value: float, dtype: Any) -> tf.Tensor:
         """Places a number that changes from call to call, as a vector; see `put_changing`."""

@@ -17,6 +17,7 @@ from typing import Any, Literal
 import numpy as np
 import tensorflow as tf
 
+from tekso.framework.batch_part import BatchPart, Rows, RowsOf
 from tekso.framework.context import Examples, Mode
 from tekso.framework.execution.base import (
     Batch,
@@ -161,7 +162,7 @@ class MeshProgram(ExecutionProgram):
     def train_step(self, batch: Batch, step: int) -> dict[str, Any]:
         """See `ExecutionProgram`; one program is called for each accumulation step."""
         self._calls.forget()
-        parts = parts_of(num_examples_of(batch), self._step.learner.params.accumulation_steps)
+        parts = self._num_parts(num_examples_of(batch))
         placed, placed_step = self._place(batch, parts), self._placement.put_number(step, np.int64)
         if parts == 1:
             outputs = self._train(placed, placed_step)
@@ -175,6 +176,24 @@ class MeshProgram(ExecutionProgram):
             outputs = self._update_all(*total, weight, placed_step)
         return {name: self._placement.local(value) for name, value in outputs.items()}
 
+    def own_rows(self, *, training: bool) -> RowsOf | None:
+        """See `ExecutionProgram`: for each accumulation step, the rows of the local devices."""
+        if self._placement.num_processes == 1:
+            return None
+
+        def rows(size: int) -> Rows:
+            parts = self._num_parts(size) if training else 1
+            size //= parts
+            first, end = self._placement.extent(size, self._loss.batch_axis(size))
+            if (first, end) == (0, size):
+                return ((0, parts * size),)
+            return tuple((i * size + first, i * size + end) for i in range(parts))
+
+        return rows
+
+    def _num_parts(self, size: int) -> int:
+        return parts_of(size, self._step.learner.params.accumulation_steps)
+
     def times_run(self, function: str) -> int:
         """Returns how often a training step runs a function, given the function's compiled name."""
         is_part = self._part_graph.__name__ in function
@@ -182,13 +201,19 @@ class MeshProgram(ExecutionProgram):
 
     def _place(self, batch: Batch, parts: int = 1) -> Flat:
         """Places a batch: [examples, ...], or [parts, examples, ...] of several parts."""
-        axis = self._loss.batch_axis(num_examples_of(batch) // parts)
+        size = num_examples_of(batch) // parts
+        axis = self._loss.batch_axis(size)
+        first = self._placement.extent(size, axis)[0] if isinstance(batch, BatchPart) else 0
         placed = {}
         for name, array in batch.items():
+            lead: Layout = (axis,)
             if parts > 1:
                 array = array.reshape([parts, len(array) // parts, *array.shape[1:]])
-            lead: Layout = (None, axis) if parts > 1 else (axis,)
-            placed[name] = self._placement.put(array, lead + (None,) * (array.ndim - len(lead)))
+                lead = None, axis
+            axes = lead + (None,) * (array.ndim - len(lead))
+            placed[name] = self._placement.put_rows(
+                array, axes, dim=len(lead) - 1, size=size, first=first
+            )
         return placed
 
     def _context(

@@ -37,10 +37,11 @@ def check_layers(task: Task) -> None:
     for layer in task.walk():
         own = type(layer).updated_statistics
         if layer.couples_examples and own is Layer.updated_statistics:
+            cure = "" if layer.gathers_examples else " on one device"
             raise ExecutionError(
                 f"{layer.path or 'the task'} ({type(layer).__name__}) couples the examples of a "
                 "batch, so its output would depend on the number of micro-batches; it cannot be "
-                "part of a pipeline: use --execution=data_parallel on one device"
+                f"part of a pipeline: use --execution=data_parallel{cure}"
             )
 
 

@@ -8,7 +8,16 @@ import time
 from pathlib import Path
 
 import pytest
-from clusters import AN_END_S, DEADLINE_S, LOST, Trainer, losses, start_together, write_package
+from clusters import (
+    AN_END_S,
+    DEADLINE_S,
+    LOST,
+    Trainer,
+    built,
+    losses,
+    start_together,
+    write_package,
+)
 
 from tekso.framework.exit_codes import ExitCode
 
@@ -64,9 +73,11 @@ def test_lost_process_is_named_and_the_same_command_resumes(
     assert max(before) >= 10
 
     deadline = time.monotonic() + DEADLINE_S
-    ends = [trainer.end(deadline) for trainer in start_together(2, package, args)]
+    log = tmp_path / "built"
+    ends = [trainer.end(deadline) for trainer in start_together(2, package, args, BUILT=str(log))]
     assert [code for code, _, _ in ends] == [0, 0], ends
     assert f"resuming from {tmp_path}/checkpoints/step_{int(told[3]):08d}" in ends[0][1]
+    assert [built(log, process)[19] for process in range(2)] == [{"0-2"}, {"2-4"}]
     assert "loss" not in ends[1][1], "one process reports the run"
     found = losses(tmp_path)
     assert {step: found[step] for step in before} == before  # to the last bit

@@ -153,20 +153,15 @@ def main() -> None:
     program.initialize()
     first = {k: float(np.abs(v).sum()) for k, v in program.state().items()}
 
-    def part(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """The part of this process."""
-        index, parts = program.part
-        return {name: np.array_split(array, parts)[index] for name, array in batch.items()}
-
-    batches = [part(batch(i, model)) for i in range(options.steps)]
+    batches = [batch(i, model) for i in range(options.steps)]
     if options.in_one_call:
         outputs = program.train_steps(batches, 2**31)
         print(json.dumps({"steps": _floats(outputs), "weights": _weights(program)}))
         return
     outputs = [program.train_step(b, 2**31 + i) for i, b in enumerate(batches)]
     uneven = {name: array[:UNEVEN] for name, array in batch(99, model).items()}
-    evaluation = dict(program.eval_step(part(batch(99, model))))
-    evaluation |= {f"uneven/{k}": pair for k, pair in program.eval_step(part(uneven)).items()}
+    evaluation = dict(program.eval_step(batch(99, model)))
+    evaluation |= {f"uneven/{k}": pair for k, pair in program.eval_step(uneven).items()}
     weights = _weights(program)
     fusions = [str(key) for key in program._fusions]
 
@@ -175,7 +170,7 @@ def main() -> None:
     def losses(*steps: int) -> list[float]:
         """Of the same batch, from the same weights on."""
         program.restore(start.__getitem__, set(start))
-        return [float(program.train_step(part(batch(0, model)), step)["loss"]) for step in steps]
+        return [float(program.train_step(batch(0, model), step)["loss"]) for step in steps]
 
     same = {"one": losses(5, 5, 5), "again": losses(5), "other": losses(6)}
     print(

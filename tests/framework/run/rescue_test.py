@@ -35,8 +35,6 @@ MODEL, STEPS = "m.Model", 12
 class Program:
     """w += 0.1 * (x - w); the loss is w."""
 
-    part = (0, 1)
-
     def __init__(self, at_step: Callable[[int], None]) -> None:
         self.w, self.at_step = np.zeros(()), at_step
 

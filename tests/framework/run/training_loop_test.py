@@ -45,8 +45,6 @@ from tekso.framework.weight_spec import WeightSpec
 class FakeProgram:
     """w += 0.1 * (mean of the batch - w) + noise of the step; the loss is (mean - w)**2."""
 
-    part = (0, 1)
-
     def __init__(self, dim: int = 3, at_step: Callable[[int], None] = lambda step: None) -> None:
         self.dim, self.at_step = dim, at_step
         self.w = np.full(dim, np.nan)

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tekso.models.detection.box_coding import box_overlaps, decode_boxes, encode_boxes
 from tekso.models.detection.default_boxes import SSD300, BoxLevels, default_boxes
+from tekso.models.detection.focal_loss import focal_loss
 from tekso.models.detection.multibox_loss import Matches, match_boxes, multibox_loss
 from tekso.models.detection.suppression import detections
 
@@ -114,7 +115,8 @@ def test_loss_takes_three_hard_negatives_for_each_match() -> None:
     labels = np.zeros((3, size), np.int32)
     labels[0, [3, 40]], labels[1, 7] = [2, 1], 3
     boxes = random_boxes(rng, 3, size)
-    matches = Matches(tf.constant(labels), tf.constant(boxes))
+    overlaps = tf.zeros(labels.shape)
+    matches = Matches(tf.constant(labels), tf.constant(boxes), overlaps)
     found = multibox_loss(tf.constant(logits), tf.constant(codes), matches, tf.constant(DEFAULTS))
     targets = encode_boxes(boxes, DEFAULTS).numpy()
     log_sum = np.log(np.exp(logits).sum(-1))
@@ -134,6 +136,46 @@ def test_loss_takes_three_hard_negatives_for_each_match() -> None:
     gradient = tape.gradient(loss, x).numpy()
     assert np.isfinite(gradient).all()
     np.testing.assert_array_equal(np.any(gradient != 0, -1), labels > 0)
+
+
+def test_focal_loss_is_that_of_the_paper_for_every_box_and_class() -> None:
+    rng = np.random.default_rng(5)
+    logits = rng.normal(0, 2, (3, len(DEFAULTS), 4)).astype(np.float32)
+    codes = rng.normal(size=(3, len(DEFAULTS), 4)).astype(np.float32)
+    boxes = random_boxes(rng, 3, 2)
+    labels = np.array([[1, 3], [2, 0], [0, 0]])
+    matches = match_boxes(boxes, labels, DEFAULTS)
+    options = {"alpha": 0.3, "gamma": 1.5, "prior": 0.05, "ignored_above": 0.2}
+    found = focal_loss(logits, codes, matches, tf.constant(DEFAULTS), **options)
+    targets = encode_boxes(matches.boxes, DEFAULTS).numpy()
+    ignored = 0
+    for i in range(3):
+        total, count = 0.0, 0
+        real = boxes[i][labels[i] > 0]
+        for n, default in enumerate(DEFAULTS):
+            label = int(matches.labels[i, n])
+            if label:
+                count += 1
+                apart = np.abs(codes[i, n] - targets[i, n]).astype(np.float64)
+                total += np.where(apart < 1, apart**2 / 2, apart - 0.5).sum()
+            elif max((overlap(one, default) for one in real), default=0) >= 0.2:
+                ignored += 1
+                continue
+            for c in (1, 2, 3):
+                p = 1 / (1 + np.exp(-(logits[i, n, c] + np.log(0.05 / 0.95))))
+                if c == label:
+                    total -= 0.3 * (1 - p) ** 1.5 * np.log(p)
+                else:
+                    total -= 0.7 * p**1.5 * np.log(1 - p)
+        assert (count == 0) == (i == 2)
+        np.testing.assert_allclose(found[i], total / max(count, 1), rtol=1e-4)
+    assert ignored > 2
+
+    # Published: with gamma 2, a confident background box counts a hundredth of its cross-entropy.
+    one = Matches(tf.zeros((1, 1), tf.int32), tf.zeros((1, 1, 4)), tf.zeros((1, 1)))
+    score = tf.constant([[[0.0, math.log(0.1 / 0.9)]]])
+    loss = focal_loss(score, tf.zeros((1, 1, 4)), one, DEFAULTS[:1], prior=0.5)
+    np.testing.assert_allclose(loss, [-0.75 * 0.01 * math.log(0.9)], rtol=1e-5)
 
 
 def test_suppression_of_each_class() -> None:

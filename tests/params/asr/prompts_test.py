@@ -53,6 +53,22 @@ def test_prompts_are_trained_on_scored_and_transcribed(tmp_path: Path, name: str
 
 
 @pytest.mark.slow
+def test_prompts_are_recognised_with_a_language_model(tmp_path: Path) -> None:
+    asterisk_folder.write(tmp_path, TEXTS)
+    once = ("--steps=1", "--set", "run.eval_every_steps=1")
+    trainer(tmp_path, "--model=asr.prompts.Texts", "--logdir=runs/texts", *once)
+    trainer(tmp_path, "--model=asr.prompts.Ctc", "--logdir=runs/prompts", *once, *SMALL)
+    language = "task.transcriber.language_model"
+    trainer(
+        tmp_path, "--logdir=runs/prompts", "--mode=eval", "--set", "task.transcriber.beam_size=8",
+        "--set", f"{language}=tekso.tasks.asr.language_fusion:LanguageFusion",
+        "--set", f"{language}.run=runs/texts/best", "--set", f"{language}.token_bonus=9",
+    )  # fmt: skip
+    fused = json.loads((tmp_path / "runs/prompts/evaluations.jsonl").read_text())
+    assert fused["cer"] > 1.5  # with such a bonus, every frame has a token
+
+
+@pytest.mark.slow
 def test_prompts_are_exported(tmp_path: Path) -> None:
     asterisk_folder.write(tmp_path, TEXTS)
     trainer(tmp_path, "--model=asr.prompts.Ctc", "--logdir=runs/a", "--steps=1", *SMALL)

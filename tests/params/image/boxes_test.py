@@ -60,3 +60,19 @@ def test_files_in_the_format_of_coco_are_trained_on_scored_and_searched(tmp_path
     done = processes.run(["-m", "tekso.tools.trainer", *decode], cwd=tmp_path, merge=True)
     assert done.returncode == 0, done.stdout[-3000:]
     assert "boxes/11.png: " in done.stdout
+
+    (tmp_path / "boxes" / "more").mkdir()
+    (tmp_path / "boxes" / "more" / "broken.jpg").write_bytes(b"no image")
+    decode = ["-m", "tekso.tools.decode", "--logdir=run", "--input=boxes", "--output=out.jsonl"]
+    done = processes.run(
+        [*decode, "--format=json", "--pictures=drawn", "--set=task.min_score=0.01"],
+        cwd=tmp_path,
+        merge=True,
+    )
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert "read 40 images" in done.stdout and "1 files cannot be read" in done.stdout
+    records = list(map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines()))
+    assert sorted(path.name for path in (tmp_path / "drawn").iterdir()) == sorted(
+        Path(one["file"]).name for one in records if "objects" in one
+    )
+    assert [one["file"] for one in records if "error" in one] == ["boxes/more/broken.jpg"]

@@ -12,7 +12,7 @@ import pytest
 import soundfile
 
 from tekso.framework.input.skips import InputError
-from tekso.tasks.asr.audio import AudioError, read_audio, resample, seconds_of
+from tekso.tasks.asr.audio import AudioError, Resampler, read_audio, resample, seconds_of
 from tekso.tasks.asr.sources import AsteriskPrompts, LibriSpeech, TranscriptFiles
 from tekso.tasks.asr.transcripts import spoken_form
 from tekso.tasks.asr.word_errors import word_errors
@@ -33,6 +33,18 @@ def test_resampling_keeps_tones_below_the_limit_and_removes_those_above(
     if new_rate < rate:
         aliased = resample(tone(rate, 0.6 * new_rate), rate, new_rate)
         assert np.abs(aliased[inside]).max() < 2e-3
+
+
+@pytest.mark.parametrize(("rate", "new_rate"), [(8000, 16_000), (44_100, 16_000), (16_000, 8000)])
+def test_a_stream_is_resampled_as_the_whole(rate: int, new_rate: int) -> None:
+    samples = np.random.default_rng(0).normal(size=5003).astype(np.float32)
+    resampler, found = Resampler(rate, new_rate), []
+    for part in np.split(samples, [1, 3, 700, 701, 2500]):
+        found.append(resampler.add(part))
+    assert 0 < sum(map(len, found)) < 5003 * new_rate / rate  # some wait for later samples
+    found.append(resampler.add([], is_last=True))
+    expected = resample(samples, rate, new_rate)
+    np.testing.assert_allclose(np.concatenate(found), expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("suffix", ["wav", "flac", "ogg", "mp3"])

@@ -9,6 +9,7 @@ import asterisk_folder
 import numpy as np
 import pytest
 import tensorflow as tf
+from speech_tasks import TASKS, OnTheta
 
 from tekso.framework.context import StepContext
 from tekso.framework.run import litert, saved_model
@@ -107,3 +108,73 @@ def test_litert_recognises_as_predict_does(encoder: Any) -> None:
     wanted = alone(task, weights, RECORDINGS[0])
     np.testing.assert_allclose(found["log_probs"][0, : len(wanted)], wanted, atol=1e-4)
     assert found["num_frames"] == [len(wanted)]
+
+
+def searched(kind: str) -> tuple[Any, dict[str, np.ndarray]]:
+    """Returns a small transducer or LAS whose weights are large, and its weights."""
+    changes = {"model.vocab_size": 5, "model.encoder": RECURRENT, "scoring": None}
+    if kind == "las":
+        changes |= {"transcriber.search.beam_size": 3, "transcriber.num_hypotheses": 2}
+        changes["transcriber.search.max_length"] = 6
+    task: Any = TASKS[kind](**changes).instantiate()
+    return task, {path: 4 * spec.initial_value(3) for path, spec in task.specs().items()}
+
+
+def transcripts_alone(task: Any, weights: Any, recording: np.ndarray, *, greedy: bool) -> Any:
+    """Returns the tokens of the best transcript, by the transcriber of the task."""
+    theta = task.theta({path: tf.constant(value) for path, value in weights.items()})
+    transcriber = task.transcriber
+    if greedy and "search" in transcriber.params:
+        params = transcriber.params.copy().set(num_hypotheses=1)
+        params.search.set(beam_size=1, length_normalization=0.0)
+        transcriber = params.instantiate(model=task.model)
+    (found,) = transcriber.transcripts(
+        OnTheta(theta), recording[None], np.array([len(recording)], np.int32)
+    )
+    return found[0]
+
+
+def tokens_of(task: Any, ids: np.ndarray, length: int) -> list[int]:
+    """Returns the tokens of an exported function without the end token."""
+    found: list[int] = ids[:length].tolist()
+    end = getattr(task.model, "end_id", None)
+    return found[:-1] if found and found[-1] == end else found
+
+
+@pytest.mark.parametrize("kind", ["transducer", "las"])
+@pytest.mark.slow
+def test_exported_searches_find_what_the_transcriber_finds(kind: str, tmp_path: Path) -> None:
+    task, weights = searched(kind)
+    module = saved_model.ExportModule(task, weights, seed=0)
+    exports = task.exports(Data())
+    saved_model.write(
+        str(tmp_path / "out"), module, exports, batch_size=2, about={}, assets={}, texts={}
+    )
+    signatures = tf.saved_model.load(str(tmp_path / "out")).signatures
+    given = padded(RECORDINGS, max(map(len, RECORDINGS)))
+    inputs = {name: tf.constant(array) for name, array in given.items()}
+    some = 0
+    for name in exports:
+        found = {key: value.numpy() for key, value in signatures[name](**inputs).items()}
+        if kind == "las":  # the best of the transcripts
+            found = {key: value[:, 0] for key, value in found.items()}
+        for i, recording in enumerate(RECORDINGS):
+            best = transcripts_alone(task, weights, recording, greedy=name == "greedy")
+            assert tokens_of(task, found["ids"][i], found["lengths"][i]) == list(best.labels)
+            assert found["log_probs"][i] == pytest.approx(best.log_prob, abs=1e-3)
+            some += len(best.labels)
+    assert some > 5
+
+
+@pytest.mark.parametrize("kind", ["transducer", "las"])
+@pytest.mark.slow
+def test_litert_searches_greedily(kind: str) -> None:
+    task, weights = searched(kind)
+    module = saved_model.ExportModule(task, weights, seed=0)
+    (exported,) = (one for one in task.exports(Data()).values() if one.for_litert)
+    data = litert.convert(module, exported)
+    recognize = tf.lite.Interpreter(model_content=data).get_signature_runner()
+    found = recognize(**padded(RECORDINGS[:1], 4800))
+    ids, length = (found[name].reshape(-1) for name in ("ids", "lengths"))
+    best = transcripts_alone(task, weights, RECORDINGS[0], greedy=True)
+    assert tokens_of(task, ids, int(length[0])) == list(best.labels) != []

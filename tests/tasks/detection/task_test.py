@@ -19,6 +19,7 @@ from tekso.models.detection.box_coding import encode_boxes
 from tekso.models.detection.multibox_loss import match_boxes, multibox_loss
 from tekso.models.ssd import Ssd
 from tekso.tasks.detection.input import BoxImages
+from tekso.tasks.detection.losses import FocalLoss
 from tekso.tasks.detection.scoring import DetectionScoring
 from tekso.tasks.detection.sources import Objects
 from tekso.tasks.detection.task import Detection
@@ -57,7 +58,7 @@ class Planted(Detection):
 
     outputs: Any
 
-    def _detect(self, theta: Any, x: tf.Tensor, ctx: Any) -> dict[str, tf.Tensor]:
+    def answer(self, theta: Any, x: tf.Tensor, ctx: Any) -> dict[str, tf.Tensor]:
         del theta, ctx
         return self.outputs.pop(0)
 
@@ -106,6 +107,31 @@ def test_outputs_that_are_the_targets_are_found() -> None:
         assert found["labels"][row].numpy().tolist()[:2] == [batch["labels"][row, 0], 0]
         np.testing.assert_allclose(found["boxes"][row, 0], batch["boxes"][row, 0], atol=1e-5)
         assert found["scores"][row, 0] > 0.99
+
+
+def test_focal_loss_trains_and_its_probabilities_are_those_of_detection() -> None:
+    input = boxes().instantiate()
+    task = task_of(input, loss=FocalLoss.Params(prior=0.2), min_score=0.0)
+    theta, batch = task.init(0), input.batch(0)
+    weights = [w for w in tf.nest.flatten(theta.model) if tf.is_tensor(w)]
+    with tf.GradientTape() as tape:
+        tape.watch(weights)
+        sums = task.loss(theta, tensors(batch), StepContext(mode="eval"))
+    assert float(sums.loss_sum) > 0
+    last = theta.model.class_heads[0].b
+    gradient = tape.gradient(sums.loss_sum, last).numpy().reshape(-1, 3)
+    assert not gradient[:, 0].any() and gradient[:, 1:].all()  # the background has no score
+
+    logits = np.full((5, len(task.model.default_boxes()), 3), -30.0, np.float32)
+    logits[:, 7] = [50.0, -30.0, 1.5]
+    codes = np.zeros((*logits.shape[:2], 4), np.float32)
+    task.model.fprop = lambda *_: {"logits": tf.constant(logits), "codes": tf.constant(codes)}
+    found = task.predict(theta, {"x": batch["x"]}, StepContext())
+    p = 1 / (1 + np.exp(-1.5) * 0.8 / 0.2)
+    assert found["labels"][0, 0] == 2
+    np.testing.assert_allclose(found["scores"][:, 0], [p] * 5, rtol=1e-5)
+    with pytest.raises(ValueError, match=r"alpha is 1\.0, .* must be between 0 and 1"):
+        task_of(input, loss=FocalLoss.Params(alpha=1.0))
 
 
 def planted(dev: Any, shift: float = 0.0) -> Any:

@@ -19,8 +19,7 @@ from tekso.framework.theta import Theta
 from tekso.models.decoding.beam_search import BeamSearch
 from tekso.models.decoding.decoder import DecoderStep
 from tekso.models.decoding.sampler import Sampler
-from tekso.tasks.mt import attention_plot
-from tekso.tasks.mt import translator as translator_module
+from tekso.tasks.mt import attention_plot, target_search
 from tekso.tasks.mt.input import PaddedPairs
 from tekso.tasks.mt.pairs import InMemoryPairs
 from tekso.tasks.mt.task import Translation
@@ -218,9 +217,9 @@ def test_as_many_are_searched_at_a_time_as_a_cpu_has_cores(
 ) -> None:
     there = [tf.config.LogicalDevice(name, name) for name in devices.split()]
     monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind=None: there)
-    monkeypatch.setattr(translator_module, "num_cores", lambda: cores)
+    monkeypatch.setattr(target_search, "num_cores", lambda: cores)
     translator = task_of(pairs_input(train=PLAIN)).translator
-    assert translator._most_searches(PlainProgram()) == num
+    assert translator.most_searches(PlainProgram()) == num
 
 
 def test_of_a_program_whose_calls_are_to_be_alike_batches_have_one_shape_one_at_a_time() -> None:
@@ -228,7 +227,7 @@ def test_of_a_program_whose_calls_are_to_be_alike_batches_have_one_shape_one_at_
     program.serialize_calls = True
     settings = {"translator.batch_tokens": 320, "translator.num_searches": 3}
     translator = task_of(input, **settings).translator
-    assert translator._most_searches(program) == 1
+    assert translator.most_searches(program) == 1
     texts = [*TEXTS, "d" * 20, *"efghij"]
     assert translator.translate(program, input, texts).best == [text.strip() for text in texts]
     assert translator.translate(program, input, ["b"]).best == ["b"]

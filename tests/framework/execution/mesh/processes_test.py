@@ -14,6 +14,7 @@ from clusters import (
     DEADLINE_S,
     LOST,
     Trainer,
+    built,
     free_addresses,
     losses,
     start_together,
@@ -22,6 +23,7 @@ from clusters import (
 
 from tekso.framework.exit_codes import ExitCode
 
+MODEL = "--model=ending.experiments.Small"
 LAYOUTS = {
     "data:2": ("batch:data", 1),
     "data:2;model:2": ("batch:data;mlp:model;heads:model;vocab:model", 2),
@@ -35,7 +37,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def arguments(logdir: Path, mesh: str, devices: int) -> list[str]:
     return [
-        "--model=ending.experiments.Small",
+        MODEL,
         f"--logdir={logdir}",
         "--execution=mesh_sharded",
         f"--cpu_devices={devices}",
@@ -46,19 +48,33 @@ def arguments(logdir: Path, mesh: str, devices: int) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("mesh", "victim"), [("data:2", 1), ("data:2;model:2", 0)])
+@pytest.mark.parametrize(
+    ("mesh", "victim", "setting", "own"),
+    [
+        # Batches of 4 examples, and one of 3, which the two devices cannot divide.
+        ("data:2", 1, "input.short=True", ({"0-2"}, {"2-4"})),
+        ("data:2;model:2", 0, "learner.accumulation_steps=2", ({"0-1", "2-3"}, {"1-2", "3-4"})),
+    ],
+)
 def test_lost_process_is_named_and_the_same_command_goes_on(
-    package: Path, tmp_path: Path, mesh: str, victim: int
+    package: Path,
+    tmp_path: Path,
+    mesh: str,
+    victim: int,
+    setting: str,
+    own: tuple[set[str], set[str]],
 ) -> None:
     devices = LAYOUTS[mesh][1]
-    alone = Trainer(package, *arguments(tmp_path / "alone", mesh, 2 * devices))
+    one_device = [MODEL, f"--logdir={tmp_path / 'alone'}", "--cpu_devices=1"]
+    one_device += ["--execution=data_parallel", "--set=execution.towers=1"]
+    alone = Trainer(package, *one_device, f"--set={setting}")
     code, _, err = alone.end(time.monotonic() + DEADLINE_S)
     assert code == 0, err
     expected = losses(tmp_path / "alone")
     assert list(expected) == list(range(1, 21))
 
     logdir = tmp_path / "together"
-    args = arguments(logdir, mesh, devices)
+    args = [*arguments(logdir, mesh, devices), f"--set={setting}"]
     started = start_together(2, package, args, ending=(victim, 14, signal.SIGKILL))
     deadline = time.monotonic() + DEADLINE_S
     assert started[victim].end(deadline)[0] == -signal.SIGKILL
@@ -71,9 +87,16 @@ def test_lost_process_is_named_and_the_same_command_goes_on(
     assert max(before) >= 10
 
     deadline = time.monotonic() + DEADLINE_S
-    ends = [trainer.end(deadline) for trainer in start_together(2, package, args)]
+    log = tmp_path / "built"
+    again = start_together(2, package, args, BUILT=str(log))
+    ends = [trainer.end(deadline) for trainer in again]
     assert [code for code, _, _ in ends] == [0, 0], ends
     assert f"resuming from {logdir}/checkpoints/step_{int(told[3]):08d}" in ends[0][1]
+    for process in range(2):
+        short = {"0-3"} if "short" in setting else own[process]
+        expected_rows = {s: short if s == 17 else own[process] for s in range(int(told[3]), 20)}
+        found_rows = built(log, process)
+        assert {s: found_rows[s] for s in expected_rows} == expected_rows
     found = losses(logdir)
     assert list(found) == list(range(1, 21))
     assert {step: found[step] for step in before} == before  # to the last bit

@@ -1,0 +1,117 @@
+"""Traces the graphs of a data-parallel training step without allocating its weights.
+
+    gradients of one tower ─┬─► graph_time: seconds of a core, graph_memory: bytes
+    update of the weights  ─┘
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import tensorflow as tf
+
+from tekso.framework.cores import num_cores
+from tekso.framework.costs import graph_memory, graph_time, graph_work
+from tekso.framework.costs.this_machine import MachineSpeed
+from tekso.framework.execution.data_parallel_program import DataParallelProgram
+from tekso.framework.execution.errors import ExecutionError
+from tekso.framework.signature import Signature, num_examples
+from tekso.framework.state import State
+from tekso.framework.step import Step
+
+
+@dataclasses.dataclass(frozen=True)
+class StepGraphs:
+    """The graphs of a step.
+
+    Attributes:
+      towers: number of parts of the batch that are computed at the same time, each on one core.
+      parts: number of accumulation steps.
+      tower: graph of the gradients of one part.
+      update: graph of the update.
+      gradient_bytes: bytes of the gradients of one tower.
+    """
+
+    towers: int
+    parts: int
+    tower: Any
+    update: Any
+    gradient_bytes: float
+
+    def seconds(self, machine: MachineSpeed) -> tuple[float, float]:
+        """Returns the time of a step, and the time of all cores together."""
+        tower = self.parts * graph_time.seconds(self.tower, machine)
+        update = graph_time.seconds(self.update, machine)
+        return tower + update, self.towers * tower + update
+
+    def flops(self) -> float:
+        """Returns the floating-point operations of a step, forward, backward and update."""
+        tower = graph_work.count(self.tower).flops
+        return self.towers * self.parts * tower + graph_work.count(self.update).flops
+
+    def peak_bytes(self) -> float:
+        """Returns the bytes that a step needs beyond weights and slots."""
+        tower = graph_memory.peak_bytes(self.tower)
+        summed = self.gradient_bytes if self.parts > 1 else 0.0
+        update = self.towers * self.gradient_bytes + graph_memory.peak_bytes(self.update)
+        return max(self.towers * tower + summed, update)
+
+
+def trace(step: Step, batch: Signature, execution: Any) -> StepGraphs:
+    """Returns the graphs of a step on the cores of this machine.
+
+    Args:
+      step: the task, the learner and the type of activations.
+      batch: signature of the global batch.
+      execution: Params of `DataParallel`.
+
+    Raises:
+      ExecutionError: the batch does not divide evenly.
+    """
+    parts = step.learner.params.accumulation_steps
+    examples = num_examples(batch)
+    if examples % parts:
+        raise ExecutionError(
+            f"input.batch_size {examples} does not divide evenly over {parts} accumulation steps"
+        )
+    towers = _num_towers(step, execution, examples // parts)
+    size = examples // (parts * towers)
+    xla = "clusters" if execution.xla == "auto" else execution.xla
+    strategy = tf.distribute.get_strategy()
+    program = DataParallelProgram(step, strategy, towers=1, xla=xla, accumulation=1)
+    weights = {p: tf.TensorSpec(s.shape, s.dtype, p) for p, s in step.specs.weights.items()}
+    slots = {p: tf.TensorSpec(s.shape, s.dtype, p) for p, s in step.specs.slots.items()}
+    arrays = {n: tf.TensorSpec([size, *shape[1:]], dtype) for n, (shape, dtype) in batch.items()}
+    number = tf.TensorSpec([], tf.int64)
+
+    def gradients(weights: Any, slots: Any, arrays: Any, number: Any) -> Any:
+        found, sums = program.part_gradients(
+            weights, step.loss_scale(slots), arrays, start=0, num_examples=examples, step=number,
+            total_weight=tf.constant(1.0),
+        )  # fmt: skip
+        return found[0], sums
+
+    tower = tf.function(gradients, autograph=False).get_concrete_function(
+        weights, slots, arrays, number
+    )
+    found, sums = tower.structured_outputs
+    specs = tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), (found, sums))
+
+    def update(weights: Any, slots: Any, found: Any, sums: Any, number: Any) -> Any:
+        return program.updated(State(weights, slots), found, sums, number)
+
+    updating = tf.function(update, autograph=False).get_concrete_function(
+        weights, slots, [specs[0]] * towers, specs[1], number
+    )
+    held = sum(s.shape.num_elements() * s.dtype.size for s in tf.nest.flatten(specs[0]))
+    return StepGraphs(towers, parts, tower.graph, updating.graph, float(held))
+
+
+def _num_towers(step: Step, execution: Any, examples: int) -> int:
+    if execution.towers is not None:
+        found: int = execution.towers
+        return found
+    couples = any(layer.couples_examples for layer in step.task.walk())
+    cores = num_cores()
+    return 1 if couples or examples % cores else cores

@@ -1,0 +1,1 @@
+"""Image captioning: a text that describes an image."""

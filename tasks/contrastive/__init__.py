@@ -1,0 +1,1 @@
+"""Contrastive learning: embeddings of images and texts that belong together are similar."""

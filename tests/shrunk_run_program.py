@@ -1,0 +1,63 @@
+"""Runs a shrunk experiment through all modes of the trainer, as a user would; for tests.
+
+It trains one step and saves, restores and trains another one, evaluates, decodes and exports.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import shrunk_experiments
+
+from tekso.framework import registry
+from tekso.framework.exit_codes import ExitCode
+from tekso.framework.params import references
+from tekso.tools import trainer
+
+MODEL = "shrunk_run.Shrunk"
+MODULES = ("shrunk_experiments", "small_boxes", "small_masks", "small_pictures")
+
+
+def register(key: str) -> None:
+    """Registers the shrunk form of an experiment as `MODEL`."""
+    original = registry.get(key)
+
+    def tree(self: Any) -> Any:
+        small = shrunk_experiments.shrunk(original.tree(self))
+        small.set({"run.steps": 2, "run.decode_at_end": False})
+        if "corpus" in small.input and "dev" in small.input.corpus:
+            small.input.corpus.dev = small.input.corpus.train[:8]
+        for one in small.eval_inputs.values():
+            one.set({"max_batches": 1})
+        return small
+
+    registry.register(
+        type("Shrunk", (original,), {"__doc__": "Shrunk.", "__module__": "shrunk_run", "tree": tree})
+    )
+
+
+def main() -> int:
+    """Runs the modes for the experiment and the logdir of the command line."""
+    key, logdir = sys.argv[1:]
+    for module in MODULES:
+        references.allow_imports(module)
+    register(key)
+    model = ["--model", MODEL, "--logdir", logdir]
+    for words in (
+        [*model, "--steps=1"],
+        [*model, "--steps=2"],
+        ["--mode=eval", *model],
+        ["--mode=decode", *model],
+        ["--mode=export", *model, f"--output={Path(logdir) / 'export'}"],
+    ):
+        print(f"== {' '.join(words)}", flush=True)
+        code = trainer.main(["tekso-trainer", *words])
+        if code != ExitCode.OK:
+            return code
+    return ExitCode.OK
+
+
+if __name__ == "__main__":
+    sys.exit(main())

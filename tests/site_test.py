@@ -1,0 +1,87 @@
+"""Tests of the documentation as a site: it builds without warnings, and its texts are those of Tekso."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tekso.tools import site_hooks
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+PACKAGES = ("framework", "models", "tasks", "params", "tools")
+
+
+def constants() -> set[str]:
+    """Returns all texts in the sources; adjacent literals are one text."""
+    found = set()
+    for package in PACKAGES:
+        for path in (ROOT / package).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    found.add(" ".join(node.value.split()))
+    return found
+
+
+def messages() -> list[str]:
+    page = (DOCS / "troubleshooting.md").read_text()
+    return re.findall(r"^### `(.*)`$", page, re.MULTILINE)
+
+
+def test_every_message_of_troubleshooting_is_one_of_tekso() -> None:
+    texts = "\n".join(constants())
+    assert len(messages()) > 20
+    for message in messages():
+        for part in message.split("…"):
+            words = part.strip(" :;,'")
+            if words:
+                assert words in texts, f"no message contains {words!r} ({message})"
+
+
+def test_the_site_has_every_page() -> None:
+    listed = set(re.findall(r": ([\w/]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE))
+    pages = {str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md")}
+    assert listed == {p for p in pages if not re.match(r"adr/\d|examples/", p)}
+    index = (DOCS / "adr" / "index.md").read_text()
+    assert all(f"({path.name})" in index for path in (DOCS / "adr").glob("[0-9]*.md"))
+
+
+@pytest.mark.parametrize(
+    ("page", "text", "shown"),
+    [
+        ("catalogue.md", "[tekso.models.mlp](../models/mlp.py)", "`tekso.models.mlp`"),
+        ("start.md", "[README](../README.md#start)", "README (`README.md`)"),
+        ("adr/0001.md", "[page](../meshes.md)", "[page](../meshes.md)"),
+        ("adr/0001.md", "[code](../../models/mlp.py)", "code (`models/mlp.py`)"),
+    ],
+)
+def test_links_out_of_the_docs_become_paths(page: str, text: str, shown: str) -> None:
+    place = SimpleNamespace(file=SimpleNamespace(src_uri=page))
+    assert site_hooks.on_page_markdown(text, place) == shown
+
+
+@pytest.mark.slow
+def test_the_site_builds_without_warnings_and_has_a_search_index(tmp_path: Path) -> None:
+    for module in ("mkdocs", "material", "mkdocstrings_handlers"):
+        if importlib.util.find_spec(module) is None:
+            pytest.skip("the extra `docs` is not installed")
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-q", "-d", str(tmp_path)]
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0 and not done.stderr.strip(), done.stderr
+    assert "micro-batches" in (tmp_path / "search" / "search_index.json").read_text()
+    layers = (tmp_path / "reference" / "layers.html").read_text()
+    assert 'id="tekso.framework.layer.Layer.fprop"' in layers
+    for page in tmp_path.rglob("*.html"):  # works without a network
+        hosts = re.findall(r"<(?:link|script|img)[^>]*(?:src|href)=\"?(https?://[^\" >]+)", page.read_text())
+        assert not hosts, f"{page.name} loads {hosts[0]}"

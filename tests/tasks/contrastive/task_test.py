@@ -1,0 +1,200 @@
+"""Contrastive: recalls, scores, retrieval, and what executions reject."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from small_captions import Bars
+
+from tekso.framework.context import StepContext
+from tekso.framework.execution import DataParallel, ExecutionError, MeshSharded, Pipelined
+from tekso.framework.execution.base import signature_of
+from tekso.framework.input.held_out import HeldOut
+from tekso.framework.input.skips import InputError
+from tekso.framework.input.words import Words
+from tekso.framework.learner import Learner
+from tekso.framework.optimizers.sgd import SGD
+from tekso.framework.schedules import Constant
+from tekso.models.dual_encoder import DualEncoder, TextTower
+from tekso.models.layers.attention import MultiHeadAttention
+from tekso.models.layers.feed_forward import FeedForward
+from tekso.models.layers.residual_blocks import BasicBlock
+from tekso.models.layers.stack import Stack
+from tekso.models.layers.transformer import TransformerLayer
+from tekso.models.resnet import SMALL_STEM, ResNet
+from tekso.tasks.captioning.input import CaptionedImages
+from tekso.tasks.contrastive.recall import recalls
+from tekso.tasks.contrastive.task import Contrastive
+
+
+class Program:
+    """Calls functions with the weights of a task."""
+
+    serialize_calls = False
+
+    def __init__(self, theta: Any) -> None:
+        self.theta = theta
+
+    def call(self, function: Any, *inputs: Any) -> Any:
+        tensors = (tf.convert_to_tensor(one) for one in inputs)
+        return function(self.theta, *tensors, StepContext(mode="decode"))
+
+
+def captioned(**params: Any) -> Any:
+    given: dict[str, Any] = {"source": Bars.Params(), "image_size": 8, "batch_size": 4}
+    given |= {"target_length": 7, "tokenizer": Words.Params(vocab_size=30), "captions": "drawn"}
+    return CaptionedImages.Params(**{**given, **params})
+
+
+def task_params(**params: Any) -> Any:
+    layer = TransformerLayer.Params(
+        attention=MultiHeadAttention.Params(num_heads=2),
+        feed_forward=FeedForward.Params(hidden_dim=12),
+    )
+    model = DualEncoder.Params(
+        dim=5,
+        image=ResNet.Params(num_blocks=[1], width=4, stem=SMALL_STEM, block=BasicBlock.Params()),
+        text=TextTower.Params(dim=8, stack=Stack.Params(num_layers=1, layer=layer)),
+    )
+    return Contrastive.Params(model=model, **params)
+
+
+def task_of(input: Any, **params: Any) -> Any:
+    return Contrastive.complete(task_params(**params), input).instantiate()
+
+
+class Seeing(Contrastive):
+    """Embeds bars by their colour: greens are taken for the third direction."""
+
+    class Params(Contrastive.Params):
+        """Params of Seeing."""
+
+    tokenizer: Any
+
+    def _of_images(self, theta: Any, x: tf.Tensor, ctx: Any) -> tf.Tensor:
+        del theta, ctx
+        top = tf.reduce_sum(x[:, 0], [1, 2]) > tf.reduce_sum(x[:, -1], [1, 2])
+        bar = tf.where(top[:, None], x[:, 0, 0], x[:, -1, 0])
+        return tf.cast(tf.concat([bar > 0.5, top[:, None]], 1), tf.float32)
+
+    def _of_texts(self, theta: Any, ids: tf.Tensor, segments: Any, ctx: Any) -> tf.Tensor:
+        del theta, segments, ctx
+        texts = [self.tokenizer.decode(row) for row in ids.numpy().tolist()]
+        names = ("red", "green", "blue", "top")
+        return tf.constant([[float(name in text) for name in names] for text in texts])
+
+
+def test_recalls_count_ranks_in_both_directions() -> None:
+    images = np.eye(3)
+    texts = np.array([[3, 1, 0], [0, 1, 2], [0, 3, 2], [1, 0, 2]], np.float32)
+    found = recalls(images, texts, [0, 1, 1, 2])
+    # Of image 2, the own text has 2, as texts 1 and 2 of another image have.
+    assert found["image_to_text_recall_1"] == pytest.approx(2 / 3)
+    assert found["image_to_text_recall_5"] == 1.0
+    # Text 1 of image 1 is closer to image 2.
+    assert found["text_to_image_recall_1"] == pytest.approx(3 / 4)
+    assert found["text_to_image_recall_10"] == 1.0
+
+
+def test_recall_of_many_images_is_computed_in_blocks() -> None:
+    r = np.random.default_rng(0)
+    images = r.normal(size=[1100, 4]).astype(np.float32)
+    texts = images + r.normal(size=[1100, 4]).astype(np.float32) * 0.3
+    scores = images @ texts.T
+    right = [int(np.sum(scores[i] >= scores[i, i])) for i in range(1100)]
+    back = [int(np.sum(scores[:, i] >= scores[i, i])) for i in range(1100)]
+    found = recalls(images, texts, range(1100))
+    for k in (1, 5, 10):
+        assert found[f"image_to_text_recall_{k}"] == pytest.approx(np.mean(np.array(right) <= k))
+        assert found[f"text_to_image_recall_{k}"] == pytest.approx(np.mean(np.array(back) <= k))
+    assert 0.01 < found["image_to_text_recall_1"] < 0.95
+
+
+def seeing(params: Any, **more: Any) -> Any:
+    input = params.instantiate()
+    given = Contrastive.complete(task_params(**more), input)
+    fields = {name: given.get(name) for name in ("model", *more)}
+    task = Seeing.Params(**fields).instantiate()
+    task.tokenizer = input.tokenizer
+    return task
+
+
+def test_scores_are_recalls_over_all_images_and_captions_of_the_input() -> None:
+    params = captioned(source=Bars.Params(count=18))
+    dev = HeldOut.Params(batch_size=4).instantiate(train=params)  # 6 images, all different
+    task = seeing(params, baselines={"chance": 0.2})
+    scored = task.score(Program(None), dev, is_last=True)
+    # Texts of bars at the bottom have no word for it, so some are as close to the bar at the top.
+    assert scored.figures["text_to_image_recall_5"] == 1.0
+    assert 0.4 < scored.figures["image_to_text_recall_1"] < 1.0
+    assert scored.text.startswith("6 images and 6 captions")
+    assert scored.notes == ("other methods: chance 0.2000",)
+
+
+def test_decoding_finds_the_images_of_a_text() -> None:
+    params = captioned(source=Bars.Params(count=18))
+    task = seeing(params, decode=["blue bar at the top"])
+    (record,) = task.decode(Program(None), params.instantiate()).records
+    assert record["images"][0] == {"file": "bars, record 2", "similarity": 2.0}
+    assert len(record["images"]) == 5
+    assert seeing(params).decode(Program(None), params.instantiate()) is None
+
+
+def test_padding_and_broken_images_change_no_loss() -> None:
+    input = captioned().instantiate()
+    task = task_of(input)
+    theta, batch = task.init(0), input.batch(0)
+    less = {name: array[:3] for name, array in batch.items()}
+    batch["weights"][3] = 0.0
+    padded, alone = (
+        float(task.loss(theta, b, StepContext(num_examples=len(b["x"]))).loss_sum)
+        for b in (batch, less)
+    )
+    assert padded == pytest.approx(alone, rel=1e-5)
+    batch["weights"][3] = 1.0
+    ctx = StepContext(num_examples=4)
+    assert float(task.loss(theta, batch, ctx).loss_sum) > padded
+
+
+def test_sizes_are_taken_from_the_input_and_must_fit() -> None:
+    input = captioned(channels=1, source=Bars.Params(colours=1)).instantiate()
+    p = task_of(input).params
+    assert (p.model.text.vocab_size, p.model.image.image_size, p.model.image.channels) == (30, 8, 1)
+    params = task_params()
+    params.model.text.vocab_size = 20
+    with pytest.raises(ValueError, match="vocab_size is 20, but the input has 30 tokens"):
+        Contrastive.complete(params, input)
+
+
+@pytest.mark.parametrize(
+    ("execution", "accumulation", "reason"),
+    [
+        (DataParallel.Params(), 2, "in 2 accumulation steps, which do not exchange examples: set"),
+        (MeshSharded.Params(mesh="data:1"), 2, "in 2 accumulation steps, which do not exchange"),
+        (Pipelined.Params(num_stages=1), 1, "couples the examples of a batch.*data_parallel$"),
+    ],
+)
+def test_executions_that_divide_a_batch_reject_the_loss(
+    execution: Any, accumulation: int, reason: str
+) -> None:
+    input = captioned().instantiate()
+    learner = Learner.Params(
+        optimizer=SGD.Params(),
+        schedule=Constant.Params(value=0.1),
+        accumulation_steps=accumulation,
+    )
+    with pytest.raises(ExecutionError, match=reason):
+        execution.instantiate().build(
+            task_of(input), learner.instantiate(), seed=1, batch=signature_of(input.batch(0))
+        )
+
+
+def test_other_inputs_are_rejected() -> None:
+    class Other:
+        inner = object()
+
+    with pytest.raises(InputError, match="object has no captions: use CaptionedImages"):
+        task_of(captioned().instantiate()).check_inputs({"input": Other()})

@@ -1,0 +1,87 @@
+"""Prints the planned and the measured time and memory of training steps, side by side.
+
+    python -m tekso.tools.plan_accuracy                       small experiments, and changed ones
+    python -m tekso.tools.plan_accuracy lm.python_source.Tiny 'lm.python_source.Tiny *.num_layers=2'
+
+Every measurement is a process of tekso-benchmark, and every plan one of `--mode=plan`, with the
+same settings. Arguments are a key and settings. Of the time, the CPU time of all cores is compared
+too: unlike the time that passes, it hardly depends on other programs on the machine.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from typing import Any
+
+from tekso.framework.tables import table
+from tekso.tools.command_errors import FAILED, OK
+
+REGISTERED = (
+    "lm.python_source.Tiny",
+    "lm.python_source.TinyLstm",
+    "lm.python_source.TinyMoe",
+    "lm.benchmark.Small",
+    "mt.cldr.EnDe",
+    "mt.cldr.EnDeLstm",
+    "image.digits.Mlp",
+    "image.digits.Cnn",
+    "image.unet.Digits",
+)
+
+CHANGED = (
+    "lm.python_source.Tiny task.model.stack.num_layers=8",
+    "lm.python_source.Tiny input.length=512 input.batch_size=8",
+    "lm.python_source.Tiny task.model.dim=256 task.model.stack.layer.feed_forward.hidden_dim=512",
+    "image.digits.Mlp task.model.hidden_dims=[2048,1024]",
+    "image.digits.Cnn input.batch_size=256",
+)
+"""Models that are not registered."""
+
+_HEADER = ("model", "step planned", "measured", "", "CPU planned", "measured", "", "memory planned",
+           "measured", "")  # fmt: skip
+
+
+def main(argv: Sequence[str]) -> int:
+    """Prints the table; returns the exit code."""
+    rows, failed = [], False
+    for text in argv[1:] or [*REGISTERED, *CHANGED]:
+        key, *settings = shlex.split(text)
+        try:
+            rows.append((text, *_figures(key, settings)))
+        except subprocess.CalledProcessError as error:
+            print(f"{text}: {error.stderr.strip().splitlines()[-1]}", file=sys.stderr)
+            failed = True
+    print("\n".join(table(_HEADER, rows, right=tuple(range(1, 10)))))
+    return FAILED if failed else OK
+
+
+def _figures(key: str, settings: Sequence[str]) -> tuple[str, ...]:
+    flags = [f"--model={key}", "--format=json", *(f"--set={s}" for s in settings)]
+    measured = _run("benchmark", *flags, "--steps=15")
+    with tempfile.TemporaryDirectory() as folder:
+        planned = _run("trainer", "--mode=plan", f"--logdir={folder}/run", *flags)["step"]
+    found: list[str] = []
+    for plan, real, unit in (
+        (1e3 * planned["seconds"], measured["step_ms"]["median"], "ms"),
+        (1e3 * planned["core_seconds"], measured["cpu_ms"]["median"], "ms"),
+        (planned["bytes_per_device"] / 1e6, (measured["step_memory_bytes"] or 0) / 1e6, "MB"),
+    ):
+        error = f"{100 * (plan / real - 1):+.0f} %" if real else "-"
+        found += [f"{plan:.4g} {unit}", f"{real:.4g} {unit}", error]
+    return tuple(found)
+
+
+def _run(tool: str, *words: str) -> dict[str, Any]:
+    command = [sys.executable, "-m", f"tekso.tools.{tool}", *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    record: dict[str, Any] = json.loads(done.stdout)
+    return record
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))
