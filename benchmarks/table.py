@@ -136,7 +136,7 @@ def _check(
 def _difference(record: Mapping[str, Any], reference: Mapping[str, Any]) -> float:
     """Returns the largest relative difference of the losses; NaN differs from everything."""
     pairs = zip(record["losses"], reference["losses"], strict=True)
-    found = [float(abs(one - other) / max(abs(other), 1e-9)) for one, other in pairs]
+    found: list[float] = [abs(one - other) / max(abs(other), 1e-9) for one, other in pairs]
     return max(math.inf if math.isnan(value) else value for value in found)
 
 
@@ -145,7 +145,8 @@ def _done(records: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def _median(records: Sequence[Mapping[str, Any]]) -> float:
-    return statistics.median(statistics.median(one["step_ms"]) for one in records)
+    found: float = statistics.median(statistics.median(one["step_ms"]) for one in records)
+    return found
 
 
 def _escaped(cell: str) -> str:
