@@ -10,6 +10,7 @@
 #   make lint                                        checks style, format, types and imports
 #   make test-all                                    test, lint and the slow tests, as CI does
 #   make test-matrix                                 every experiment under every execution
+#   make benchmarks                                  compares the speed with other frameworks
 #   make catalogue                                   writes docs/catalogue.md, tests/params/stored
 #   make docs                                        builds the documentation as a site in site/
 #   make clean                                       removes .venv; to install it again with:
@@ -27,14 +28,14 @@ PROCESSES = 2
 QUICK_MINUTES = 15
 SLOW_MINUTES = 65
 # What lint reads: Tekso's own folders, not those that a user adds to the checkout.
-SOURCES = framework models tasks params tools tests docs conftest.py setup.py
+SOURCES = framework models tasks params tools tests docs benchmarks conftest.py setup.py
 PYTHON =
 TENSORFLOW =
 
 # Let Python and pytest write compiled files, or each test process would compile everything again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help train test lint test-slow test-matrix test-all install catalogue docs clean
+.PHONY: help train test lint test-slow test-matrix test-all install benchmarks catalogue docs clean
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
@@ -73,6 +74,9 @@ install: $(VENV)/.installed
 $(VENV)/.installed: setup.py pyproject.toml
 	@.ci/install "$(VENV)" "$(PYTHON)" "$(TENSORFLOW)"
 	@touch $@
+
+benchmarks: $(VENV)/.installed
+	$(VENV)/bin/python -m benchmarks.run $(ARGS)
 
 catalogue: $(VENV)/.installed
 	@$(VENV)/bin/python -m tekso.tools.catalogue > docs/catalogue.md

@@ -347,6 +347,10 @@ HOW: list[tuple[str, Run | TestedBy]] = [
         TestedBy("tests/tools/results_test.py::test_a_result_has_what_the_trainer_wrote"),
     ),
     (
+        r"make benchmarks.*",
+        TestedBy("tests/make_test.py::test_benchmarks_passes_its_arguments_on"),
+    ),
+    (
         r"make docs",
         TestedBy(
             "tests/site_test.py::test_the_site_builds_without_warnings_and_has_a_search_index"

@@ -147,6 +147,13 @@ def test_test_runs_the_quick_tests_within_their_budget(checkout: Path) -> None:
     assert result.stdout.splitlines()[-1] == f"pytest {PARALLEL} -m not slow --cpu-minutes=15"
 
 
+def test_benchmarks_passes_its_arguments_on(checkout: Path) -> None:
+    executable(installed(checkout) / "python", 'echo "python $*"\n')
+    result = run(checkout, "make", "benchmarks", "ARGS=--only=transformer_small,pytorch --turns=5")
+    wanted = "python -m benchmarks.run --only=transformer_small,pytorch --turns=5"
+    assert result.stdout.splitlines()[-1] == wanted
+
+
 def test_test_all_runs_the_quick_tests_then_lint_then_the_slow_tests(checkout: Path) -> None:
     programs_that_print(checkout, "ruff", "mypy", "lint-imports")
     result = run(checkout, "make", "test-all", "SOURCES=models tests", "PROCESSES=3")

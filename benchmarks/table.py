@@ -1,0 +1,153 @@
+"""Turns records into rows, and rows into text and Markdown."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from benchmarks.machine import described
+from benchmarks.peers import PEERS, TEKSO
+
+TOLERANCE = 1e-3
+"""Largest relative difference of the first losses from Tekso's, for the same function."""
+
+BUSY = 0.5
+"""Load average before the start above which a machine does not count as idle."""
+
+HEADER = ("", "ms", "range, ms", "time / Tekso", "first step, s", "peak, MiB", "check")
+
+
+def wrong_model(record: Mapping[str, Any], reference: Mapping[str, Any] | None) -> str | None:
+    """Returns why a record is of another model than Tekso's; None: it is the same.
+
+    Args:
+      record: figures of a process.
+      reference: figures of Tekso's process; None: only the number of weights is checked.
+    """
+    if record["num_weights"] != record["expected_weights"]:
+        return f"{record['num_weights']:,} weights, expected {record['expected_weights']:,}"
+    if reference is not None and (difference := _difference(record, reference)) > TOLERANCE:
+        return f"losses {record['losses']}, Tekso's {reference['losses']} ({difference:.0e})"
+    return None
+
+
+def rows(by_peer: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[tuple[str, ...]]:
+    """Returns the rows of a workload, a tuple of HEADER's length for each peer.
+
+    The time of a turn is the median of its steps. The first figure is the median of the turns, the
+    range is that of the turns.
+    """
+    tekso = _done(by_peer.get(TEKSO, ()))
+    reference = tekso[0] if tekso else None
+    base = _median(tekso) if tekso else None
+    found: list[tuple[str, ...]] = []
+    for peer, records in by_peer.items():
+        title, done = PEERS[peer].title, _done(records)
+        skipped = next((str(one["skipped"]) for one in records if "skipped" in one), None)
+        if not done:
+            reason = f"skipped: {skipped or 'not measured'}"
+            found.append((title, "–", "–", "–", "–", "–", reason))
+            continue
+        times = [statistics.median(one["step_ms"]) for one in done]
+        found.append(
+            (
+                title,
+                f"{_median(done):.1f}",
+                f"{min(times):.1f} to {max(times):.1f}",
+                "–" if base is None else f"{_median(done) / base:.2f}",
+                f"{statistics.median(one['time_to_first_step_s'] for one in done):.1f}",
+                f"{max(one['peak_memory_bytes'] for one in done) / 2**20:,.0f}",
+                _check(done, reference, skipped),
+            )
+        )
+    return found
+
+
+def markdown(result: Mapping[str, Any]) -> str:
+    """Returns the whole result as Markdown."""
+    lines = [*_about(result)]
+    for workload, by_peer in result["workloads"].items():
+        table = [HEADER, ("---",) * len(HEADER), *rows(by_peer)]
+        lines += ["", f"### {workload}", "", result["sizes"][workload], ""]
+        lines += ["| " + " | ".join(_escaped(cell) for cell in row) + " |" for row in table]
+    return "\n".join(lines) + "\n"
+
+
+def text(result: Mapping[str, Any]) -> str:
+    """Returns the whole result as aligned text."""
+    lines = [*_about(result)]
+    for workload, by_peer in result["workloads"].items():
+        table = [HEADER, *rows(by_peer)]
+        widths = [max(len(row[i]) for row in table) for i in range(len(HEADER) - 1)]
+        lines += ["", f"{workload}: {result['sizes'][workload]}"]
+        for row in table:
+            numbers = [cell.rjust(width) for cell, width in zip(row[1:-1], widths[1:], strict=True)]
+            lines.append("  ".join([row[0].ljust(widths[0]), *numbers, row[-1]]).rstrip())
+    return "\n".join(lines)
+
+
+def faults(result: Mapping[str, Any]) -> list[str]:
+    """Returns a line for each measurement of another model than Tekso's."""
+    found = []
+    for workload, by_peer in result["workloads"].items():
+        tekso = _done(by_peer.get(TEKSO, ()))
+        for peer, records in by_peer.items():
+            for record in _done(records):
+                if wrong := wrong_model(record, tekso[0] if tekso else None):
+                    found.append(f"{workload}, {peer}: not Tekso's model: {wrong}")
+                    break
+    return found
+
+
+def _about(result: Mapping[str, Any]) -> list[str]:
+    lines = [f"{described(result['machine'])}. {result['date']}."]
+    lines.append(
+        f"Each figure is the median of {result['turns']} turns, and a turn is the median of "
+        f"{result['steps']} steps in a new process. float32."
+    )
+    load = result["machine"]["load_before"]
+    if load > BUSY:
+        lines.append(f"The machine was not idle: the load average before the start was {load:.1f}.")
+    versions: dict[str, set[str]] = {}
+    for by_peer in result["workloads"].values():
+        for records in by_peer.values():
+            for record in _done(records):
+                for name, version in record["versions"].items():
+                    versions.setdefault(name, set()).add(version)
+    known = [f"{name} {' / '.join(sorted(found))}" for name, found in sorted(versions.items())]
+    return [*lines, f"Versions: {', '.join(known) or 'unknown'}."]
+
+
+def _check(
+    done: Sequence[Mapping[str, Any]], reference: Mapping[str, Any] | None, skipped: str | None
+) -> str:
+    wrong = next((found for one in done if (found := wrong_model(one, reference))), None)
+    if wrong:
+        return f"not the same model: {wrong}"
+    if skipped:
+        return f"a turn {skipped}"
+    if reference is None:
+        return "number of weights"
+    return f"losses within {max(_difference(one, reference) for one in done):.0e}"
+
+
+def _difference(record: Mapping[str, Any], reference: Mapping[str, Any]) -> float:
+    """Returns the largest relative difference of the losses; NaN differs from everything."""
+    pairs = zip(record["losses"], reference["losses"], strict=True)
+    found: list[float] = [abs(one - other) / max(abs(other), 1e-9) for one, other in pairs]
+    return max(math.inf if math.isnan(value) else value for value in found)
+
+
+def _done(records: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    return [record for record in records if "skipped" not in record]
+
+
+def _median(records: Sequence[Mapping[str, Any]]) -> float:
+    found: float = statistics.median(statistics.median(one["step_ms"]) for one in records)
+    return found
+
+
+def _escaped(cell: str) -> str:
+    return cell.replace("|", "\\|")

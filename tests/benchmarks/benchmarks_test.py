@@ -1,0 +1,262 @@
+"""Tests of the benchmarks: turns, tables, errors and, with tiny sizes, Tekso's own workloads."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks import environments, run, table, turns
+from benchmarks.machine import feature_level, machine
+from benchmarks.peers import ENVIRONMENTS, PEERS, Peer
+from benchmarks.workloads import TINY, WORKLOADS
+from tekso.params.lm.benchmark import Small, Wide
+
+Record = dict[str, Any]
+
+
+def record(*step_ms: float, **changes: Any) -> Record:
+    """Returns what a process reports."""
+    found: Record = {
+        "step_ms": list(step_ms),
+        "cpu_ms": list(step_ms),
+        "time_to_first_step_s": 2.0,
+        "peak_memory_bytes": 2**30,
+        "losses": [4.0, 3.0, 2.0],
+        "num_weights": 10,
+        "expected_weights": 10,
+        "versions": {"python": "3.11"},
+    }
+    return {**found, **changes}
+
+
+def result(by_peer: dict[str, list[Record]]) -> Record:
+    return {
+        "date": "2026-01-02 03-04",
+        "machine": {**machine(), "load_before": 0.1},
+        "turns": 3,
+        "steps": 5,
+        "sizes": {"lstm": "dim 512"},
+        "workloads": {"lstm": by_peer},
+    }
+
+
+def test_peers_take_turns_in_a_rotating_order_and_what_was_skipped_is_not_tried_again() -> None:
+    order: list[tuple[str, str]] = []
+
+    def fake(peer: str, workload: str) -> Record:
+        order.append((workload, peer))
+        return {"skipped": "no"} if peer == "flax" else record(float(len(order)))
+
+    said: list[str] = []
+    found = turns.measured(["tekso", "flax", "keras"], ["lstm", "resnet"], 2, fake, said.append)
+    first = ["tekso", "flax", "keras"]
+    assert order[:6] == [("lstm", peer) for peer in first] + [("resnet", peer) for peer in first]
+    assert [peer for _, peer in order[6:]] == ["keras", "tekso"] * 2
+    assert [one["step_ms"] for one in found["lstm"]["tekso"]] == [[1.0], [8.0]]
+    assert found["lstm"]["flax"] == [{"skipped": "no"}]
+    assert "turn 1 of 2, lstm, flax: skipped: no" in said
+
+
+def test_rows_are_medians_of_turns_relative_to_tekso() -> None:
+    by_peer = {
+        "tekso": [record(10, 90, 11), record(20, 19, 21), record(12)],
+        "pytorch": [record(30), record(24), record(18)],
+        "flax": [{"skipped": "cannot be installed: no network"}],
+    }
+    tekso, pytorch, flax = table.rows(by_peer)
+    assert tekso[:4] == ("Tekso", "12.0", "11.0 to 20.0", "1.00")
+    assert pytorch[:4] == ("PyTorch", "24.0", "18.0 to 30.0", "2.00")
+    assert pytorch[4:] == ("2.0", "1,024", "losses within 0e+00")
+    assert flax[1] == "–"
+    assert flax[-1] == "skipped: cannot be installed: no network"
+    page = table.markdown(result(by_peer))
+    assert "| PyTorch | 24.0 | 18.0 to 30.0 | 2.00 |" in page
+    assert "python 3.11" in page
+    assert "not idle" not in page
+    plain = table.text(result(by_peer)).splitlines()
+    assert any(line.startswith("Flax") and "no network" in line for line in plain)
+    assert not table.faults(result(by_peer))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_weights": 11}, "11 weights, expected 10"),
+        ({"losses": [4.0, 3.0, 2.1]}, "losses [4.0, 3.0, 2.1]"),
+        ({"losses": [4.0, math.nan, 2.0]}, "nan"),
+    ],
+)
+def test_another_model_is_a_fault(changes: Record, message: str) -> None:
+    by_peer = {"tekso": [record(10)], "keras": [record(9), record(9, **changes)]}
+    (fault,) = table.faults(result(by_peer))
+    assert fault.startswith("lstm, keras: not Tekso's model")
+    assert message in fault
+    assert message in table.rows(by_peer)[1][-1]
+
+
+def test_a_busy_machine_is_named() -> None:
+    busy = result({"tekso": [record(10)]})
+    busy["machine"]["load_before"] = 3.25
+    assert "the load average before the start was 3.2" in table.text(busy)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--only=lstm,pytorhc"], "'pytorhc' is neither a workload (transformer_small"),
+        (["--only=pytorhc"], "did you mean pytorch?"),
+        (["--turns=0"], "--turns is 0, must be at least 1"),
+        (["--steps=-1"], "--steps is -1, must be at least 1"),
+    ],
+)
+def test_wrong_command_lines_are_one_line(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run.main(arguments) == 2
+    printed = capsys.readouterr().err
+    assert message in printed
+    assert printed.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("only", "workloads", "peers"),
+    [
+        ("", list(WORKLOADS), list(PEERS)),
+        ("lstm", ["lstm"], list(PEERS)),
+        ("flax, lstm", ["lstm"], ["tekso", "flax"]),
+        ("tekso", list(WORKLOADS), ["tekso"]),
+    ],
+)
+def test_only_chooses_workloads_and_peers(
+    only: str, workloads: list[str], peers: list[str]
+) -> None:
+    assert run.chosen(only) == (workloads, peers)
+
+
+def test_a_peer_that_cannot_be_installed_is_in_the_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def no_network(folder: Path, requirements: Any) -> Path:
+        raise environments.InstallError(f"no {requirements[0]}")
+
+    def fake(python: Path, peer: Peer, workload: str, options: Any) -> Record:
+        assert (python, peer.framework) == (Path(sys.executable), "tekso")
+        return record(5.0)
+
+    monkeypatch.setattr(environments, "python_of", no_network)
+    monkeypatch.setattr(turns, "process", fake)
+    file = tmp_path / "new" / "figures.json"
+    assert run.main(["--only=lstm,flax", "--turns=2", f"--json={file}"]) == 0
+    reason = f"cannot be installed: no {ENVIRONMENTS['flax'][0]}"
+    assert reason in capsys.readouterr().out
+    assert reason in file.with_suffix(".md").read_text()
+    stored = json.loads(file.read_text())
+    assert stored["workloads"]["lstm"]["flax"] == [{"skipped": reason}]
+    assert [one["step_ms"] for one in stored["workloads"]["lstm"]["tekso"]] == [[5.0], [5.0]]
+    assert {"processor", "features", "cores"} < set(stored["machine"])
+
+
+def environment_program(failing: str | None) -> Callable[[Any], None]:
+    def fake(command: list[str]) -> None:
+        fake.commands.append(command)  # type: ignore[attr-defined]
+        if failing in command:
+            raise environments.InstallError("no such release")
+        if "venv" in command:
+            Path(command[-1]).mkdir(parents=True)
+
+    fake.commands = []  # type: ignore[attr-defined]
+    return fake
+
+
+def test_an_environment_is_used_again_until_its_requirements_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, fake = tmp_path / "one", environment_program(failing="broken")
+    monkeypatch.setattr(environments, "_run", fake)
+    for _ in range(2):
+        assert environments.python_of(folder, ["a==1"]) == folder / "bin" / "python"
+    commands: list[list[str]] = fake.commands  # type: ignore[attr-defined]
+    assert len(commands) == 2
+    assert commands[1][-1] == "a==1"
+    for _ in range(2):  # an environment that is not complete is not used
+        with pytest.raises(environments.InstallError, match="no such release"):
+            environments.python_of(folder, ["broken"])
+    assert len(commands) == 6
+
+
+def test_a_failed_process_is_a_reason_not_an_exception(tmp_path: Path) -> None:
+    program = tmp_path / "python"
+    program.write_text("#!/bin/sh\necho first >&2\necho 'ImportError: no torch' >&2\nexit 3\n")
+    program.chmod(0o755)
+    found = turns.process(program, PEERS["pytorch"], "lstm", [])
+    assert found == {"skipped": "failed with exit code 3: ImportError: no torch"}
+
+
+def test_a_process_gets_the_variables_of_its_peer(tmp_path: Path) -> None:
+    program = tmp_path / "python"
+    program.write_text('#!/bin/sh\necho noise\necho "{\\"pad\\": \\"$MALLOC_TOP_PAD_\\"}"\n')
+    program.chmod(0o755)
+    found = turns.process(program, PEERS["pytorch_malloc"], "lstm", [])
+    assert found == {"pad": PEERS["pytorch_malloc"].variables["MALLOC_TOP_PAD_"]}
+    assert turns.process(program, PEERS["pytorch"], "lstm", []) == {"pad": ""}
+
+
+def test_feature_levels() -> None:
+    assert feature_level(["sse2", "avx2"]) == "AVX2"
+    assert feature_level(["avx2", "avx512f", "avx512_vnni"]) == "AVX-512 VNNI, AVX-512, AVX2"
+    assert feature_level([]) == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("name", "experiment"), [("transformer_small", Small), ("transformer_wide", Wide)]
+)
+def test_transformers_have_the_sizes_of_the_registered_experiments(
+    name: str, experiment: type[Small]
+) -> None:
+    one: Any = WORKLOADS[name]
+    tree = experiment().tree()
+    model, input = tree.task.model, tree.input
+    assert (model.vocab_size, model.dim, model.stack.num_layers) == (
+        one.vocab_size,
+        one.dim,
+        one.num_layers,
+    )
+    layer = model.stack.layer
+    assert (layer.attention.num_heads, layer.feed_forward.hidden_dim) == (
+        one.num_heads,
+        one.hidden_dim,
+    )
+    assert (input.length, input.batch_size) == (one.length, one.batch_size)
+
+
+def test_weights_of_resnet_18() -> None:
+    assert WORKLOADS["resnet"].num_weights == 11_689_512 - 900 * 513  # 100 classes, not 1,000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in TINY if name != "transformer_wide"])
+def test_tekso_measures_a_workload_and_exports_its_weights(name: str, tmp_path: Path) -> None:
+    file = tmp_path / "weights.npz"
+    options = ["--tiny", "--steps=1", "--warmup=1", f"--export={file}"]
+    found = turns.process(Path(sys.executable), PEERS["tekso"], name, options)
+    assert "skipped" not in found, found
+    assert found["num_weights"] == found["expected_weights"] > 1000
+    assert found["time_to_first_step_s"] > 0
+    assert found["step_ms"][0] > 0
+    assert len(found["losses"]) == 3
+    assert np.isfinite(found["losses"]).all()
+    if name == "beam_search":
+        assert len(set(found["losses"])) == 1
+        assert found["losses"][0] < 0
+    else:
+        assert found["losses"][0] > found["losses"][2]
+    with np.load(file) as stored:
+        sizes = sum(stored[key].size for key in stored.files if "moving_" not in key)
+    assert sizes == found["num_weights"]
