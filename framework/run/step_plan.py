@@ -135,8 +135,9 @@ def _data_parallel(parts: StepParts, devices: int) -> StepPlan:
         )
     check_whole(parts.task, accumulated, *ACCUMULATION)
     xla, updates = "auto", None
-    if issubclass(parts.tree.execution.owner, DataParallel):
-        xla, updates = parts.tree.execution.xla, parts.tree.execution.updates
+    execution: Any = parts.tree.execution
+    if issubclass(execution.owner, DataParallel):
+        xla, updates = execution.xla, execution.updates
     if updates is None:
         check_statistics(parts.task, replicas=devices, parts=accumulated, xla=xla)
     if parts.device.name == THIS_MACHINE and devices == 1:
