@@ -43,6 +43,13 @@ class Execution(Configurable, abc.ABC):
         )
 
     @abc.abstractmethod
+    def expect(self, task: Configurable.Params) -> None:
+        """Tells the execution the task for which `setup_devices` chooses threads, before its call.
+
+        Args:
+          task: Params of the task, possibly without the values that only its data determines.
+        """
+
     def setup_devices(self, *, tpu: str | None = None, cpu_devices: int | None = None) -> None:
         """Sets up threads and devices; call it before any TensorFlow operation.
 

@@ -31,7 +31,8 @@ from tekso.framework.execution.process_sums import ProcessSums
 from tekso.framework.execution.updates import Updates
 from tekso.framework.execution.whole_batches import ACCUMULATION, check_whole, gathering
 from tekso.framework.layer import Layer
-from tekso.framework.params import param
+from tekso.framework.params import Configurable, param
+from tekso.framework.params import tree as params_tree
 from tekso.framework.path_patterns import listed
 from tekso.framework.signature import Signature, num_examples
 from tekso.framework.step import Step
@@ -68,6 +69,7 @@ class DataParallel(Execution):
         super().__init__(params)
         self._strategy: tf.distribute.Strategy | None = None
         self._cluster: Cluster | None = None
+        self._expects_coupling = False
         updates = self.params.updates
         self._updates: Updates | None = updates.instantiate() if updates is not None else None
 
@@ -81,6 +83,11 @@ class DataParallel(Execution):
             )
         self._cluster = cluster
 
+    def expect(self, task: Configurable.Params) -> None:
+        """See `Execution`."""
+        layers = [v for _, v, _ in params_tree.walk(task) if isinstance(v, Layer.Params)]
+        self._expects_coupling = any(layer.owner.couples_examples for layer in layers)
+
     def setup_devices(self, *, tpu: str | None = None, cpu_devices: int | None = None) -> None:
         """See `Execution`."""
         if self._updates is not None:
@@ -91,7 +98,8 @@ class DataParallel(Execution):
         gpus = [] if tpu or cpu_devices else tf.config.list_physical_devices("GPU")
         if not gpus and not tpu:
             # With several towers or logical devices, each runs one op at a time on one core.
-            sole_stream = self.params.towers == 1 and (cpu_devices or 1) == 1
+            towers = 1 if self._expects_coupling else self.params.towers
+            sole_stream = towers == 1 and (cpu_devices or 1) == 1
             devices.setup_cpu(
                 logical_devices=cpu_devices,
                 threads_per_op=self._num_cores() if sole_stream else 1,

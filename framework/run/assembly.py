@@ -146,6 +146,7 @@ def assemble(
     execution = tree.execution.instantiate()
     if group.cluster is not None:
         execution.join(group.cluster)
+    execution.expect(tree.task)
     with connecting(tpu):
         execution.setup_devices(tpu=tpu, cpu_devices=cpu_devices)
     seed = run.params.seed

@@ -16,13 +16,14 @@ from clusters import free_addresses
 from sampling import sample
 
 from tekso.framework.cluster import Cluster
-from tekso.framework.execution import DataParallel, ExecutionError
+from tekso.framework.execution import DataParallel, ExecutionError, data_parallel
 from tekso.framework.learner import Learner
 from tekso.framework.optimizers.sgd import Momentum
 from tekso.framework.schedules import Constant
 from tekso.framework.task import LossSums, Task
 from tekso.models.layers.normalization import BatchNorm
 from tekso.models.mlp import Mlp
+from tekso.models.resnet import resnet
 from tekso.tasks.classification.task import Classification
 
 TIMEOUT_S = 300
@@ -327,6 +328,23 @@ def test_a_batch_of_padding_has_loss_0_and_gradient_0() -> None:
     found = {name: float(value) for name, value in metrics.items()}
     assert (found["loss"], found["total_loss"], found["gradient_norm"]) == (0, 0, 0)
     assert found["nonfinite_total"] == 0
+
+
+@pytest.mark.parametrize(
+    ("model", "towers", "threads"),
+    [(Mlp.Params(), None, 1), (Mlp.Params(), 1, 4), (resnet(18), None, 4), (resnet(18), 1, 4)],
+    ids=["towers", "one tower", "batch statistics", "batch statistics, one tower"],
+)
+def test_an_operation_uses_all_cores_if_there_is_one_tower(
+    model: Any, towers: int | None, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(data_parallel, "num_cores", lambda: 4)
+    set_up: dict[str, Any] = {}
+    monkeypatch.setattr(data_parallel.devices, "setup_cpu", lambda **given: set_up.update(given))
+    execution = DataParallel.Params(towers=towers).instantiate()
+    execution.expect(Classification.Params(model=model))
+    execution.setup_devices()
+    assert set_up == {"logical_devices": None, "threads_per_op": threads}
 
 
 def test_a_tpu_that_is_not_there_is_told_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
