@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import statistics
 import subprocess
 import tempfile
 import time
@@ -52,8 +53,7 @@ def measured(
 def _said(record: Record) -> str:
     if "skipped" in record:
         return f"skipped: {record['skipped']}"
-    times = sorted(record["step_ms"])
-    return f"{times[len(times) // 2]:.1f} ms"
+    return f"{statistics.median(record['step_ms']):.1f} ms"
 
 
 def process(python: Path, peer: Peer, workload: str, options: Sequence[str]) -> Record:
