@@ -63,7 +63,8 @@ def measure(options: Any) -> dict[str, Any]:
     except UnsupportedError as error:
         return {"skipped": str(error)}
     if options.export:
-        assert built.weights is not None, f"{options.framework} exports no weights"
+        if built.weights is None:
+            raise ValueError(f"{options.framework} exports no weights")
         target = Path(options.export)
         part = target.with_suffix(".part.npz")
         np.savez(part, **built.weights())

@@ -163,7 +163,8 @@ def build(workload: workloads.Workload, weights: Weights, variant: str) -> Built
     shapes = jax.eval_shape(model.init, jax.random.key(0), x)
     params = jax.tree.map(jnp.asarray, dict(weights))
     wanted = jax.tree.map(lambda one: one.shape, shapes["params"])
-    assert wanted == jax.tree.map(lambda one: one.shape, params), (wanted, params)
+    if wanted != jax.tree.map(lambda one: one.shape, params):
+        raise ValueError(f"the exported weights do not have the shapes {wanted}")
     # A step does not read the moving averages, so they may begin with zeros.
     averages = jax.tree.map(
         lambda one: jnp.zeros(one.shape, one.dtype), shapes.get("batch_stats", {})

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 from tekso.framework.batch_part import BatchPart, IndivisibleError, RowsOf, joined
 from tekso.framework.input.skips import InputError
 
-if TYPE_CHECKING:
-    from tekso.framework.input.input import Input
+
+class Batches(Protocol):
+    """The methods of an input that build its batches; documented in `Input`."""
+
+    params: Any
+
+    def batch(self, step: int) -> Any: ...
+
+    def num_rows(self, step: int) -> int: ...
+
+    def batch_rows(self, step: int, begin: int, end: int) -> Any: ...
 
 
-def built(input: Input, step: int, rows: RowsOf) -> BatchPart:
+def built(input: Batches, step: int, rows: RowsOf) -> BatchPart:
     """Returns some rows of the global batch of a step; see `Input.own_part`."""
     alone = _builds_rows(type(input))
     whole = {} if alone else input.batch(step)
@@ -40,7 +49,7 @@ def _builds_rows(kind: type) -> bool:
     return owner["batch_rows"] <= owner["batch"]
 
 
-def _told(input: Input, step: int, error: IndivisibleError) -> str:
+def _told(input: Batches, step: int, error: IndivisibleError) -> str:
     p, setting = input.params, ""
     if "batch_size" in p:
         setting = f". Set {p.path_of('batch_size')}, or start another number of processes"

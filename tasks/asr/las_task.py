@@ -98,7 +98,8 @@ class LasTranscriber(Transcriber):
     ) -> dict[str, tf.Tensor]:
         """Returns `hypotheses` with the scores of the language model, whose weights are given."""
         language = self.language()
-        assert language is not None
+        if language is None:
+            raise ValueError("there is no language model")
         fused = Theta(model=theta.model, language=language.theta(flat))
         model = FusedDecoder(self._model, language)
         return self._searched(model, theta, fused, samples, num_samples, ctx)
