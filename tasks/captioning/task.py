@@ -10,11 +10,12 @@ from tekso.framework import files
 from tekso.framework.input.held_out import spread
 from tekso.framework.input.input import Input
 from tekso.framework.input.skips import BadRecordError, InputError, Origin, reason_of
+from tekso.framework.input.tokenizers import Tokenizer
 from tekso.framework.layer import Layer
 from tekso.framework.params import REQUIRED, param
 from tekso.framework.task import Decoded, Program, Scored
 from tekso.tasks.captioning.captioning_search import Asked, CaptionSearch, blocks
-from tekso.tasks.captioning.input import CaptionedImages, captions_of, language_id
+from tekso.tasks.captioning.input import CaptionedImages, KnownCaptions, captions_of, language_id
 from tekso.tasks.captioning.scoring import CIDER, EXACT, CaptionScoring
 from tekso.tasks.image.preparation import Preparation
 from tekso.tasks.mt.scores import BLEU, CHRF
@@ -161,7 +162,9 @@ class Captioning(TargetTask):
             asked.append(Asked(x, language_id(own.languages, language)))
         return self._decoded(program, own.tokenizer, records, asked)
 
-    def caption_files(self, program: Program, input: Any, paths: list[str]) -> Decoded:
+    def caption_files(
+        self, program: Program, input: Input | KnownCaptions, paths: list[str]
+    ) -> Decoded:
         """Returns captions of image files; a malformed file has an error instead.
 
         Args:
@@ -172,7 +175,7 @@ class Captioning(TargetTask):
         Raises:
           InputError: task.decode_language is unknown.
         """
-        known = getattr(input, "inner", input)
+        known = captions_of(input) if isinstance(input, Input) else input
         preparation = Preparation(known.params, known.params.evaluate)
         language = language_id(known.languages, self.params.decode_language)
         found: list[dict[str, Any]] = []
@@ -192,7 +195,7 @@ class Captioning(TargetTask):
         return Decoded("\n".join(map(_shown, found)), found)
 
     def _decoded(
-        self, program: Program, tokenizer: Any, records: list[dict[str, Any]], asked: list[Asked]
+        self, program: Program, tokenizer: Tokenizer, records: list[dict[str, Any]], asked: list[Asked]
     ) -> Decoded:
         """Returns the records with the captions of the images that could be read."""
         images = [lambda one=one: one for one in asked]

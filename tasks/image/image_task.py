@@ -65,6 +65,8 @@ class ImageTask(Task):
     answer. Decoding, tekso-decode and export use them. Params of the model such as `image_size` are
     taken from the input if they are not set.
 
+    Shapes:
+      batch: "x" [batch, height, width, channels]; other arrays as the subclass says
     Attributes:
       record_kind: "kind" of the records of decoding.
       background_classes: classes of the model that the input does not have.

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from small_boxes import Rectangles
+from small_captions import Bars
 from small_masks import Squares
 from small_pictures import Blobs
 
@@ -18,8 +19,10 @@ from tekso.framework.input.input import Batch, ExampleInput, Input
 from tekso.framework.input.mixtures import Mixture
 from tekso.framework.input.skips import InputError
 from tekso.framework.input.sources import InMemory
+from tekso.framework.input.words import Words
 from tekso.tasks.asr.input import BucketedSpeech
 from tekso.tasks.asr.sources import InMemorySpeech
+from tekso.tasks.captioning.input import CaptionedImages
 from tekso.tasks.detection.input import BoxImages
 from tekso.tasks.detection.steps import BoxFlip, SsdCrop
 from tekso.tasks.image.input import Images
@@ -98,6 +101,12 @@ KINDS: dict[type[Input], dict[str, Any]] = {
         "source": Squares.Params(),
         "image_size": 8,
         "augment": [Flip.Params()],
+    },
+    CaptionedImages: {
+        "source": Bars.Params(),
+        "image_size": 8,
+        "tokenizer": Words.Params(vocab_size=30),
+        "target_length": 7,
     },
     BucketedSpeech: {
         "corpus": Noises.Params(sample_rate=8000),
