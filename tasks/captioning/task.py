@@ -195,7 +195,11 @@ class Captioning(TargetTask):
         return Decoded("\n".join(map(_shown, found)), found)
 
     def _decoded(
-        self, program: Program, tokenizer: Tokenizer, records: list[dict[str, Any]], asked: list[Asked]
+        self,
+        program: Program,
+        tokenizer: Tokenizer,
+        records: list[dict[str, Any]],
+        asked: list[Asked],
     ) -> Decoded:
         """Returns the records with the captions of the images that could be read."""
         images = [lambda one=one: one for one in asked]

@@ -19,6 +19,7 @@ from tekso.framework.input.input import Batch, ExampleInput, Input
 from tekso.framework.input.mixtures import Mixture
 from tekso.framework.input.skips import InputError
 from tekso.framework.input.sources import InMemory
+from tekso.framework.input.task_inputs import OneTask, TaskInputs
 from tekso.framework.input.words import Words
 from tekso.tasks.asr.input import BucketedSpeech
 from tekso.tasks.asr.sources import InMemorySpeech
@@ -129,6 +130,9 @@ def inputs() -> Iterator[tuple[str, Input]]:
     for kind in (TextStream, Changing):
         train = kind.Params(batch_size=SIZE, **KINDS[kind])
         yield f"HeldOut of {kind.__name__}", held.instantiate(seed=3, train=train)
+    tasks = TaskInputs.Params(inputs={"a": text, "b": text.copy().set(length=4)})
+    yield "TaskInputs", tasks.instantiate(seed=3)
+    yield "OneTask", OneTask.Params(task="b").instantiate(seed=3, train=tasks)
 
 
 INPUTS = dict(inputs())
@@ -139,7 +143,7 @@ def test_every_kind_of_input_is_here() -> None:
     for entry in ours:
         tree = entry.cls().tree()
         for params in (tree.input, *tree.eval_inputs.values()):
-            known = (*KINDS, Mixture, HeldOut, Arrays)
+            known = (*KINDS, Mixture, HeldOut, Arrays, TaskInputs, OneTask)
             assert type(params).owner in known or issubclass(type(params).owner, Arrays), entry.key
 
 
