@@ -45,8 +45,8 @@ def _define() -> None:
         "input",
         STANDARD_INPUT,
         "File to translate; - reads standard input and answers each line at once. A folder: images "
-        "to classify, to detect objects in or to segment, or audio files to transcribe. A .wav, "
-        ".flac, .ogg or .mp3 file: transcribed.",
+        "to classify, to detect objects in, to segment or to caption, or audio files to "
+        "transcribe. A .wav, .flac, .ogg or .mp3 file: transcribed.",
         flag_values=f,
     )
     flags.DEFINE_string(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tekso.framework import files
@@ -17,6 +17,7 @@ from tekso.framework.task import Decoded, Program, Scored
 from tekso.tasks.captioning.captioning_search import Asked, CaptionSearch, blocks
 from tekso.tasks.captioning.input import CaptionedImages, KnownCaptions, captions_of, language_id
 from tekso.tasks.captioning.scoring import CIDER, EXACT, CaptionScoring
+from tekso.tasks.image.file_answers import AnswersFiles, FileAnswer
 from tekso.tasks.image.preparation import Preparation
 from tekso.tasks.mt.scores import BLEU, CHRF
 from tekso.tasks.mt.target_task import TargetTask
@@ -24,7 +25,7 @@ from tekso.tasks.mt.target_task import TargetTask
 _MOST_FILES = 256  # captioned together
 
 
-class Captioning(TargetTask):
+class Captioning(AnswersFiles, TargetTask):
     """Minimises the cross-entropy of every token of a caption, including the end token.
 
     The model is a `Captioner`. Sizes of the model that are not set are taken from the input.
@@ -163,9 +164,16 @@ class Captioning(TargetTask):
         return self._decoded(program, own.tokenizer, records, asked)
 
     def caption_files(
-        self, program: Program, input: Input | KnownCaptions, paths: list[str]
+        self, program: Program, input: Input | KnownCaptions, paths: Sequence[str]
     ) -> Decoded:
-        """Returns captions of image files; a malformed file has an error instead.
+        """Returns captions of image files; see `file_answers`."""
+        records = [one.record for one in self.file_answers(program, input, paths)]
+        return Decoded("\n".join(map(_shown, records)), records)
+
+    def file_answers(
+        self, program: Program, input: Input | KnownCaptions, paths: Sequence[str]
+    ) -> Iterator[FileAnswer]:
+        """Yields captions of image files; a malformed file has an error instead.
 
         Args:
           program: calls functions with the weights.
@@ -178,7 +186,6 @@ class Captioning(TargetTask):
         known = captions_of(input) if isinstance(input, Input) else input
         preparation = Preparation(known.params, known.params.evaluate)
         language = language_id(known.languages, self.params.decode_language)
-        found: list[dict[str, Any]] = []
         for part in blocks(paths, _MOST_FILES):
             records, asked = [], []
             for path in part:
@@ -191,8 +198,12 @@ class Captioning(TargetTask):
                 else:
                     record["language"] = known.languages[language] if known.languages else ""
                 records.append(record)
-            found += self._decoded(program, known.tokenizer, records, asked).records
-        return Decoded("\n".join(map(_shown, found)), found)
+            found = self._decoded(program, known.tokenizer, records, asked).records
+            yield from map(FileAnswer, found)
+
+    def cells(self, record: Mapping[str, Any]) -> list[tuple[str, ...]]:
+        """Returns a row with caption and score for every hypothesis of a record."""
+        return [(one["text"], f"{one['score']:.4f}") for one in record["hypotheses"]]
 
     def _decoded(
         self,
