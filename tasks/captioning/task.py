@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tekso.framework import files
 from tekso.framework.input.held_out import spread
 from tekso.framework.input.input import Input
 from tekso.framework.input.skips import BadRecordError, InputError, Origin, reason_of
+from tekso.framework.input.tokenizers import Tokenizer
 from tekso.framework.layer import Layer
 from tekso.framework.params import REQUIRED, param
 from tekso.framework.task import Decoded, Program, Scored
 from tekso.tasks.captioning.captioning_search import Asked, CaptionSearch, blocks
-from tekso.tasks.captioning.input import CaptionedImages, captions_of, language_id
+from tekso.tasks.captioning.input import CaptionedImages, KnownCaptions, captions_of, language_id
 from tekso.tasks.captioning.scoring import CIDER, EXACT, CaptionScoring
+from tekso.tasks.image.file_answers import AnswersFiles, FileAnswer
 from tekso.tasks.image.preparation import Preparation
 from tekso.tasks.mt.scores import BLEU, CHRF
 from tekso.tasks.mt.target_task import TargetTask
@@ -23,7 +25,7 @@ from tekso.tasks.mt.target_task import TargetTask
 _MOST_FILES = 256  # captioned together
 
 
-class Captioning(TargetTask):
+class Captioning(AnswersFiles, TargetTask):
     """Minimises the cross-entropy of every token of a caption, including the end token.
 
     The model is a `Captioner`. Sizes of the model that are not set are taken from the input.
@@ -161,8 +163,17 @@ class Captioning(TargetTask):
             asked.append(Asked(x, language_id(own.languages, language)))
         return self._decoded(program, own.tokenizer, records, asked)
 
-    def caption_files(self, program: Program, input: Any, paths: list[str]) -> Decoded:
-        """Returns captions of image files; a malformed file has an error instead.
+    def caption_files(
+        self, program: Program, input: Input | KnownCaptions, paths: Sequence[str]
+    ) -> Decoded:
+        """Returns captions of image files; see `file_answers`."""
+        records = [one.record for one in self.file_answers(program, input, paths)]
+        return Decoded("\n".join(map(_shown, records)), records)
+
+    def file_answers(
+        self, program: Program, input: Input | KnownCaptions, paths: Sequence[str]
+    ) -> Iterator[FileAnswer]:
+        """Yields captions of image files; a malformed file has an error instead.
 
         Args:
           program: calls functions with the weights.
@@ -172,10 +183,9 @@ class Captioning(TargetTask):
         Raises:
           InputError: task.decode_language is unknown.
         """
-        known = getattr(input, "inner", input)
+        known = captions_of(input) if isinstance(input, Input) else input
         preparation = Preparation(known.params, known.params.evaluate)
         language = language_id(known.languages, self.params.decode_language)
-        found: list[dict[str, Any]] = []
         for part in blocks(paths, _MOST_FILES):
             records, asked = [], []
             for path in part:
@@ -188,11 +198,19 @@ class Captioning(TargetTask):
                 else:
                     record["language"] = known.languages[language] if known.languages else ""
                 records.append(record)
-            found += self._decoded(program, known.tokenizer, records, asked).records
-        return Decoded("\n".join(map(_shown, found)), found)
+            found = self._decoded(program, known.tokenizer, records, asked).records
+            yield from map(FileAnswer, found)
+
+    def cells(self, record: Mapping[str, Any]) -> list[tuple[str, ...]]:
+        """Returns a row with caption and score for every hypothesis of a record."""
+        return [(one["text"], f"{one['score']:.4f}") for one in record["hypotheses"]]
 
     def _decoded(
-        self, program: Program, tokenizer: Any, records: list[dict[str, Any]], asked: list[Asked]
+        self,
+        program: Program,
+        tokenizer: Tokenizer,
+        records: list[dict[str, Any]],
+        asked: list[Asked],
     ) -> Decoded:
         """Returns the records with the captions of the images that could be read."""
         images = [lambda one=one: one for one in asked]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import tensorflow as tf
@@ -13,7 +13,7 @@ from tekso.framework.exports import ExportedOutput
 from tekso.framework.input.input import Input
 from tekso.framework.input.skips import InputError
 from tekso.framework.layer import Layer
-from tekso.framework.params import REQUIRED, param
+from tekso.framework.params import REQUIRED, Migration, param
 from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece
 from tekso.framework.task import Batch, Program, Scored
 from tekso.framework.theta import Theta
@@ -33,6 +33,14 @@ from tekso.tasks.image.steps import Image
 
 _MATCHES = "matched_boxes"
 _MOST_SHOWN = 5  # objects of an image in a line of text
+
+
+def _with_loss(fields: dict[str, Any]) -> dict[str, Any]:
+    """Moves the former Param of the task to its loss."""
+    if "negatives_per_positive" in fields:
+        count = fields.pop("negatives_per_positive")
+        fields |= {"loss": HardNegativeMining.Params(), "loss.negatives_per_positive": count}
+    return fields
 
 
 class Detection(ImageTask):
@@ -59,6 +67,9 @@ class Detection(ImageTask):
 
     class Params(ImageTask.Params):
         """Params of Detection."""
+
+        version = 2
+        migrations: ClassVar[dict[int, Migration]] = {1: _with_loss}
 
         model: Layer.Params = param("From images to boxes.", default=Ssd.Params())
         num_classes: int = param(

@@ -20,6 +20,7 @@ from tekso.framework.params import param
 from tekso.framework.task import Decoded, Program, Task
 from tekso.framework.theta import Theta
 from tekso.tasks.classification.task import WEIGHTS, X
+from tekso.tasks.image.file_answers import AnswersFiles, FileAnswer
 from tekso.tasks.image.image_input import with_image_sizes
 from tekso.tasks.image.preparation import Preparation, scale_and_shift
 from tekso.tasks.image.steps import Image
@@ -42,22 +43,7 @@ class AnswerExport:
     for_litert: bool = True
 
 
-@dataclasses.dataclass(frozen=True)
-class FileAnswer:
-    """The answer of the model for an image file, or why the file cannot be read.
-
-    Attributes:
-      record: what decoding reports, with "file", and "error" if the file cannot be read.
-      pixels: the image in its own size; None if it cannot be read.
-      arrays: the arrays of the answer, without the dim of the batch; empty without pixels.
-    """
-
-    record: dict[str, Any]
-    pixels: Image | None
-    arrays: Mapping[str, np.ndarray]
-
-
-class ImageTask(Task):
+class ImageTask(AnswersFiles, Task):
     """Base of the tasks that answer a question about images of one size, such as their class.
 
     A subclass implements `answer`, which returns arrays [batch, …] for normalised images, and
@@ -65,6 +51,8 @@ class ImageTask(Task):
     answer. Decoding, tekso-decode and export use them. Params of the model such as `image_size` are
     taken from the input if they are not set.
 
+    Shapes:
+      batch: "x" [batch, height, width, channels]; other arrays as the subclass says
     Attributes:
       record_kind: "kind" of the records of decoding.
       background_classes: classes of the model that the input does not have.
@@ -122,25 +110,6 @@ class ImageTask(Task):
     def told(self, record: Mapping[str, Any]) -> str:
         """Returns the entries that `found` returned as a line of text."""
         raise NotImplementedError(f"{type(self).__name__} has no told()")
-
-    def cells(self, record: Mapping[str, Any]) -> list[tuple[str, ...]]:
-        """Returns the entries that `found` returned as rows of a table, without the file."""
-        raise NotImplementedError(f"{type(self).__name__} has no cells()")
-
-    def picture(self, pixels: Image, arrays: Mapping[str, np.ndarray], input: Input) -> bytes:
-        """Returns a PNG of the answer for an image; only of tasks that `makes_pictures`.
-
-        Args:
-          pixels: the image in its own size.
-          arrays: the answer, without the dim of the batch.
-          input: the input of the run, or what `ImageInput.known` returns.
-        """
-        raise NotImplementedError(f"{type(self).__name__} has no picture()")
-
-    @classmethod
-    def makes_pictures(cls) -> bool:
-        """Returns whether there are pictures of the answers."""
-        return cls.picture is not ImageTask.picture
 
     def images_in(self, input: Input) -> Any:
         """Returns the image input of an input, which may be a `HeldOut`.
@@ -222,7 +191,7 @@ class ImageTask(Task):
             arrays = self._answers(program, x)
             for row, (record, pixels_read) in enumerate(read):
                 if pixels_read is None:
-                    yield FileAnswer(record, None, {})
+                    yield FileAnswer(record)
                     continue
                 one, (height, width) = _row(arrays, row), pixels_read.shape[:2]
                 record.update(self.found(one, (height, width), names))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -47,6 +47,18 @@ class Hypothesis:
         return {"text": self.text, "score": self.score, "log_prob": self.log_prob}
 
 
+class SearchedTask(Protocol):
+    """A task whose model is searched.
+
+    Attributes:
+      model: the model, a `Decoder`.
+      params: Params of the task, with those of the model.
+    """
+
+    model: Any
+    params: Any
+
+
 class TargetSearch(Configurable):
     """Base of the classes that search for targets of batches of sources."""
 
@@ -71,7 +83,7 @@ class TargetSearch(Configurable):
     unit: ClassVar[str] = "targets"
     """What is found, in the plural, for messages."""
 
-    def __init__(self, params: Any, *, task: Any) -> None:
+    def __init__(self, params: Any, *, task: SearchedTask) -> None:
         """Checks the numbers.
 
         Args:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from small_boxes import Rectangles
+from small_captions import Bars
 from small_masks import Squares
 from small_pictures import Blobs
 
@@ -18,8 +19,11 @@ from tekso.framework.input.input import Batch, ExampleInput, Input
 from tekso.framework.input.mixtures import Mixture
 from tekso.framework.input.skips import InputError
 from tekso.framework.input.sources import InMemory
+from tekso.framework.input.task_inputs import OneTask, TaskInputs
+from tekso.framework.input.words import Words
 from tekso.tasks.asr.input import BucketedSpeech
 from tekso.tasks.asr.sources import InMemorySpeech
+from tekso.tasks.captioning.input import CaptionedImages
 from tekso.tasks.detection.input import BoxImages
 from tekso.tasks.detection.steps import BoxFlip, SsdCrop
 from tekso.tasks.image.input import Images
@@ -99,6 +103,12 @@ KINDS: dict[type[Input], dict[str, Any]] = {
         "image_size": 8,
         "augment": [Flip.Params()],
     },
+    CaptionedImages: {
+        "source": Bars.Params(),
+        "image_size": 8,
+        "tokenizer": Words.Params(vocab_size=30),
+        "target_length": 7,
+    },
     BucketedSpeech: {
         "corpus": Noises.Params(sample_rate=8000),
         "sample_rate": 8000,
@@ -120,6 +130,9 @@ def inputs() -> Iterator[tuple[str, Input]]:
     for kind in (TextStream, Changing):
         train = kind.Params(batch_size=SIZE, **KINDS[kind])
         yield f"HeldOut of {kind.__name__}", held.instantiate(seed=3, train=train)
+    tasks = TaskInputs.Params(inputs={"a": text, "b": text.copy().set(length=4)})
+    yield "TaskInputs", tasks.instantiate(seed=3)
+    yield "OneTask", OneTask.Params(task="b").instantiate(seed=3, train=tasks)
 
 
 INPUTS = dict(inputs())
@@ -130,7 +143,7 @@ def test_every_kind_of_input_is_here() -> None:
     for entry in ours:
         tree = entry.cls().tree()
         for params in (tree.input, *tree.eval_inputs.values()):
-            known = (*KINDS, Mixture, HeldOut, Arrays)
+            known = (*KINDS, Mixture, HeldOut, Arrays, TaskInputs, OneTask)
             assert type(params).owner in known or issubclass(type(params).owner, Arrays), entry.key
 
 

@@ -45,6 +45,24 @@ def test_emoji_are_captioned_and_scored(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout[-3000:]
     assert "package/img/google/64/1F009.png" in done.stdout
 
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    (folder / "a.png").write_bytes((tmp_path / "package/img/google/64/1F009.png").read_bytes())
+    (folder / "b.png").write_bytes(b"broken")
+    words = ["--logdir=run", "--input=pictures", "--output=captions.txt"]
+    done = processes.run(["-m", "tekso.tools.decode", *words], cwd=tmp_path, merge=True)
+    assert done.returncode == 0, done.stdout[-3000:]
+    first, second = (tmp_path / "captions.txt").read_text().splitlines()
+    path, _, score = first.split("\t")
+    assert path == "pictures/a.png"
+    assert float(score) < 0.0
+    assert second.startswith("pictures/b.png\terror\t")
+    done = processes.run(
+        ["-m", "tekso.tools.decode", *words, "--pictures=p"], cwd=tmp_path, merge=True
+    )
+    assert done.returncode == 2
+    assert "Captioning makes no pictures" in done.stdout
+
 
 @pytest.mark.slow
 def test_emoji_are_found_by_their_names(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from tekso.models.detection.box_coding import encode_boxes
 from tekso.models.detection.multibox_loss import match_boxes, multibox_loss
 from tekso.models.ssd import Ssd
 from tekso.tasks.detection.input import BoxImages
-from tekso.tasks.detection.losses import FocalLoss
+from tekso.tasks.detection.losses import FocalLoss, HardNegativeMining
 from tekso.tasks.detection.scoring import DetectionScoring
 from tekso.tasks.detection.sources import Objects
 from tekso.tasks.detection.task import Detection
@@ -236,3 +236,15 @@ def test_export_finds_what_predict_finds() -> None:
     found = signature(images=tf.constant(images))
     for name in ("boxes", "scores"):
         np.testing.assert_allclose(found[name], wanted[name], atol=1e-4)
+
+
+def test_params_stored_before_there_was_a_choice_of_losses_stay_readable() -> None:
+    new = Detection.Params(num_classes=3).to_text()
+    lines = [line for line in new.splitlines() if not line.startswith("loss")]
+    lines[0] = lines[0].partition(", {")[0].rstrip(")") + ")"
+    old = "\n".join([*lines, "negatives_per_positive : 5"])
+    assert "loss" not in old
+    found = Detection.Params.from_text(old)
+    assert type(found.loss) is HardNegativeMining.Params
+    assert found.loss.negatives_per_positive == 5
+    assert Detection.Params.from_text(new).loss.negatives_per_positive == 3
