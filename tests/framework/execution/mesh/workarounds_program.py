@@ -296,7 +296,9 @@ def loop_name_in_use_of_cut(place: Place, avoided: bool) -> bool:
     concrete = tf.function(graph, autograph=False).get_concrete_function(spec, spec)
     cut = GraphCut(concrete, num_late=1, num_lasting=0)
     first, second = (cut.function(cut.early, concrete.outputs[:1]) for _ in range(2))
-    backend = MeshBackend("a stage", MeshLayout(MESH, Rules.parse("mlp:m")), place.mesh, compiles=False)
+    backend = MeshBackend(
+        "a stage", MeshLayout(MESH, Rules.parse("mlp:m")), place.mesh, compiles=False
+    )
 
     def is_right(function: Subgraph, *, through_backend: bool = True) -> bool:
         known = {concrete.inputs[0].name: x}
