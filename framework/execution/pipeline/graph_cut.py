@@ -20,8 +20,8 @@ from typing import Any
 
 import tensorflow as tf
 
-# Numbers of the functions. Defect: DTensor names the functions of a loop after the loop's op, and
-# refuses a second, different function of the same name; two subgraphs can have the same loop.
+# Numbers of the functions, so that the names of loops in errors tell which function it was.
+# (Equal names alone are no error: DTensor adds a number. See `workarounds/retracing.py`.)
 _numbers = itertools.count()
 LOOPS = ("While", "StatelessWhile")
 """Types of ops that are loops."""

@@ -8,7 +8,7 @@ from tekso.framework.execution.pipeline.graph_cut import LOOPS, GraphCut
 
 
 def test_functions_with_the_same_loop_have_loops_of_different_names() -> None:
-    """DTensor names the functions of a loop after its op, and refuses two of the same name."""
+    """DTensor names the functions of a loop after its op, and its errors show these names."""
 
     def doubled_until_large(x: tf.Tensor, gradient: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         (y,) = tf.while_loop(lambda y: y < 10.0, lambda y: [2.0 * y], [x], name="loop")
