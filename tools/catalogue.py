@@ -86,7 +86,7 @@ def write_experiments(folder: Path) -> None:
     """Writes the description of every registered experiment to a folder, and removes others."""
     with quiet():
         importlib.import_module("tensorflow")
-    entries = registry.list_experiments()
+    entries = _entries()
     folder.mkdir(parents=True, exist_ok=True)
     for path in folder.glob("*.txt"):
         path.unlink()
@@ -108,10 +108,16 @@ def page() -> str:
     return "\n".join(lines) + "\n"
 
 
+def _entries() -> list[registry.Entry]:
+    """Returns Tekso's own experiments, also if a process has registered others."""
+    found = registry.list_experiments()
+    return [entry for entry in found if entry.cls.__module__.startswith("tekso.")]
+
+
 def _experiments() -> list[str]:
     """Returns the table of all experiments, and of what was measured with them."""
     lines, measured = ["| experiment | |", "|---|---|"], []
-    for entry in registry.list_experiments():
+    for entry in _entries():
         lines.append(f"| `{entry.key}` | {_cell(entry.summary)} |")
         result = results.read(entry.key, entry.file)
         if result is None:

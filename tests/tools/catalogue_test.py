@@ -6,6 +6,8 @@ import functools
 import re
 from pathlib import Path
 
+import small_tasks  # noqa: F401  (registers an experiment)
+
 from tekso.framework import registry
 from tekso.framework.run import results
 from tekso.tools import catalogue
@@ -15,6 +17,8 @@ page = functools.cache(catalogue.page)
 
 
 def test_the_page_is_up_to_date() -> None:
+    keys = {entry.key for entry in registry.list_experiments()}
+    assert "small_tasks.Iris" in keys, "an experiment that is not Tekso's is left out"
     assert DOCUMENT.read_text() == page(), "run `make catalogue`"
 
 
