@@ -26,6 +26,7 @@ from tekso.models.layers.dropout import Dropout
 from tekso.models.layers.embedding import Embedding
 from tekso.models.layers.linear import Linear
 from tekso.models.layers.normalization import LayerNorm, Norm
+from tekso.models.layers.pooling import mean_over, mean_over_tokens
 from tekso.models.layers.positions import PositionsBase, SinusoidalPositions
 from tekso.models.layers.sizes import with_sizes
 from tekso.models.layers.stack import Stack, StackBase
@@ -88,9 +89,8 @@ class TextTower(Layer):
         y = self.dropout.fprop(Theta(), y, ctx)
         y = self.stack.fprop(theta.stack, y, ctx, mask=masking.segments(segments))
         y = self.final_norm.fprop(theta.final_norm, y, ctx)
-        counted = tf.expand_dims(tf.cast(tf.not_equal(segments, 0), y.dtype), 2)
-        y = ctx.constrain(y * counted, ("batch", None, "embed"))
-        y = tf.reduce_sum(y, 1) / tf.maximum(tf.reduce_sum(counted, 1), 1.0)
+        y = ctx.constrain(y, ("batch", None, "embed"))
+        y = mean_over_tokens(y, tf.not_equal(segments, 0))
         return ctx.constrain(y, ("batch", "embed"))
 
 
@@ -147,7 +147,7 @@ class DualEncoder(Layer):
         y = self.image.fprop(theta.image, x, ctx)
         between = [None] * (y.shape.rank - 2)
         y = ctx.constrain(y, ("batch", *between, "channels" if between[1:] else "embed"))
-        y = tf.reduce_mean(y, list(range(1, y.shape.rank - 1)))
+        y = mean_over(y, range(1, y.shape.rank - 1))
         return _unit(self.image_head.fprop(theta.image_head, y, ctx), ctx)
 
     def embed_texts(

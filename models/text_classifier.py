@@ -24,6 +24,7 @@ from tekso.models.layers.dropout import Dropout
 from tekso.models.layers.embedding import Embedding
 from tekso.models.layers.linear import Linear
 from tekso.models.layers.normalization import LayerNorm, Norm
+from tekso.models.layers.pooling import mean_over_tokens
 from tekso.models.layers.positions import PositionsBase, SinusoidalPositions
 from tekso.models.layers.sizes import with_sizes
 from tekso.models.layers.stack import Stack, StackBase, pieces_of_stack
@@ -121,7 +122,5 @@ class TextClassifier(Layer):
     def _run_classify(self, theta: Theta, flow: Flow, ctx: StepContext) -> Flow:
         x = self.encoder_norm.fprop(theta.encoder_norm, flow["x"], ctx)
         x = ctx.constrain(x, ("batch", None, "embed"))
-        weights = tf.expand_dims(tf.cast(flow["is_token"], x.dtype), 2)
-        mean = tf.math.divide_no_nan(tf.reduce_sum(weights * x, 1), tf.reduce_sum(weights, 1))
-        mean = ctx.constrain(mean, ("batch", "embed"))
+        mean = ctx.constrain(mean_over_tokens(x, flow["is_token"]), ("batch", "embed"))
         return {**flow, "x": widen(self.classifier.fprop(theta.classifier, mean, ctx))}

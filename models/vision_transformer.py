@@ -34,6 +34,7 @@ from tekso.models.layers.feed_forward import FeedForward
 from tekso.models.layers.linear import Linear
 from tekso.models.layers.normalization import LayerNorm, Norm
 from tekso.models.layers.patch_embedding import ClassToken, PatchEmbedding
+from tekso.models.layers.pooling import mean_over
 from tekso.models.layers.positions import LearnedPositions
 from tekso.models.layers.sizes import with_sizes
 from tekso.models.layers.stack import Stack, StackBase, pieces_of_stack
@@ -170,7 +171,7 @@ class VisionTransformer(ImageModel):
         if self.params.pooling == "class_token":
             x = self.final_norm.fprop(theta.final_norm, x[:, 0], ctx)
         else:
-            x = tf.reduce_mean(self.final_norm.fprop(theta.final_norm, x, ctx), 1)
+            x = mean_over(self.final_norm.fprop(theta.final_norm, x, ctx), [1])
         x = ctx.constrain(x, ("batch", "embed"))
         return {**flow, "x": self.logits(self.classifier.fprop(theta.classifier, x, ctx), ctx)}
 

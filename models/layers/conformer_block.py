@@ -94,10 +94,11 @@ class ConvolutionModule(Layer):
           returns: [B, T, dim]; [B, kernel_size - 1, dim]
         """
         size = self.params.kernel_size
-        both = tf.concat([before, self._gated(theta, x, ctx, mask)], 1)
+        gated = self._gated(theta, x, ctx, mask)
+        both = tf.concat([tf.cast(before, gated.dtype), gated], 1)
         first = (size - 1) // 2  # the output whose last input is the first of x
         y = self._convolved(theta, both, ctx)[:, first : first + x.shape[1]]
-        kept = both[:, both.shape[1] - size + 1 :]
+        kept = tf.cast(both[:, both.shape[1] - size + 1 :], before.dtype)
         return self._finished(theta, y, x.dtype, ctx, mask), kept
 
     def _gated(
@@ -216,7 +217,7 @@ class ConformerBlock(Layer):
         return ctx.constrain(y, ("batch", "length", "embed"))
 
     def stream_start(self, batch_size: int, frames: int) -> Any:
-        """Returns the state before the first frames.
+        """Returns the state before the first frames, in float32 for layers of any type.
 
         Args:
           batch_size: number of streams.
@@ -240,7 +241,7 @@ class ConformerBlock(Layer):
         kept, length = state["attended"].shape[1], x.shape[1]
         x = x + 0.5 * self._part(theta, "first", x, ctx)
         y = self.attention_norm.fprop(theta.attention_norm, x, ctx)
-        both = tf.concat([state["attended"], y], 1)
+        both = tf.concat([tf.cast(state["attended"], y.dtype), y], 1)
         is_seen = tf.reshape(tf.range(kept), [1, kept]) >= kept - tf.expand_dims(state["seen"], 1)
         keys = tf.concat([is_seen, mask], 1)[:, None, None]
         x = x + self.attention.fprop(theta.attention, both, ctx, mask=keys)[:, kept:]
@@ -251,7 +252,7 @@ class ConformerBlock(Layer):
         x = x + y
         x = x + 0.5 * self._part(theta, "second", x, ctx)
         after = {
-            "attended": both[:, length:],
+            "attended": tf.cast(both[:, length:], state["attended"].dtype),
             "seen": tf.minimum(state["seen"] + length, kept),
             "convolved": convolved,
         }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -96,6 +97,25 @@ class GlobalAveragePool(Layer):
 
     def fprop(self, theta: Theta, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
         """See the class."""
-        return ctx.constrain(
-            tf.cast(tf.reduce_mean(widen(x), [1, 2]), x.dtype), ("batch", "channels")
-        )
+        return ctx.constrain(mean_over(x, [1, 2]), ("batch", "channels"))
+
+
+def mean_over(x: tf.Tensor, axes: Sequence[int]) -> tf.Tensor:
+    """Returns the mean over some dims, in the type of x; the sum is float32 or wider.
+
+    On CPUs, TensorFlow sums float16 numbers in float16: the mean of 4096 times 1.5 is 1.
+    """
+    return tf.cast(tf.reduce_mean(widen(x), list(axes)), x.dtype)
+
+
+def mean_over_tokens(x: tf.Tensor, is_token: tf.Tensor) -> tf.Tensor:
+    """Returns the mean over the tokens of every text, in the type of x; 0 without tokens.
+
+    Shapes:
+      x: [batch, length, dim]; is_token: [batch, length], 1 for tokens and 0 for padding
+      returns: [batch, dim]
+    """
+    wide = widen(x)
+    counted = tf.expand_dims(tf.cast(is_token, wide.dtype), 2)
+    total = tf.reduce_sum(counted * wide, 1)
+    return tf.cast(tf.math.divide_no_nan(total, tf.reduce_sum(counted, 1)), x.dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ class Perturbation(Configurable):
 
         speeds: list[float] = param(
             "One of these speeds is drawn for each utterance, which changes its pitch too. Empty: "
-            "no change.",
+            "no change. Rounded to thousandths.",
             default=[],
         )
         snr_db: list[float] = param(
@@ -51,7 +52,7 @@ class Perturbation(Configurable):
     @property
     def stretch(self) -> float:
         """Length of the slowest form of a recording, per length of the recording."""
-        return max((1.0 / speed for speed in self.params.speeds), default=1.0)
+        return float(max((1 / _exact(speed) for speed in self.params.speeds), default=1))
 
     def apply(self, samples: Samples, key: int) -> Samples:
         """Returns a recording with a random speed and noise.
@@ -66,10 +67,14 @@ class Perturbation(Configurable):
         """
         p, random = self.params, np.random.Generator(np.random.Philox(key=key))
         if p.speeds:
-            speed = p.speeds[int(random.integers(len(p.speeds)))]
-            samples = resample(samples, round(100 * speed), 100)
+            speed = _exact(p.speeds[int(random.integers(len(p.speeds)))])
+            samples = resample(samples, speed.numerator, speed.denominator)
         if p.snr_db:
             ratio = 10.0 ** (random.uniform(*p.snr_db) / 10.0)
             deviation = np.sqrt(np.mean(np.square(samples, dtype=np.float64)) / ratio)
             samples = samples + random.normal(0.0, deviation, len(samples)).astype(np.float32)
         return samples
+
+
+def _exact(speed: float) -> Fraction:
+    return Fraction(round(1000 * speed), 1000)

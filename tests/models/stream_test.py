@@ -75,6 +75,20 @@ def test_chunks_together_equal_the_whole(params: Any, length: int) -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("params", [CHUNKED, FORWARD], ids=["conformer", "lstm"])
+def test_chunks_in_bfloat16_equal_the_whole(params: Any) -> None:
+    encoder: SpeechEncoder = params.instantiate()
+    theta = tf.nest.map_structure(lambda w: tf.cast(w, tf.bfloat16), randomized(encoder))
+    x = np.random.default_rng(2).normal(size=(1, 40, CHANNELS)).astype(np.float32)
+    whole = FrameSequence(tf.constant(x), tf.constant([40]))
+    expected = encoder.fprop(theta, whole, StepContext(mode="decode")).features[0]
+    found = in_chunks(encoder, theta, x)
+    assert found.dtype == expected.dtype == tf.bfloat16
+    np.testing.assert_allclose(
+        found.astype(np.float32), tf.cast(expected, tf.float32), rtol=0.05, atol=0.05
+    )
+
+
 def test_a_chunk_depends_on_no_later_frame_and_on_a_limited_number_of_earlier_ones() -> None:
     narrow = {"num_layers": 1, "block.convolution.kernel_size": 1}
     encoder: Any = CHUNKED.copy().set(narrow).instantiate()

@@ -11,7 +11,13 @@ import tensorflow as tf
 
 from tekso.framework.context import StepContext
 from tekso.framework.theta import Theta
-from tekso.models.layers.pooling import AveragePool, GlobalAveragePool, MaxPool
+from tekso.models.layers.pooling import (
+    AveragePool,
+    GlobalAveragePool,
+    MaxPool,
+    mean_over,
+    mean_over_tokens,
+)
 
 X = np.random.default_rng(0).normal(size=(2, 7, 6, 3))
 
@@ -85,3 +91,14 @@ def test_global_average_of_float16_is_summed_in_float32() -> None:
     y = layer.fprop(Theta(), tf.ones([1, 64, 64, 2], tf.float16), StepContext(mode="eval"))
     assert y.dtype == tf.float16
     np.testing.assert_array_equal(y, [[1, 1]])
+
+
+def test_means_of_many_float16_numbers_do_not_round_their_sum() -> None:
+    x = tf.fill([2, 64, 64, 4], tf.constant(1.5, tf.float16))
+    image = mean_over(x, [1, 2])
+    assert image.dtype == tf.float16
+    np.testing.assert_array_equal(image, np.full([2, 4], 1.5))
+    is_token = tf.constant(np.arange(4096) < [[4000], [0]], tf.float32)
+    text = mean_over_tokens(tf.reshape(x, [2, 4096, 4]), is_token)
+    assert text.dtype == tf.float16
+    np.testing.assert_array_equal(text, [[1.5] * 4, [0.0] * 4])

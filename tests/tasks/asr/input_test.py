@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +148,15 @@ def test_training_recordings_are_perturbed_anew_in_every_epoch(folder: Path) -> 
     np.testing.assert_array_equal(again["samples"], input.batch(1)["samples"])
     held: Any = HeldOut.Params().instantiate(train=params(folder, perturb=perturb))
     assert held.inner._perturbation is None and plain.num_too_long < input.num_too_long
+
+
+@pytest.mark.parametrize(("speed", "size"), [(0.905, 11050), (0.995, 10051), (1.0, 10000)])
+def test_a_recording_has_the_speed_of_the_params_and_at_most_the_stretched_length(
+    speed: float, size: int
+) -> None:
+    perturbation = Perturbation.Params(speeds=[speed]).instantiate()
+    found = perturbation.apply(np.ones(10_000, np.float32), 1)
+    assert len(found) == size <= math.ceil(10_000 * perturbation.stretch)
 
 
 def test_speeds_and_ratios_are_checked(folder: Path) -> None:

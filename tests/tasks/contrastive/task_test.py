@@ -99,6 +99,14 @@ def test_recalls_count_ranks_in_both_directions() -> None:
     assert found["text_to_image_recall_10"] == 1.0
 
 
+def test_embeddings_that_are_not_numbers_and_images_without_a_text_are_not_found() -> None:
+    nothing = np.full([12, 3], np.nan)
+    assert set(recalls(nothing, nothing, range(12)).values()) == {0.0}
+    found = recalls(np.eye(3), np.eye(3)[:2], [0, 1])
+    assert found["image_to_text_recall_10"] == pytest.approx(2 / 3)
+    assert found["text_to_image_recall_1"] == 1.0
+
+
 def test_recall_of_many_images_is_computed_in_blocks() -> None:
     r = np.random.default_rng(0)
     images = r.normal(size=[1100, 4]).astype(np.float32)
