@@ -31,7 +31,7 @@ _TEACHER_LOGITS = "teacher_logits"
 
 
 class Predictor(Protocol):
-    """A task that can be distilled: it predicts one of several classes (or tokens) at every position.
+    """A task that can be distilled: it predicts a class, or a token at every position.
 
     `Classification`, `LanguageModel` and `Translation` are such tasks.
     """
