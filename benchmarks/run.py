@@ -11,6 +11,7 @@ import dataclasses
 import datetime
 import difflib
 import json
+import os
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -28,19 +29,29 @@ class CommandError(Exception):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command; returns the exit code: 0 success, 1 a wrong model, 2 wrong command line."""
+    """Runs the command and returns the exit code.
+
+    0 success, 1 a wrong model or a failure, 2 wrong command line, 130 interrupted.
+    """
     options = _parser().parse_args(argv)
     try:
         workloads, peers = chosen(options.only)
         for name in ("turns", "steps"):
             if getattr(options, name) < 1:
                 raise CommandError(f"--{name} is {getattr(options, name)}, must be at least 1")
+        _check_target(_target(options, "date"))
     except CommandError as error:
-        print(f"benchmarks: {error}", file=sys.stderr)
+        _say(f"benchmarks: {error}")
         return 2
-    result = run(options, workloads, peers)
-    target = Path(options.json or f"runs/benchmarks/{result['date'].replace(' ', '_')}.json")
-    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        result = run(options, workloads, peers)
+    except turns.ExportError as error:
+        _say(f"benchmarks: {error}")
+        return 1
+    except KeyboardInterrupt:
+        _say("benchmarks: interrupted; no figures were written")
+        return 130
+    target = _target(options, result["date"])
     target.write_text(json.dumps(result, indent=1) + "\n")
     page = target.with_suffix(".md")
     page.write_text(table.markdown(result))
@@ -51,6 +62,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 1 if table.faults(result) else 0
 
 
+def _target(options: Any, date: str) -> Path:
+    """Returns where the figures are written."""
+    return Path(options.json or f"runs/benchmarks/{date.replace(' ', '_')}.json")
+
+
+def _check_target(target: Path) -> None:
+    """Creates the folder of the figures, before the measurements that they need.
+
+    Raises:
+      CommandError: they cannot be written.
+    """
+    if target.suffix == ".md":
+        raise CommandError(f"--json={target}: the table gets this name; end the name in .json")
+    if target.is_dir():
+        raise CommandError(f"--json={target} is a folder: name a file")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CommandError(f"cannot write {target}: {error.strerror or error}") from None
+    if not os.access(target if target.exists() else target.parent, os.W_OK):
+        raise CommandError(f"cannot write {target}: permission denied")
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.run", description=(__doc__ or "").partition("\n")[0]
@@ -59,9 +93,9 @@ def _parser() -> argparse.ArgumentParser:
         "--only",
         default="",
         metavar="NAMES",
-        help="workloads and peers to measure, separated by commas. Without a workload all "
-        f"workloads, without a peer all peers. Workloads: {', '.join(WORKLOADS)}. Peers: "
-        f"{', '.join(PEERS)}. Tekso always takes part.",
+        help="workloads and frameworks to measure, separated by commas. Without a workload all "
+        "workloads, without a framework all frameworks. Workloads: "
+        f"{', '.join(WORKLOADS)}. Frameworks: {', '.join(PEERS)}. Tekso is always measured.",
     )
     parser.add_argument("--turns", type=int, default=3, help="processes of each measurement")
     parser.add_argument("--steps", type=int, default=15, help="measured steps of a process")
@@ -87,17 +121,19 @@ def chosen(only: str) -> tuple[list[str], list[str]]:
     """Returns the workloads and the peers of `--only`.
 
     Raises:
-      CommandError: a name is unknown.
+      CommandError: a name is unknown, or there is none.
     """
     names = [name.strip() for name in only.split(",") if name.strip()]
+    if only and not names:
+        raise CommandError(f"--only={only} has no names; --help lists them")
     known = [*WORKLOADS, *PEERS]
     for name in names:
         if name not in known:
             close = difflib.get_close_matches(name, known, 1)
             hint = f"; did you mean {close[0]}?" if close else ""
             raise CommandError(
-                f"--only: {name!r} is neither a workload ({', '.join(WORKLOADS)}) nor a peer "
-                f"({', '.join(PEERS)}){hint}"
+                f"--only: {name!r} is neither a workload ({', '.join(WORKLOADS)}) nor a "
+                f"framework ({', '.join(PEERS)}){hint}"
             )
     workloads = [name for name in WORKLOADS if name in names] or list(WORKLOADS)
     peers = [name for name in PEERS if name in names and name != TEKSO]

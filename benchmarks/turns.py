@@ -23,6 +23,10 @@ ROOT = Path(__file__).resolve().parent.parent
 _MOST_SECONDS = 1800
 
 
+class ExportError(Exception):
+    """The initial weights of a workload could not be written; the message is one line."""
+
+
 def measured(
     peers: Sequence[str],
     workloads: Sequence[str],
@@ -92,9 +96,9 @@ def export_weights(python: Path, workload: str, file: Path, options: Sequence[st
     """Writes the initial weights of a workload, drawn by Tekso, for the other frameworks.
 
     Raises:
-      RuntimeError: the process failed.
+      ExportError: the process failed.
     """
     flags = [*options, "--steps=0", f"--export={file}"]
     record = process(python, PEERS["tekso"], workload, flags)
     if "skipped" in record:
-        raise RuntimeError(f"the initial weights of {workload}: {record['skipped']}")
+        raise ExportError(f"the initial weights of {workload}: {record['skipped']}")

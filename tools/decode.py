@@ -15,6 +15,7 @@ from absl import flags
 
 from tekso.framework import files
 from tekso.framework.commands import typed
+from tekso.framework.counting import counted
 from tekso.tools import (
     command_flags,
     decode_images,
@@ -197,9 +198,10 @@ def _decode_files(path: str, *, is_folder: bool) -> None:
         else:
             broken = decode_images.answer(parts, paths, file, form=FLAGS.format, pictures=pictures)
     done, form = ("transcribed", "audio") if kind == "speech" else ("read", "images")
-    _log(f"{done} {len(paths) - broken:,} files in {time.perf_counter() - begin:.1f} s")
+    read = counted(len(paths) - broken, "file")
+    _log(f"{done} {read} in {time.perf_counter() - begin:.1f} s")
     if broken:
-        _log(f"{broken:,} files cannot be read as {form}; their lines have the reasons")
+        _log(f"{counted(broken, 'file')} cannot be read as {form}: the output has the reason")
 
 
 def _transcribe_stream() -> None:
@@ -330,6 +332,11 @@ def _kind(wanted: Kind | Literal["files"], model: str, tree: Any) -> Kind:
         raise UsageError(
             f"{model} transcribes speech: --input must be an audio file or a folder of them, or "
             "add --samples=s16le for raw samples"
+        )
+    if decode_images.answers_for_images(tree.task):
+        raise UsageError(
+            f"{model} answers for images: --input must be a folder of image files, but is "
+            f"{FLAGS.input}"
         )
     imports = [f"--import={name}" for name in FLAGS["import"].value or []]
     raise UsageError(

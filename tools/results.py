@@ -11,7 +11,7 @@ from typing import Any
 from absl import flags
 
 from tekso.framework.commands import typed
-from tekso.tools import command_flags
+from tekso.tools import command_flags, experiment_flags
 from tekso.tools.command_errors import OK, UsageError
 
 PROGRAM = "tekso-results"
@@ -55,11 +55,11 @@ def _help() -> str:
 def _run(words: list[str]) -> int:
     if not words:
         raise UsageError(f"a run is missing, as in {typed(PROGRAM)} {USAGE}")
+    experiment_flags.load(None, FLAGS["import"].value or [])  # before the next imports
     from tekso.framework.run import results
     from tekso.framework.run.logdir import Logdir
-    from tekso.tools import experiment_flags
 
-    found = []
+    found: dict[str, dict[str, Any]] = {}
     for path in words:
         logdir = Logdir(os.path.expanduser(path))
         model = logdir.model()
@@ -67,8 +67,11 @@ def _run(words: list[str]) -> int:
             raise UsageError(f"{path} has no run: there is no {logdir.file('params.txt')}")
         experiment_flags.load(model, FLAGS["import"].value or [])
         registered = experiment_flags.experiment(model)().tree()
-        found.append(results.result_of(logdir, registered))
-    for result in found:  # written only if all of them are good
+        result = results.result_of(logdir, registered)
+        if model in found:
+            raise UsageError(f"{path} is a second run of {model}: an experiment has one result")
+        found[model] = result
+    for result in found.values():  # written only if all of them are good
         if FLAGS.output:
             print(f"wrote {results.write(result, os.path.expanduser(FLAGS.output))}")
         else:

@@ -24,11 +24,10 @@ from tekso.framework import files
 from tekso.framework.counting import counted
 from tekso.framework.execution.base import ExecutionProgram
 from tekso.framework.input.assets import inherit, learned_assets
-from tekso.framework.params import REQUIRED
 from tekso.framework.path_patterns import PathPatterns
 from tekso.framework.run import weight_path_text
-from tekso.framework.run.opened import open_run
-from tekso.framework.run.weight_files import StoredWeights, is_weight_file, open_weights
+from tekso.framework.run.warm_start_sources import WarmStartError, open_source
+from tekso.framework.run.weight_files import StoredWeights
 from tekso.framework.run.weight_scales import left_out_problem, scale_problem, stored_scales
 from tekso.framework.run.weights import read_weight
 from tekso.framework.state import WEIGHTS
@@ -38,10 +37,6 @@ from tekso.framework.weight_spec import WeightSpec
 
 _MOST_PROBLEMS = 8  # in a message
 _VOCAB = "vocab"  # the dim of weights that have a row for each token
-
-
-class WarmStartError(ValueError):
-    """The checkpoints do not give the initial weights that were asked for."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -219,9 +214,7 @@ def take_tokenizers(
     """
     taken: dict[str, str] = {}
     for name, params in sources.items():
-        if params.checkpoint is REQUIRED:
-            raise WarmStartError(f"run.warm_start.{name}.checkpoint is not set: name a run")
-        theirs = _opened(params.checkpoint, warn)[1]
+        theirs = open_source(name, params, warn)[1]
         if not params.tokenizers or not theirs:
             continue
         for asset in learned_assets(theirs):
@@ -235,15 +228,6 @@ def take_tokenizers(
             taken[asset] = other
 
 
-def _opened(path: str, warn: Callable[[str], None]) -> tuple[StoredWeights, str]:
-    """Returns the weights at a path, and the folder of their run's tokenizers, or ""."""
-    if is_weight_file(path):
-        return open_weights(path), ""
-    run = open_run(path, warn=warn)
-    assets = run.logdir.assets
-    return run.checkpoint, assets if files.exists(assets) else ""
-
-
 class _Source:
     """A checkpoint, and the rules by which weights are taken from it."""
 
@@ -255,7 +239,7 @@ class _Source:
         warn: Callable[[str], None],
     ) -> None:
         self.name, self.params = name, params
-        self.weights, self._assets = _opened(params.checkpoint, warn)
+        self.weights, self._assets = open_source(name, params, warn)
         keys = self.weights.keys
         self.paths = {key.removeprefix(WEIGHTS) for key in keys if key.startswith(WEIGHTS)}
         self._scales = stored_scales(self.weights)

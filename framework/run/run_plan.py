@@ -17,7 +17,7 @@ from tekso.framework.costs.device_types import DeviceType
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.experiment import Tree
 from tekso.framework.planning import layout_ranking
-from tekso.framework.run import inspection
+from tekso.framework.run import inspection, warm_start_sources
 from tekso.framework.run.checkpoints import Checkpoints
 from tekso.framework.run.job import checkpoints_of
 from tekso.framework.run.logdir import Logdir
@@ -35,6 +35,7 @@ class RunPlan:
       weights: number of elements of all weights.
       step: the step under the execution of the experiment; None: it is impossible.
       problem: why the step is impossible, or "".
+      start_problem: why the checkpoints of a warm start cannot be opened, or "".
       others: steps under other executions, the fastest that fits first.
       rejected: {execution: why it is impossible}.
       checkpoint_bytes: bytes of a checkpoint.
@@ -51,6 +52,7 @@ class RunPlan:
     weights: int
     step: StepPlan | None
     problem: str
+    start_problem: str
     others: tuple[StepPlan, ...]
     rejected: Mapping[str, str]
     checkpoint_bytes: int
@@ -78,7 +80,7 @@ class RunPlan:
     @property
     def problems(self) -> list[str]:
         """Why the run would fail; empty if it would not."""
-        found = [self.problem] if self.problem else []
+        found = [text for text in (self.problem, self.start_problem) if text]
         text = layout_ranking.bytes_text
         if self.step is not None and not self.fits(self.step):
             found.append(
@@ -149,6 +151,7 @@ def plan(
         sum(spec.size for spec in specs.values()),
         step,
         problem,
+        "" if steps else warm_start_sources.problem(tree.run.warm_start),
         tuple(sorted(others, key=lambda s: (s.total_bytes > parts.device.memory_bytes, s.seconds))),
         rejected,
         sum(spec.size_bytes for spec in state),

@@ -31,7 +31,7 @@ _TEACHER_LOGITS = "teacher_logits"
 
 
 class Predictor(Protocol):
-    """A task that can be distilled: it predicts one of several classes (or tokens) in places.
+    """A task that can be distilled: it predicts a class, or a token at every position.
 
     `Classification`, `LanguageModel` and `Translation` are such tasks.
     """
@@ -41,7 +41,7 @@ class Predictor(Protocol):
         ...
 
     def logit_weights(self, batch: Batch) -> tf.Tensor:
-        """Returns the weights of the places, [batch, ...]: 0 for padding."""
+        """Returns the weights of the positions, [batch, ...]: 0 for padding."""
         ...
 
     def sums_of_logits(self, logits: tf.Tensor, batch: Batch, ctx: StepContext) -> LossSums:
@@ -56,7 +56,7 @@ class Distillation(Task):
                            + weight · T² · KL(softmax(z_teacher / T) ‖ softmax(z_student / T))
 
     In evaluation the loss is that of the student. Reports "teacher_kl", the divergence at T, and
-    "teacher_agreement", the share of places where both prefer the same class.
+    "teacher_agreement", the share of positions at which both prefer the same class.
 
     The weights of the teacher are never trained. Take them from the checkpoint of a run, also from
     one task of several, by `run.warm_start`:
@@ -232,7 +232,7 @@ class Distillation(Task):
 
 
 def kl_divergence(teacher: tf.Tensor, student: tf.Tensor, temperature: float) -> tf.Tensor:
-    """Returns KL(softmax(teacher / T) ‖ softmax(student / T)) of every place, in nats.
+    """Returns KL(softmax(teacher / T) ‖ softmax(student / T)) at every position, in nats.
 
     Shapes:
       teacher, student: [..., classes]

@@ -24,8 +24,8 @@ def check_names(tasks: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
         )
     if unknown:
         raise ValueError(
-            f"input.inputs has {unknown[0]!r}, but the tasks are {', '.join(tasks)}: add the task "
-            "to task.tasks, or remove the input"
+            f"input.inputs has {unknown[0]!r}, but the tasks are {', '.join(tasks) or 'none'}: "
+            "add the task to task.tasks, or remove the input"
         )
 
 

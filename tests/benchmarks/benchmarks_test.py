@@ -114,15 +114,42 @@ def test_a_busy_machine_is_named() -> None:
         (["--only=pytorhc"], "did you mean pytorch?"),
         (["--turns=0"], "--turns is 0, must be at least 1"),
         (["--steps=-1"], "--steps is -1, must be at least 1"),
+        (["--only=,"], "--only=, has no names"),
+        (["--json=table.md"], "--json=table.md: the table gets this name"),
+        (["--json=."], "--json=. is a folder"),
+        (["--json=a_file/figures.json"], "cannot write a_file/figures.json: "),
     ],
 )
-def test_wrong_command_lines_are_one_line(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+def test_wrong_command_lines_are_one_line_before_anything_is_measured(
+    arguments: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a_file").touch()
+    monkeypatch.setattr(run, "run", lambda *_: pytest.fail("measured"))
     assert run.main(arguments) == 2
     printed = capsys.readouterr().err
     assert message in printed
     assert printed.count("\n") == 1
+
+
+def test_failures_and_interrupts_are_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def interrupted(*_: Any) -> Record:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(turns, "process", lambda *_: {"skipped": "no memory"})
+    assert run.main(["--only=lstm,tekso"]) == 1
+    assert capsys.readouterr().err == "benchmarks: the initial weights of lstm: no memory\n"
+    monkeypatch.setattr(turns, "process", interrupted)
+    assert run.main(["--only=lstm,tekso"]) == 130
+    assert capsys.readouterr().err == "benchmarks: interrupted; no figures were written\n"
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 
 from tekso.framework import registry
 from tekso.framework.exit_codes import ExitCode
-from tekso.framework.run import inspection
+from tekso.framework.run import inspection, quiet_tensorflow
 from tekso.framework.run import results as stored
 from tekso.framework.run.checkpoint_description import Description
 from tekso.framework.run.logdir import Logdir
@@ -73,6 +73,26 @@ def test_runs_without_a_final_evaluation_are_refused(
         assert why in capsys.readouterr().err
     assert results.main(["tekso-results", str(tmp_path)]) == ExitCode.WRONG_USAGE
     assert not (tmp_path / "results").exists()
+
+
+def test_two_runs_of_an_experiment_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = [write(tmp_path / name, step=4, metrics=METRICS).path for name in ("a", "b")]
+    arguments = [*paths, f"--output={tmp_path / 'results'}"]
+    assert results.main(["tekso-results", *arguments]) == ExitCode.WRONG_USAGE
+    error = capsys.readouterr().err
+    assert f"{paths[1]} is a second run of {MODEL}: an experiment has one result" in error
+    assert not (tmp_path / "results").exists()
+
+
+def test_tensorflow_is_imported_quietly_before_a_missing_run_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    imported: list[str] = []
+    monkeypatch.setattr(quiet_tensorflow, "import_tensorflow", lambda: imported.append("quietly"))
+    assert results.main(["tekso-results", str(tmp_path / "none")]) == ExitCode.WRONG_USAGE
+    assert imported == ["quietly"]
 
 
 def test_a_run_that_ended_early_is_finished(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.exit_codes import ExitCode
 from tekso.framework.run import plan_text, run_plan, step_graphs
 from tekso.framework.run.run_plan import RunPlan
+from tekso.framework.warm_start import WarmStart
 from tekso.tools import trainer
 
 MODEL = "lm.python_source.Tiny"
@@ -56,6 +57,18 @@ def test_a_run_in_the_logdir_is_resumed(tmp_path: Path) -> None:
     assert plan.resumes_from == 12
     assert "resumes from step 12 in" in plan_text.text(plan)
     assert ": 8 steps are left, about" in plan_text.text(plan)
+
+
+def test_a_new_run_needs_the_checkpoints_of_its_warm_start(tmp_path: Path) -> None:
+    found = tree(**{"run.warm_start": {"teacher": WarmStart.Params()}})
+    assert planned(tmp_path, found).problems == [
+        "run.warm_start.teacher.checkpoint is not set: name a run"
+    ]
+    found.set({"run.warm_start": {"teacher": WarmStart.Params(checkpoint="none")}})
+    (problem,) = planned(tmp_path, found).problems
+    assert problem.startswith("run.warm_start.teacher.checkpoint is 'none': there is no checkpoint")
+    save(tmp_path / "checkpoints" / "step_000000012", STATE)  # a resumed run reads its own
+    assert planned(tmp_path, found, logdir=str(tmp_path)).problems == []
 
 
 def test_the_checkpoints_of_a_resumed_run_are_on_the_disk_already(

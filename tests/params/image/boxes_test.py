@@ -70,7 +70,7 @@ def test_files_in_the_format_of_coco_are_trained_on_scored_and_searched(tmp_path
         merge=True,
     )
     assert done.returncode == 0, done.stdout[-3000:]
-    assert "read 40 images" in done.stdout and "1 files cannot be read" in done.stdout
+    assert "read 40 files in" in done.stdout and "1 file cannot be read" in done.stdout
     records = list(map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines()))
     assert sorted(path.name for path in (tmp_path / "drawn").iterdir()) == sorted(
         Path(one["file"]).name for one in records if "objects" in one

@@ -318,6 +318,8 @@ def test_inputs_that_do_not_fit_are_named_in_one_line() -> None:
     alone = params.copy().set(tasks={"kind": params.tasks["kind"]}, shared={})
     with pytest.raises(ValueError, match=r"input.inputs has 'virginica', but the tasks are kind"):
         task_results.complete(alone, input)
+    with pytest.raises(ValueError, match=r"the tasks are none: add the task to task.tasks, or"):
+        task_results.complete(params.copy().set(tasks={}, shared={}), input)
     with pytest.raises(ValueError, match=r"input is Flowers, but MultiTask needs"):
         task_results.complete(params, given.inputs["kind"].instantiate())
     task = params.instantiate()
