@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,9 +14,10 @@ from tekso.framework.layer import Layer
 from tekso.framework.params import REQUIRED, param
 from tekso.framework.task import Decoded, Program, Scored
 from tekso.tasks.captioning.captioning_search import Asked, CaptionSearch, blocks
-from tekso.tasks.captioning.input import CaptionedImages, KnownCaptions, captions_of, language_id
+from tekso.tasks.captioning.input import KnownCaptions, captions_of, language_id
 from tekso.tasks.captioning.scoring import CIDER, EXACT, CaptionScoring
 from tekso.tasks.image.file_answers import AnswersFiles, FileAnswer
+from tekso.tasks.image.image_input import held_out
 from tekso.tasks.image.preparation import Preparation
 from tekso.tasks.mt.scores import BLEU, CHRF
 from tekso.tasks.mt.target_task import TargetTask
@@ -148,7 +148,7 @@ class Captioning(AnswersFiles, TargetTask):
         if self.params.decode:
             paths = files.glob(self.params.decode, what="task.decode")
             return self.caption_files(program, input, paths)
-        own = dev_captions(captions_of(input))
+        own = held_out(captions_of(input))
         records, asked = [], []
         for image in spread(len(own.source), self.params.num_decoded).tolist():
             captions, file = own.source.captions(image), own.source.origin(image).file
@@ -229,19 +229,3 @@ def _shown(record: Mapping[str, Any]) -> str:
     lines += [f"  {one['score']:8.3f}  {one['text']}" for one in record["hypotheses"]]
     lines += [f"  reference {text}" for text in record.get("references", ())]
     return "\n".join(lines)
-
-
-def dev_captions(train: CaptionedImages) -> CaptionedImages:
-    """Returns the held-out images of a training input; training images if there are none."""
-    for split in ("dev", "test"):
-        with contextlib.suppress(InputError, OSError):
-            return _once(train, split)
-    return _once(train, "train")
-
-
-def _once(train: CaptionedImages, split: str) -> CaptionedImages:
-    params = train.params.copy().set(split=split, order="once")
-    found: CaptionedImages = params.instantiate(
-        seed=train.seed, assets_dir=train.assets_dir, train=train.params
-    )
-    return found

@@ -24,9 +24,9 @@ from tekso.tasks.captioning.input import (
     CaptionedImages,
     captions_of,
 )
-from tekso.tasks.captioning.task import dev_captions
 from tekso.tasks.classification.task import WEIGHTS, X
 from tekso.tasks.contrastive.recall import recalls
+from tekso.tasks.image.image_input import held_out
 
 IN_BATCH = "batch_accuracy"
 _MOST_SHOWN = 5  # images that decoding prints for a text
@@ -188,7 +188,7 @@ class Contrastive(Task):
         texts = list(self.params.decode)
         if not texts:
             return None
-        own = dev_captions(captions_of(input))
+        own = held_out(captions_of(input))
         kept, images = self._embedded_images(program, own, list(range(len(own.source))))
         if not kept:
             raise InputError(f"{own.describe()}: no image can be read")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
-from typing import Any
+from typing import Any, TypeVar
 
 from tekso.framework import files
 from tekso.framework.input.input import Batch, Input
@@ -16,6 +17,8 @@ from tekso.tasks.image.sources import AnySource
 
 CLASSES_FILE = "classes.txt"
 _SIZES = ("image_size", "channels", "classes", "input_dim", "output_dim")
+
+AnyImages = TypeVar("AnyImages", bound="ImageInput")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,6 +111,23 @@ class ImageInput(PreparedInput):
         """Returns a one-line description of the data."""
         classes = f" in {self.num_classes:,} classes" if self.num_classes else ""
         return f"{super().describe()}{classes}"
+
+
+def held_out(train: AnyImages) -> AnyImages:
+    """Returns the held-out images of a training input; training images if there are none."""
+    for split in ("dev", "test"):
+        with contextlib.suppress(InputError, OSError):
+            return _once(train, split)
+    return _once(train, "train")
+
+
+def _once(train: AnyImages, split: str) -> AnyImages:
+    found: AnyImages = (
+        train.params.copy()
+        .set(split=split, order="once")
+        .instantiate(seed=train.seed, assets_dir=train.assets_dir, train=train.params)
+    )
+    return found
 
 
 def with_image_sizes(params: Any, input: Input, *, further_classes: int = 0) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
@@ -15,13 +14,13 @@ from tekso.framework.context import StepContext
 from tekso.framework.exports import ExportedFunction, ExportedInput, ExportedOutput
 from tekso.framework.input.held_out import spread
 from tekso.framework.input.input import Input
-from tekso.framework.input.skips import BadRecordError, InputError, Origin, reason_of
+from tekso.framework.input.skips import BadRecordError, Origin, reason_of
 from tekso.framework.params import param
 from tekso.framework.task import Decoded, Program, Task
 from tekso.framework.theta import Theta
 from tekso.tasks.classification.task import WEIGHTS, X
 from tekso.tasks.image.file_answers import AnswersFiles, FileAnswer
-from tekso.tasks.image.image_input import with_image_sizes
+from tekso.tasks.image.image_input import held_out, with_image_sizes
 from tekso.tasks.image.preparation import Preparation, scale_and_shift
 from tekso.tasks.image.steps import Image
 
@@ -144,7 +143,7 @@ class ImageTask(AnswersFiles, Task):
         if self.params.decode:
             paths = files.glob(self.params.decode, what="task.decode")
             return self.decode_files(program, input, paths)
-        images = _held_out(self.images_in(input))
+        images = held_out(self.images_in(input))
         index = spread(images.num_examples, self.params.num_decoded)
         batch = images.examples(index, np.zeros_like(index))
         arrays = self._answers(program, batch[X])
@@ -235,15 +234,3 @@ def _row(arrays: Mapping[str, np.ndarray], row: int) -> dict[str, np.ndarray]:
 
 def _form(params: Any) -> tuple[int, int, int]:
     return params.image_size, params.image_size, params.channels
-
-
-def _held_out(train: Any) -> Any:
-    """Returns the held-out images of a training input; training images if there are none."""
-    for split in ("dev", "test"):
-        with contextlib.suppress(InputError, OSError):
-            return _once(train, split)
-    return _once(train, "train")
-
-
-def _once(train: Any, split: str) -> Any:
-    return train.params.copy().set(split=split, order="once").instantiate(seed=train.seed)
