@@ -19,8 +19,8 @@ from tekso.framework.input.input import Batch, Input, check_step
 from tekso.framework.input.skips import InputError, SkipReport
 from tekso.framework.input.task_mixing import ByWeight, Mixing, TaskOrder
 from tekso.framework.params import REQUIRED, param
+from tekso.framework.theta import SEPARATOR
 
-SEPARATOR = "/"
 _MOST_STEPS_SEARCHED = 10_000
 
 
@@ -266,6 +266,11 @@ def of_task(task: str, batch: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the arrays of a task in a batch of several tasks, by their own names."""
     head = task + SEPARATOR
     return {n[len(head) :]: array for n, array in batch.items() if n.startswith(head)}
+
+
+def is_in(task: str, batch: Mapping[str, Any]) -> bool:
+    """Returns whether a batch of several tasks has arrays of a task."""
+    return any(name.startswith(task + SEPARATOR) for name in batch)
 
 
 def assets_of(assets_dir: str | None, task: str) -> str | None:
