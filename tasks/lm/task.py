@@ -17,12 +17,11 @@ from tekso.framework.params import REQUIRED, literals, param
 from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece
 from tekso.framework.task import LOSS, Batch, Decoded, LossSums, Program, Task
 from tekso.framework.theta import Theta
-from tekso.tasks.lm.cross_entropy import smoothed_cross_entropy
+from tekso.tasks.lm.cross_entropy import perplexity, smoothed_cross_entropy
 from tekso.tasks.lm.decode import TextDecoder
 from tekso.tasks.lm.exports import language_model_exports
 
 BITS_PER_BYTE = "bits_per_byte"
-MAX_EXPONENT = 80.0  # caps the perplexity of very large losses
 
 
 class LanguageModel(Task):
@@ -175,7 +174,7 @@ class LanguageModel(Task):
         """Adds the perplexity to the means."""
         figures = super().summarize(sums)
         if LOSS in figures and (BITS_PER_BYTE in figures or not self.params.label_smoothing):
-            figures["perplexity"] = math.exp(min(figures[LOSS], MAX_EXPONENT))
+            figures["perplexity"] = perplexity(figures[LOSS])
         return figures
 
     @classmethod
