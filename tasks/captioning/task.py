@@ -21,6 +21,7 @@ from tekso.tasks.image.image_input import held_out
 from tekso.tasks.image.preparation import Preparation
 from tekso.tasks.mt.scores import BLEU, CHRF
 from tekso.tasks.mt.target_task import TargetTask
+from tekso.tasks.unset_sizes import set_sizes, set_vocab_size
 
 _MOST_FILES = 256  # captioned together
 
@@ -75,19 +76,8 @@ class Captioning(AnswersFiles, TargetTask):
           ValueError: the vocabulary size is set nowhere, or is smaller than the input's.
         """
         params = params.copy()
-        model, data, size = params.model, input.params, input.vocab_size
-        if model.target_vocab_size is REQUIRED:
-            if size is None:
-                raise ValueError(
-                    "task.model.target_vocab_size is not set: training takes it from the captions; "
-                    "without them, set it, as in --set task.model.target_vocab_size=100"
-                )
-            model.target_vocab_size = size
-        elif size is not None and model.target_vocab_size < size:
-            raise ValueError(
-                f"task.model.target_vocab_size is {model.target_vocab_size}, but the input has "
-                f"{size} tokens: leave it unset, or set at least {size}"
-            )
+        model, data = params.model, input.params
+        set_vocab_size(model, "target_vocab_size", input.vocab_size, data="captions")
         if "target_length" not in data:  # not of a `CaptionedImages`: the sizes must be set
             return params
         sizes = {
@@ -96,9 +86,7 @@ class Captioning(AnswersFiles, TargetTask):
             "encoder.channels": data.channels,
             "target_positions.max_length": data.target_length,
         }
-        for path, value in sizes.items():
-            if path in model and (model.get(path) is REQUIRED or model.origin(path) == "default"):
-                model.set({path: value})
+        set_sizes(model, sizes)
         if params.searcher.search.max_length is None:
             params.searcher.search.max_length = data.target_length
         return params

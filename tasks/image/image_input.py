@@ -14,9 +14,9 @@ from tekso.framework.input.skips import BadRecordError, InputError
 from tekso.framework.params import REQUIRED, param
 from tekso.tasks.classification.task import X
 from tekso.tasks.image.sources import AnySource
+from tekso.tasks.unset_sizes import set_sizes
 
 CLASSES_FILE = "classes.txt"
-_SIZES = ("image_size", "channels", "classes", "input_dim", "output_dim")
 
 AnyImages = TypeVar("AnyImages", bound="ImageInput")
 
@@ -155,10 +155,8 @@ def with_image_sizes(params: Any, input: Input, *, further_classes: int = 0) -> 
     if "image_size" not in data:  # not of an `ImageInput`: the sizes must be set
         return params
     pixels, classes = data.image_size**2 * data.channels, params.num_classes + further_classes
-    values = (data.image_size, data.channels, classes, pixels, classes)
-    for name, value in zip(_SIZES, values, strict=True):
-        if name in model and (model.get(name) is REQUIRED or model.origin(name) == "default"):
-            model.set({name: value})
+    sizes = {"image_size": data.image_size, "channels": data.channels, "classes": classes}
+    set_sizes(model, {**sizes, "input_dim": pixels, "output_dim": classes})
     return params
 
 
