@@ -134,8 +134,7 @@ class Captioning(AnswersFiles, TargetTask):
     def decode(self, program: Program, input: Input) -> Decoded | None:
         """Returns captions of image files, or of images of the split dev."""
         if self.params.decode:
-            paths = files.glob(self.params.decode, what="task.decode")
-            return self.caption_files(program, input, paths)
+            return self.decoded_files(program, input, self.params.decode)
         own = held_out(captions_of(input))
         records, asked = [], []
         for image in spread(len(own.source), self.params.num_decoded).tolist():
@@ -149,24 +148,12 @@ class Captioning(AnswersFiles, TargetTask):
             language = captions[0].language or None
             records.append({**record, "language": language or ""})
             asked.append(Asked(x, language_id(own.languages, language)))
-        return self._decoded(program, own.tokenizer, records, asked)
-
-    def caption_files(
-        self, program: Program, input: Input | KnownCaptions, paths: Sequence[str]
-    ) -> Decoded:
-        """Returns captions of image files; see `file_answers`."""
-        records = [one.record for one in self.file_answers(program, input, paths)]
-        return Decoded("\n".join(map(_shown, records)), records)
+        return self.decoded(self._captioned(program, own.tokenizer, records, asked))
 
     def file_answers(
         self, program: Program, input: Input | KnownCaptions, paths: Sequence[str]
     ) -> Iterator[FileAnswer]:
-        """Yields captions of image files; a malformed file has an error instead.
-
-        Args:
-          program: calls functions with the weights.
-          input: the input of the run, or what `CaptionedImages.known` returns.
-          paths: the files.
+        """See `AnswersFiles`.
 
         Raises:
           InputError: task.decode_language is unknown.
@@ -186,34 +173,34 @@ class Captioning(AnswersFiles, TargetTask):
                 else:
                     record["language"] = known.languages[language] if known.languages else ""
                 records.append(record)
-            found = self._decoded(program, known.tokenizer, records, asked).records
+            found = self._captioned(program, known.tokenizer, records, asked)
             yield from map(FileAnswer, found)
 
     def cells(self, record: Mapping[str, Any]) -> list[tuple[str, ...]]:
         """Returns a row with caption and score for every hypothesis of a record."""
         return [(one["text"], f"{one['score']:.4f}") for one in record["hypotheses"]]
 
-    def _decoded(
+    def line(self, record: Mapping[str, Any]) -> str:
+        """See `AnswersFiles`: the file, and a line for each hypothesis and reference."""
+        if "error" in record:
+            return f"{record['file']}: {record['error']}"
+        to = f" [{record['language']}]" if record["language"] else ""
+        lines = [f"{record['file']}{to}"]
+        lines += [f"  {one['score']:8.3f}  {one['text']}" for one in record["hypotheses"]]
+        lines += [f"  reference {text}" for text in record.get("references", ())]
+        return "\n".join(lines)
+
+    def _captioned(
         self,
         program: Program,
         tokenizer: Tokenizer,
         records: list[dict[str, Any]],
         asked: list[Asked],
-    ) -> Decoded:
+    ) -> list[dict[str, Any]]:
         """Returns the records with the captions of the images that could be read."""
         images = [lambda one=one: one for one in asked]
         captions = iter(self.searcher.captions(program, tokenizer, images) if images else ())
         for record in records:
             if "error" not in record:
                 record["hypotheses"] = [one.record() for one in next(captions)]
-        return Decoded("\n".join(map(_shown, records)), records)
-
-
-def _shown(record: Mapping[str, Any]) -> str:
-    if "error" in record:
-        return f"{record['file']}: {record['error']}"
-    to = f" [{record['language']}]" if record["language"] else ""
-    lines = [f"{record['file']}{to}"]
-    lines += [f"  {one['score']:8.3f}  {one['text']}" for one in record["hypotheses"]]
-    lines += [f"  reference {text}" for text in record.get("references", ())]
-    return "\n".join(lines)
+        return records

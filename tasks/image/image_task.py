@@ -141,13 +141,12 @@ class ImageTask(AnswersFiles, Task):
     def decode(self, program: Program, input: Input) -> Decoded | None:
         """Returns the answers for image files, or for held-out images."""
         if self.params.decode:
-            paths = files.glob(self.params.decode, what="task.decode")
-            return self.decode_files(program, input, paths)
+            return self.decoded_files(program, input, self.params.decode)
         images = held_out(self.images_in(input))
         index = spread(images.num_examples, self.params.num_decoded)
         batch = images.examples(index, np.zeros_like(index))
         arrays = self._answers(program, batch[X])
-        return self._decoded(
+        return self.decoded(
             [
                 {
                     "kind": self.record_kind,
@@ -159,20 +158,10 @@ class ImageTask(AnswersFiles, Task):
             ]
         )
 
-    def decode_files(self, program: Program, input: Input, paths: Sequence[str]) -> Decoded:
-        """Returns the answers for image files; a malformed file has an error instead.
-
-        Args:
-          program: calls functions with the weights.
-          input: the input of the run, or what `ImageInput.known` returns.
-          paths: the files.
-        """
-        return self._decoded([one.record for one in self.file_answers(program, input, paths)])
-
     def file_answers(
         self, program: Program, input: Input, paths: Sequence[str]
     ) -> Iterator[FileAnswer]:
-        """Yields the answer for every image file, in their order; see `decode_files`."""
+        """See `AnswersFiles`."""
         p, names = input.params, tuple(getattr(input, "class_names", ()))
         preparation = Preparation(p, p.get("evaluate") if "evaluate" in p else ())
         for begin in range(0, len(paths), p.batch_size):
@@ -199,10 +188,8 @@ class ImageTask(AnswersFiles, Task):
     def _answers(self, program: Program, x: np.ndarray) -> dict[str, np.ndarray]:
         return {name: np.asarray(value) for name, value in program.call(self.answer, x).items()}
 
-    def _decoded(self, records: list[dict[str, Any]]) -> Decoded:
-        return Decoded("\n".join(self._line(record) for record in records), records)
-
-    def _line(self, record: Mapping[str, Any]) -> str:
+    def line(self, record: Mapping[str, Any]) -> str:
+        """See `AnswersFiles`."""
         place = record["file"] + (f" {record['number']}" if "number" in record else "")
         return f"{place}: {record['error'] if 'error' in record else self.told(record)}"
 
