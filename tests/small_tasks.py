@@ -22,13 +22,12 @@ from tekso.tasks.multi.task import MultiTask
 
 
 class Flowers(Arrays):
-    """Iris: every fifth flower is held out; `part` is the share of the training data."""
+    """Iris: every fifth flower is held out."""
 
     class Params(Arrays.Params):
         """Params of Flowers."""
 
         two_classes: bool = param("Whether to ask for class 2 only.", default=False)
-        keep_every: int = param("Every n-th flower is training data.", default=1)
 
     def load(self, split: Any) -> Any:
         """Returns features and classes, or whether a flower is of class 2."""
@@ -39,8 +38,7 @@ class Flowers(Arrays):
         x, labels = x[rows], labels[rows].astype(np.int32)
         if self.params.two_classes:
             labels = (labels == 2).astype(np.int32)
-        every = self.params.keep_every if split == "train" else 1
-        return {"x": x[::every], "labels": labels[::every]}
+        return {"x": x, "labels": labels}
 
 
 def classifier(classes: int, **model: Any) -> Classification.Params:

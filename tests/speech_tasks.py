@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any, ClassVar
 
 from tekso.framework import schedules
-from tekso.framework.context import StepContext
 from tekso.framework.experiment import Experiment, Run
 from tekso.framework.input.held_out import HeldOut
 from tekso.framework.learner import Learner
@@ -121,14 +119,3 @@ class Letters:
     def decode(self, labels: Any) -> str:
         """Returns the letters."""
         return "".join("abcde"[label] for label in labels)
-
-
-@dataclasses.dataclass
-class OnTheta:
-    """Takes the place of a program: calls functions eagerly with given weights."""
-
-    theta: Any
-
-    def call(self, function: Any, *inputs: Any) -> Any:
-        """See `Program`."""
-        return function(self.theta, *inputs, StepContext(mode="decode"))

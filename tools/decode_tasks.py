@@ -44,16 +44,12 @@ def of_task(parts: Assembly, task: str | None) -> Assembly:
     """Returns the parts of an experiment as one of its tasks sees them."""
     if task is None:
         return parts
-    several, inputs, program = (cast_any(x) for x in (parts.task, parts.input, parts.program))
+    several: Any = parts.task
+    inputs: Any = parts.input
     return dataclasses.replace(
         parts,
         tree=tree_of(parts.tree, task),
         task=several.tasks[task],
         input=inputs.inputs[task],
-        program=several.program_of(program, task),
+        program=several.program_of(parts.program, task),
     )
-
-
-def cast_any(value: object) -> Any:
-    """Returns a value whose methods depend on the experiment."""
-    return value

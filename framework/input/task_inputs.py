@@ -8,20 +8,23 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from tekso.framework import files
+from tekso.framework.batch_part import BatchPart, RowsOf, num_examples
 from tekso.framework.input.held_out import HeldOut
 from tekso.framework.input.input import Batch, Input, check_step
 from tekso.framework.input.skips import InputError, SkipReport
 from tekso.framework.input.task_mixing import ByWeight, Mixing, TaskOrder
 from tekso.framework.params import REQUIRED, param
+from tekso.framework.theta import SEPARATOR
 
-SEPARATOR = "/"
 _MOST_STEPS_SEARCHED = 10_000
+
+AnyBatch = TypeVar("AnyBatch", bound=Mapping[str, np.ndarray])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,24 +138,29 @@ class TaskInputs(Input):
           IndexError: the step is negative.
           InputError: with all_tasks: the batches have different numbers of examples.
         """
-        return self._joined(step, lambda one, own: one.batch(own))
+        return _joined(self._read(step, lambda one, own: one.batch(own)))
 
     def num_rows(self, step: int) -> int:
         """See `Input`."""
         name, own = self.place(step) if self.takes_turns else (next(iter(self.inputs)), step)
         return self.inputs[name].num_rows(own)
 
-    def part(self, step: int, part: int, parts: int, *, even: bool = False) -> Batch:
+    def own_part(self, step: int, rows: RowsOf) -> BatchPart:
         """See `Input`."""
-        return self._joined(step, lambda one, own: one.part(own, part, parts, even=even))
+        if type(self).batch is not TaskInputs.batch:
+            return super().own_part(step, rows)
+        found = self._read(step, lambda one, own: one.own_part(own, rows))
+        first = next(iter(found.values()))
+        return BatchPart(_joined(found), first.rows, first.num_examples)
 
-    def _joined(self, step: int, read: Callable[[Input, int], Batch]) -> Batch:
+    def _read(self, step: int, read: Callable[[Input, int], AnyBatch]) -> dict[str, AnyBatch]:
+        """Returns {task: what `read` returns for its input and its step}."""
         if self.takes_turns:
             name, own = self.place(step)
-            return named(name, read(self.inputs[name], own))
+            return {name: read(self.inputs[name], own)}
         check_step(step, None)
         found = {name: read(one, step) for name, one in self.inputs.items()}
-        sizes = {name: len(next(iter(batch.values()))) for name, batch in found.items()}
+        sizes = {name: num_examples(batch) for name, batch in found.items()}
         if len(set(sizes.values())) > 1:
             raise InputError(
                 f"{self.params.path_of('unit')} is 'all_tasks', but the batches of step {step} "
@@ -161,10 +169,7 @@ class TaskInputs(Input):
                 "batch_size for all tasks, with inputs whose batches have a fixed number of "
                 "examples; or set unit to 'one_task'"
             )
-        batch: Batch = {}
-        for name, arrays in found.items():
-            batch |= named(name, arrays)
-        return batch
+        return found
 
     def check_unchanged(self) -> None:
         """See `Input`: checks every input."""
@@ -227,9 +232,12 @@ class OneTask(Input):
         """See `Input`."""
         return self.input.num_rows(step)
 
-    def part(self, step: int, part: int, parts: int, *, even: bool = False) -> Batch:
+    def own_part(self, step: int, rows: RowsOf) -> BatchPart:
         """See `Input`."""
-        return named(self.task, self.input.part(step, part, parts, even=even))
+        if type(self).batch is not OneTask.batch:
+            return super().own_part(step, rows)
+        part = self.input.own_part(step, rows)
+        return BatchPart(named(self.task, part), part.rows, part.num_examples)
 
     @property
     def num_batches(self) -> int | None:
@@ -266,6 +274,16 @@ def of_task(task: str, batch: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the arrays of a task in a batch of several tasks, by their own names."""
     head = task + SEPARATOR
     return {n[len(head) :]: array for n, array in batch.items() if n.startswith(head)}
+
+
+def _joined(batches: Mapping[str, Batch]) -> Batch:
+    """Returns the arrays of all tasks as one batch."""
+    return {key: array for task, own in batches.items() for key, array in named(task, own).items()}
+
+
+def is_in(task: str, batch: Mapping[str, Any]) -> bool:
+    """Returns whether a batch of several tasks has arrays of a task."""
+    return any(name.startswith(task + SEPARATOR) for name in batch)
 
 
 def assets_of(assets_dir: str | None, task: str) -> str | None:

@@ -14,9 +14,9 @@ import tensorflow as tf
 from tekso.framework.cores import num_cores
 from tekso.framework.costs import graph_memory, graph_time, graph_work
 from tekso.framework.costs.this_machine import MachineSpeed
+from tekso.framework.execution.base import part_of
 from tekso.framework.execution.data_parallel import DataParallel
 from tekso.framework.execution.data_parallel_program import DataParallelProgram
-from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.signature import Signature, num_examples
 from tekso.framework.state import State
 from tekso.framework.step import Step
@@ -72,18 +72,15 @@ def trace(step: Step, batch: Signature, execution: DataParallel.Params) -> StepG
     """
     parts = step.learner.params.accumulation_steps
     examples = num_examples(batch)
-    if examples % parts:
-        raise ExecutionError(
-            f"input.batch_size {examples} does not divide evenly over {parts} accumulation steps"
-        )
-    towers = _num_towers(step, execution, examples // parts)
-    size = examples // (parts * towers)
+    part = part_of(batch, parts)
+    towers = _num_towers(step, execution, num_examples(part))
+    size = num_examples(part) // towers
     xla = "clusters" if execution.xla == "auto" else execution.xla
     strategy = tf.distribute.get_strategy()
     program = DataParallelProgram(step, strategy, towers=1, xla=xla, accumulation=1)
     weights = {p: tf.TensorSpec(s.shape, s.dtype, p) for p, s in step.specs.weights.items()}
     slots = {p: tf.TensorSpec(s.shape, s.dtype, p) for p, s in step.specs.slots.items()}
-    arrays = {n: tf.TensorSpec([size, *shape[1:]], dtype) for n, (shape, dtype) in batch.items()}
+    arrays = {n: tf.TensorSpec([size, *shape[1:]], dtype) for n, (shape, dtype) in part.items()}
     number = tf.TensorSpec([], tf.int64)
 
     def gradients(weights: Any, slots: Any, arrays: Any, number: Any) -> Any:

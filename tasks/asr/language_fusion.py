@@ -20,7 +20,7 @@ from tekso.framework.context import StepContext
 from tekso.framework.input.characters import Characters
 from tekso.framework.input.tokenizers import Tokenizer
 from tekso.framework.params import REQUIRED, Configurable, param
-from tekso.framework.theta import Theta
+from tekso.framework.theta import Theta, flatten
 from tekso.framework.trained import LoadTrained, TrainedError, TrainedModel
 from tekso.models.decoding.decoder import Decoder, DecoderStep
 
@@ -161,8 +161,8 @@ class LanguageScores:
     @property
     def flat(self) -> dict[str, tf.Tensor]:
         """The weights of the model by path."""
-        task = self.trained.task
-        return {path: _at(self.trained.theta, path) for path in task.specs()}
+        flat = flatten(self.trained.theta)
+        return {path: flat[path] for path in self.trained.task.specs()}
 
     def theta(self, flat: Mapping[str, tf.Tensor]) -> Theta:
         """Returns the weights of the model from those by path."""
@@ -225,12 +225,6 @@ def longest_text(params: Any) -> int | None:
     """Returns the most tokens that a language model with learned positions can read, or None."""
     path = "positions.max_length"
     return int(params.get(path)) if path in params else None
-
-
-def _at(theta: Any, path: str) -> tf.Tensor:
-    for name in path.split("/"):
-        theta = theta[name]
-    return theta
 
 
 class FusedDecoder:

@@ -22,6 +22,7 @@ from tekso.tasks.asr.audio import AudioError, Samples, read_audio
 from tekso.tasks.asr.input import BucketedSpeech
 from tekso.tasks.asr.transcriber import Transcriber, TranscriptScoring
 from tekso.tasks.asr.word_errors import CER, WER, jiwer_module
+from tekso.tasks.unset_sizes import set_vocab_size
 
 IMPOSSIBLE = "impossible"
 """Metric: share of utterances that have too few frames for their labels."""
@@ -79,19 +80,7 @@ class SpeechTask(Task):
             another sample rate than the input.
         """
         params = params.copy()
-        size, given = input.vocab_size, params.model.vocab_size
-        if given is REQUIRED:
-            if size is None:
-                raise ValueError(
-                    "task.model.vocab_size is not set: training takes it from the transcripts; "
-                    "without them, set it, as in --set task.model.vocab_size=30"
-                )
-            params.model.vocab_size = size
-        elif size is not None and given < size:
-            raise ValueError(
-                f"task.model.vocab_size is {given}, but the input has {size} tokens: leave it "
-                f"unset, or set at least {size}"
-            )
+        set_vocab_size(params.model, "vocab_size", input.vocab_size, data="transcripts")
         rate = params.model.front_end.sample_rate
         if "sample_rate" in input.params and input.params.sample_rate != rate:
             raise ValueError(

@@ -64,10 +64,10 @@ class CaptionSearch(TargetSearch):
         found: list[list[Hypothesis]] = [[] for _ in images]
         rows = self.params.batch_size
 
-        def search(places: range) -> Any:
+        def search(places: Sequence[int]) -> Any:
             return self.results(program, tokenizer, self._batch([images[i]() for i in places]))
 
-        plans = [range(i, min(i + rows, len(images))) for i in range(0, len(images), rows)]
+        plans = list(blocks(range(len(images)), rows))
         for places, result in side_by_side(search, plans, self.most_searches(program), stopped):
             for row, place in enumerate(places):
                 found[place] = hypotheses_of(result, row, tokenizer.end_id, _decoding(tokenizer))

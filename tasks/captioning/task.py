@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,12 +14,14 @@ from tekso.framework.layer import Layer
 from tekso.framework.params import REQUIRED, param
 from tekso.framework.task import Decoded, Program, Scored
 from tekso.tasks.captioning.captioning_search import Asked, CaptionSearch, blocks
-from tekso.tasks.captioning.input import CaptionedImages, KnownCaptions, captions_of, language_id
+from tekso.tasks.captioning.input import KnownCaptions, captions_of, language_id
 from tekso.tasks.captioning.scoring import CIDER, EXACT, CaptionScoring
 from tekso.tasks.image.file_answers import AnswersFiles, FileAnswer
+from tekso.tasks.image.image_input import held_out
 from tekso.tasks.image.preparation import Preparation
 from tekso.tasks.mt.scores import BLEU, CHRF
 from tekso.tasks.mt.target_task import TargetTask
+from tekso.tasks.unset_sizes import set_sizes, set_vocab_size
 
 _MOST_FILES = 256  # captioned together
 
@@ -75,19 +76,8 @@ class Captioning(AnswersFiles, TargetTask):
           ValueError: the vocabulary size is set nowhere, or is smaller than the input's.
         """
         params = params.copy()
-        model, data, size = params.model, input.params, input.vocab_size
-        if model.target_vocab_size is REQUIRED:
-            if size is None:
-                raise ValueError(
-                    "task.model.target_vocab_size is not set: training takes it from the captions; "
-                    "without them, set it, as in --set task.model.target_vocab_size=100"
-                )
-            model.target_vocab_size = size
-        elif size is not None and model.target_vocab_size < size:
-            raise ValueError(
-                f"task.model.target_vocab_size is {model.target_vocab_size}, but the input has "
-                f"{size} tokens: leave it unset, or set at least {size}"
-            )
+        model, data = params.model, input.params
+        set_vocab_size(model, "target_vocab_size", input.vocab_size, data="captions")
         if "target_length" not in data:  # not of a `CaptionedImages`: the sizes must be set
             return params
         sizes = {
@@ -96,9 +86,7 @@ class Captioning(AnswersFiles, TargetTask):
             "encoder.channels": data.channels,
             "target_positions.max_length": data.target_length,
         }
-        for path, value in sizes.items():
-            if path in model and (model.get(path) is REQUIRED or model.origin(path) == "default"):
-                model.set({path: value})
+        set_sizes(model, sizes)
         if params.searcher.search.max_length is None:
             params.searcher.search.max_length = data.target_length
         return params
@@ -146,9 +134,8 @@ class Captioning(AnswersFiles, TargetTask):
     def decode(self, program: Program, input: Input) -> Decoded | None:
         """Returns captions of image files, or of images of the split dev."""
         if self.params.decode:
-            paths = files.glob(self.params.decode, what="task.decode")
-            return self.caption_files(program, input, paths)
-        own = dev_captions(captions_of(input))
+            return self.decoded_files(program, input, self.params.decode)
+        own = held_out(captions_of(input))
         records, asked = [], []
         for image in spread(len(own.source), self.params.num_decoded).tolist():
             captions, file = own.source.captions(image), own.source.origin(image).file
@@ -161,24 +148,12 @@ class Captioning(AnswersFiles, TargetTask):
             language = captions[0].language or None
             records.append({**record, "language": language or ""})
             asked.append(Asked(x, language_id(own.languages, language)))
-        return self._decoded(program, own.tokenizer, records, asked)
-
-    def caption_files(
-        self, program: Program, input: Input | KnownCaptions, paths: Sequence[str]
-    ) -> Decoded:
-        """Returns captions of image files; see `file_answers`."""
-        records = [one.record for one in self.file_answers(program, input, paths)]
-        return Decoded("\n".join(map(_shown, records)), records)
+        return self.decoded(self._captioned(program, own.tokenizer, records, asked))
 
     def file_answers(
         self, program: Program, input: Input | KnownCaptions, paths: Sequence[str]
     ) -> Iterator[FileAnswer]:
-        """Yields captions of image files; a malformed file has an error instead.
-
-        Args:
-          program: calls functions with the weights.
-          input: the input of the run, or what `CaptionedImages.known` returns.
-          paths: the files.
+        """See `AnswersFiles`.
 
         Raises:
           InputError: task.decode_language is unknown.
@@ -198,50 +173,34 @@ class Captioning(AnswersFiles, TargetTask):
                 else:
                     record["language"] = known.languages[language] if known.languages else ""
                 records.append(record)
-            found = self._decoded(program, known.tokenizer, records, asked).records
+            found = self._captioned(program, known.tokenizer, records, asked)
             yield from map(FileAnswer, found)
 
     def cells(self, record: Mapping[str, Any]) -> list[tuple[str, ...]]:
         """Returns a row with caption and score for every hypothesis of a record."""
         return [(one["text"], f"{one['score']:.4f}") for one in record["hypotheses"]]
 
-    def _decoded(
+    def line(self, record: Mapping[str, Any]) -> str:
+        """See `AnswersFiles`: the file, and a line for each hypothesis and reference."""
+        if "error" in record:
+            return f"{record['file']}: {record['error']}"
+        to = f" [{record['language']}]" if record["language"] else ""
+        lines = [f"{record['file']}{to}"]
+        lines += [f"  {one['score']:8.3f}  {one['text']}" for one in record["hypotheses"]]
+        lines += [f"  reference {text}" for text in record.get("references", ())]
+        return "\n".join(lines)
+
+    def _captioned(
         self,
         program: Program,
         tokenizer: Tokenizer,
         records: list[dict[str, Any]],
         asked: list[Asked],
-    ) -> Decoded:
+    ) -> list[dict[str, Any]]:
         """Returns the records with the captions of the images that could be read."""
         images = [lambda one=one: one for one in asked]
         captions = iter(self.searcher.captions(program, tokenizer, images) if images else ())
         for record in records:
             if "error" not in record:
                 record["hypotheses"] = [one.record() for one in next(captions)]
-        return Decoded("\n".join(map(_shown, records)), records)
-
-
-def _shown(record: Mapping[str, Any]) -> str:
-    if "error" in record:
-        return f"{record['file']}: {record['error']}"
-    to = f" [{record['language']}]" if record["language"] else ""
-    lines = [f"{record['file']}{to}"]
-    lines += [f"  {one['score']:8.3f}  {one['text']}" for one in record["hypotheses"]]
-    lines += [f"  reference {text}" for text in record.get("references", ())]
-    return "\n".join(lines)
-
-
-def dev_captions(train: CaptionedImages) -> CaptionedImages:
-    """Returns the held-out images of a training input; training images if there are none."""
-    for split in ("dev", "test"):
-        with contextlib.suppress(InputError, OSError):
-            return _once(train, split)
-    return _once(train, "train")
-
-
-def _once(train: CaptionedImages, split: str) -> CaptionedImages:
-    params = train.params.copy().set(split=split, order="once")
-    found: CaptionedImages = params.instantiate(
-        seed=train.seed, assets_dir=train.assets_dir, train=train.params
-    )
-    return found
+        return records

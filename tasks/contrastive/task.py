@@ -24,9 +24,10 @@ from tekso.tasks.captioning.input import (
     CaptionedImages,
     captions_of,
 )
-from tekso.tasks.captioning.task import dev_captions
 from tekso.tasks.classification.task import WEIGHTS, X
 from tekso.tasks.contrastive.recall import recalls
+from tekso.tasks.image.image_input import held_out
+from tekso.tasks.unset_sizes import set_sizes, set_vocab_size
 
 IN_BATCH = "batch_accuracy"
 _MOST_SHOWN = 5  # images that decoding prints for a text
@@ -92,28 +93,15 @@ class Contrastive(Task):
           ValueError: the vocabulary size is set nowhere, or is smaller than the input's.
         """
         params = params.copy()
-        model, data, size = params.model, input.params, input.vocab_size
-        given = model.text.vocab_size
-        if given is REQUIRED and size is None:
-            raise ValueError(
-                "task.model.text.vocab_size is not set: training takes it from the captions; "
-                "without them, set it, as in --set task.model.text.vocab_size=100"
-            )
-        if given is not REQUIRED and size is not None and given < size:
-            raise ValueError(
-                f"task.model.text.vocab_size is {given}, but the input has {size} tokens: leave "
-                f"it unset, or set at least {size}"
-            )
-        sizes = {"text.vocab_size": size} if given is REQUIRED else {}
+        model, data = params.model, input.params
+        set_vocab_size(model, "text.vocab_size", input.vocab_size, data="captions")
         if "target_length" in data:
-            sizes |= {
+            sizes = {
                 "image.image_size": data.image_size,
                 "image.channels": data.channels,
                 "text.positions.max_length": data.target_length,
             }
-        for path, value in sizes.items():
-            if path in model and (model.get(path) is REQUIRED or model.origin(path) == "default"):
-                model.set({path: value})
+            set_sizes(model, sizes)
         return params
 
     def check_inputs(self, inputs: Mapping[str, Any]) -> None:
@@ -188,7 +176,7 @@ class Contrastive(Task):
         texts = list(self.params.decode)
         if not texts:
             return None
-        own = dev_captions(captions_of(input))
+        own = held_out(captions_of(input))
         kept, images = self._embedded_images(program, own, list(range(len(own.source))))
         if not kept:
             raise InputError(f"{own.describe()}: no image can be read")

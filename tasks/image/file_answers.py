@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from tekso.framework import files
 from tekso.framework.input.input import Input
-from tekso.framework.task import Program
+from tekso.framework.task import Decoded, Program
 from tekso.tasks.image.steps import Image
 
 
@@ -34,8 +35,27 @@ class AnswersFiles:
     def file_answers(
         self, program: Program, input: Input, paths: Sequence[str]
     ) -> Iterator[FileAnswer]:
-        """Yields the answer for every image file, in their order; see `decode_files`."""
+        """Yields the answer for every image file, in their order; a malformed file has an error.
+
+        Args:
+          program: calls functions with the weights.
+          input: the input of the run, or what its `known` returns.
+          paths: the files.
+        """
         raise NotImplementedError(f"{type(self).__name__} has no file_answers()")
+
+    def line(self, record: Mapping[str, Any]) -> str:
+        """Returns a record as text, with the file."""
+        raise NotImplementedError(f"{type(self).__name__} has no line()")
+
+    def decoded(self, records: list[dict[str, Any]]) -> Decoded:
+        """Returns records with their text."""
+        return Decoded("\n".join(map(self.line, records)), records)
+
+    def decoded_files(self, program: Program, input: Input, pattern: str) -> Decoded:
+        """Returns the answers for the files that `task.decode` names."""
+        paths = files.glob(pattern, what="task.decode")
+        return self.decoded([one.record for one in self.file_answers(program, input, paths)])
 
     def cells(self, record: Mapping[str, Any]) -> list[tuple[str, ...]]:
         """Returns the entries of a record as rows of a table, without the file."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
-from typing import Any
+from typing import Any, TypeVar
 
 from tekso.framework import files
 from tekso.framework.input.input import Batch, Input
@@ -13,9 +14,11 @@ from tekso.framework.input.skips import BadRecordError, InputError
 from tekso.framework.params import REQUIRED, param
 from tekso.tasks.classification.task import X
 from tekso.tasks.image.sources import AnySource
+from tekso.tasks.unset_sizes import set_sizes
 
 CLASSES_FILE = "classes.txt"
-_SIZES = ("image_size", "channels", "classes", "input_dim", "output_dim")
+
+AnyImages = TypeVar("AnyImages", bound="ImageInput")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,6 +113,23 @@ class ImageInput(PreparedInput):
         return f"{super().describe()}{classes}"
 
 
+def held_out(train: AnyImages) -> AnyImages:
+    """Returns the held-out images of a training input; training images if there are none."""
+    for split in ("dev", "test"):
+        with contextlib.suppress(InputError, OSError):
+            return _once(train, split)
+    return _once(train, "train")
+
+
+def _once(train: AnyImages, split: str) -> AnyImages:
+    found: AnyImages = (
+        train.params.copy()
+        .set(split=split, order="once")
+        .instantiate(seed=train.seed, assets_dir=train.assets_dir, train=train.params)
+    )
+    return found
+
+
 def with_image_sizes(params: Any, input: Input, *, further_classes: int = 0) -> Any:
     """Returns Params of a task with num_classes and the sizes of its model, where they are not set.
 
@@ -135,10 +155,8 @@ def with_image_sizes(params: Any, input: Input, *, further_classes: int = 0) -> 
     if "image_size" not in data:  # not of an `ImageInput`: the sizes must be set
         return params
     pixels, classes = data.image_size**2 * data.channels, params.num_classes + further_classes
-    values = (data.image_size, data.channels, classes, pixels, classes)
-    for name, value in zip(_SIZES, values, strict=True):
-        if name in model and (model.get(name) is REQUIRED or model.origin(name) == "default"):
-            model.set({name: value})
+    sizes = {"image_size": data.image_size, "channels": data.channels, "classes": classes}
+    set_sizes(model, {**sizes, "input_dim": pixels, "output_dim": classes})
     return params
 
 

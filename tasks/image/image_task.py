@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
@@ -15,13 +14,13 @@ from tekso.framework.context import StepContext
 from tekso.framework.exports import ExportedFunction, ExportedInput, ExportedOutput
 from tekso.framework.input.held_out import spread
 from tekso.framework.input.input import Input
-from tekso.framework.input.skips import BadRecordError, InputError, Origin, reason_of
+from tekso.framework.input.skips import BadRecordError, Origin, reason_of
 from tekso.framework.params import param
 from tekso.framework.task import Decoded, Program, Task
 from tekso.framework.theta import Theta
 from tekso.tasks.classification.task import WEIGHTS, X
 from tekso.tasks.image.file_answers import AnswersFiles, FileAnswer
-from tekso.tasks.image.image_input import with_image_sizes
+from tekso.tasks.image.image_input import held_out, with_image_sizes
 from tekso.tasks.image.preparation import Preparation, scale_and_shift
 from tekso.tasks.image.steps import Image
 
@@ -142,13 +141,12 @@ class ImageTask(AnswersFiles, Task):
     def decode(self, program: Program, input: Input) -> Decoded | None:
         """Returns the answers for image files, or for held-out images."""
         if self.params.decode:
-            paths = files.glob(self.params.decode, what="task.decode")
-            return self.decode_files(program, input, paths)
-        images = _held_out(self.images_in(input))
+            return self.decoded_files(program, input, self.params.decode)
+        images = held_out(self.images_in(input))
         index = spread(images.num_examples, self.params.num_decoded)
         batch = images.examples(index, np.zeros_like(index))
         arrays = self._answers(program, batch[X])
-        return self._decoded(
+        return self.decoded(
             [
                 {
                     "kind": self.record_kind,
@@ -160,20 +158,10 @@ class ImageTask(AnswersFiles, Task):
             ]
         )
 
-    def decode_files(self, program: Program, input: Input, paths: Sequence[str]) -> Decoded:
-        """Returns the answers for image files; a malformed file has an error instead.
-
-        Args:
-          program: calls functions with the weights.
-          input: the input of the run, or what `ImageInput.known` returns.
-          paths: the files.
-        """
-        return self._decoded([one.record for one in self.file_answers(program, input, paths)])
-
     def file_answers(
         self, program: Program, input: Input, paths: Sequence[str]
     ) -> Iterator[FileAnswer]:
-        """Yields the answer for every image file, in their order; see `decode_files`."""
+        """See `AnswersFiles`."""
         p, names = input.params, tuple(getattr(input, "class_names", ()))
         preparation = Preparation(p, p.get("evaluate") if "evaluate" in p else ())
         for begin in range(0, len(paths), p.batch_size):
@@ -200,10 +188,8 @@ class ImageTask(AnswersFiles, Task):
     def _answers(self, program: Program, x: np.ndarray) -> dict[str, np.ndarray]:
         return {name: np.asarray(value) for name, value in program.call(self.answer, x).items()}
 
-    def _decoded(self, records: list[dict[str, Any]]) -> Decoded:
-        return Decoded("\n".join(self._line(record) for record in records), records)
-
-    def _line(self, record: Mapping[str, Any]) -> str:
+    def line(self, record: Mapping[str, Any]) -> str:
+        """See `AnswersFiles`."""
         place = record["file"] + (f" {record['number']}" if "number" in record else "")
         return f"{place}: {record['error'] if 'error' in record else self.told(record)}"
 
@@ -235,15 +221,3 @@ def _row(arrays: Mapping[str, np.ndarray], row: int) -> dict[str, np.ndarray]:
 
 def _form(params: Any) -> tuple[int, int, int]:
     return params.image_size, params.image_size, params.channels
-
-
-def _held_out(train: Any) -> Any:
-    """Returns the held-out images of a training input; training images if there are none."""
-    for split in ("dev", "test"):
-        with contextlib.suppress(InputError, OSError):
-            return _once(train, split)
-    return _once(train, "train")
-
-
-def _once(train: Any, split: str) -> Any:
-    return train.params.copy().set(split=split, order="once").instantiate(seed=train.seed)

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import math
+
 import tensorflow as tf
 
 from tekso.framework.primitives.precision import widen
+
+_MAX_EXPONENT = 80.0  # caps the perplexity of very large losses
+
+
+def perplexity(nats: float) -> float:
+    """Returns the perplexity of a mean cross-entropy."""
+    return math.exp(min(nats, _MAX_EXPONENT))
 
 
 def smoothed_cross_entropy(

@@ -17,12 +17,12 @@ from tekso.framework.params import REQUIRED, literals, param
 from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece
 from tekso.framework.task import LOSS, Batch, Decoded, LossSums, Program, Task
 from tekso.framework.theta import Theta
-from tekso.tasks.lm.cross_entropy import smoothed_cross_entropy
+from tekso.tasks.lm.cross_entropy import perplexity, smoothed_cross_entropy
 from tekso.tasks.lm.decode import TextDecoder
 from tekso.tasks.lm.exports import language_model_exports
+from tekso.tasks.unset_sizes import set_vocab_size
 
 BITS_PER_BYTE = "bits_per_byte"
-MAX_EXPONENT = 80.0  # caps the perplexity of very large losses
 
 
 class LanguageModel(Task):
@@ -82,18 +82,7 @@ class LanguageModel(Task):
         """
         params = params.copy()
         vocab_size = getattr(input, "vocab_size", None)
-        if params.model.vocab_size is REQUIRED:
-            if vocab_size is None:
-                raise ValueError(
-                    "task.model.vocab_size is not set: training takes it from the text; without "
-                    "text, set it, as in --set task.model.vocab_size=100"
-                )
-            params.model.vocab_size = vocab_size
-        elif vocab_size is not None and params.model.vocab_size < vocab_size:
-            raise ValueError(
-                f"task.model.vocab_size is {params.model.vocab_size}, but the input has "
-                f"{vocab_size} tokens: leave it unset, or set at least {vocab_size}"
-            )
+        set_vocab_size(params.model, "vocab_size", vocab_size, data="text")
         length = input.params.length if "length" in input.params else None
         path = "positions.max_length"
         if length is not None and path in params.model and params.model.get(path) is REQUIRED:
@@ -175,7 +164,7 @@ class LanguageModel(Task):
         """Adds the perplexity to the means."""
         figures = super().summarize(sums)
         if LOSS in figures and (BITS_PER_BYTE in figures or not self.params.label_smoothing):
-            figures["perplexity"] = math.exp(min(figures[LOSS], MAX_EXPONENT))
+            figures["perplexity"] = perplexity(figures[LOSS])
         return figures
 
     @classmethod

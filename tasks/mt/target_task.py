@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,9 +15,7 @@ from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece
 from tekso.framework.task import Batch, LossSums, Task
 from tekso.framework.theta import Theta
 from tekso.models.decoding.decoder import SequenceToSequence
-from tekso.tasks.lm.cross_entropy import smoothed_cross_entropy
-
-MAX_EXPONENT = 80.0  # caps the perplexity of very large losses
+from tekso.tasks.lm.cross_entropy import perplexity, smoothed_cross_entropy
 
 _NATS = "nats"  # the mean loss without label smoothing; its exponential is the perplexity
 
@@ -109,5 +106,5 @@ class TargetTask(Task):
         figures = super().summarize(sums)
         nats = figures.pop(_NATS, None)
         if nats is not None:
-            figures["perplexity"] = math.exp(min(nats, MAX_EXPONENT))
+            figures["perplexity"] = perplexity(nats)
         return figures

@@ -19,6 +19,7 @@ from tekso.tasks.mt.scoring import Scoring
 from tekso.tasks.mt.target_task import TargetTask
 from tekso.tasks.mt.text_exports import text_exports
 from tekso.tasks.mt.translator import Translator, one_line
+from tekso.tasks.unset_sizes import set_vocab_size
 
 NUM_EXAMPLES = 3  # pairs that are translated if no texts are given
 
@@ -81,19 +82,7 @@ class Translation(TargetTask):
         """
         params = params.copy()
         for name in ("source_vocab_size", "target_vocab_size"):
-            given, size = params.model.get(name), _vocab_size(input, name)
-            if given is REQUIRED:
-                if size is None:
-                    raise ValueError(
-                        f"task.model.{name} is not set: training takes it from the text; without "
-                        f"text, set it, as in --set task.model.{name}=100"
-                    )
-                params.model.set({name: size})
-            elif size is not None and given < size:
-                raise ValueError(
-                    f"task.model.{name} is {given}, but the input has {size} tokens: leave it "
-                    f"unset, or set at least {size}"
-                )
+            set_vocab_size(params.model, name, _vocab_size(input, name), data="text")
         for side in ("source", "target"):
             length, path = f"{side}_length", f"{side}_positions.max_length"
             if (

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import tensorflow as tf
@@ -25,11 +25,12 @@ from tekso.framework.primitives.precision import widen
 from tekso.framework.task import Batch, Decoded, Goal, LossSums, Program, Scored, Task
 from tekso.framework.theta import Theta
 from tekso.framework.weight_spec import WeightSpec
-from tekso.tasks.multi.programs import TaskProgram, exported_for_task
+from tekso.tasks.multi.programs import TaskPrograms, exported_for_task
 
 _TEACHER_LOGITS = "teacher_logits"
 
 
+@runtime_checkable
 class Predictor(Protocol):
     """A task that can be distilled: it predicts a class, or a token at every position.
 
@@ -93,6 +94,7 @@ class Distillation(Task):
           ValueError: a number is out of range, or a task has no logits.
         """
         super().__init__(params)
+        self._programs = TaskPrograms()
         p = self.params
         if not p.temperature > 0 or not 0 <= p.weight <= 1:
             raise ValueError(
@@ -101,7 +103,7 @@ class Distillation(Task):
             )
         for name in ("student", "teacher"):
             self.child(name, p.get(name))
-            if not hasattr(getattr(self, name), "sums_of_logits"):
+            if not isinstance(getattr(self, name), Predictor):
                 raise ValueError(
                     f"task.{name} is {type(getattr(self, name)).__name__}, which has no logits to "
                     "distill: use Classification, LanguageModel or Translation, or define logits, "
@@ -195,10 +197,7 @@ class Distillation(Task):
         return task_results.predict(self.student, theta["student"], batch, ctx)
 
     def _program(self, program: Program) -> Program:
-        known: TaskProgram | None = getattr(self, "_known_program", None)
-        if known is None or known.program is not program:
-            known = self._known_program = TaskProgram(program, "student")
-        return known
+        return self._programs.of(program, "student")
 
     @classmethod
     def decodes_data(cls, params: Any) -> bool:

@@ -15,11 +15,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tekso.framework.context import StepContext
-from tekso.framework.input.task_inputs import SEPARATOR, named
+from tekso.framework.input.task_inputs import is_in, named, of_task
 from tekso.framework.layer import Layer
 from tekso.framework.pieces import Flow, Piece
 from tekso.framework.shared_weights import SharedWeights
-from tekso.framework.theta import Theta
+from tekso.framework.theta import SEPARATOR, Theta
 
 InTask = Callable[[str, StepContext, Callable[[StepContext], Any]], Any]
 """`in_task(task, ctx, compute)` returns `compute(ctx of the task)`."""
@@ -57,8 +57,7 @@ class TaskFlow(dict[str, Any]):
 
     def __init__(self, flow: Flow, task: str) -> None:
         self._flow, self._head = flow, task + SEPARATOR
-        size = len(self._head)
-        super().__init__({n[size:]: v for n, v in flow.items() if n.startswith(self._head)})
+        super().__init__(of_task(task, flow))
 
     def __getitem__(self, name: str) -> Any:
         return self._flow[self._head + name]
@@ -69,11 +68,6 @@ class TaskFlow(dict[str, Any]):
     def get(self, name: str, default: Any = None) -> Any:
         """See dict."""
         return self._flow.get(self._head + name, default)
-
-
-def is_in(task: str, flow: Mapping[str, Any]) -> bool:
-    """Whether a batch or a flow has values of a task."""
-    return any(name.startswith(task + SEPARATOR) for name in flow)
 
 
 def merged(

@@ -35,6 +35,20 @@ class TaskProgram:
         return self.program.call(self._functions[function], *inputs)
 
 
+class TaskPrograms:
+    """The programs of tasks; each is kept, and with it the traces of its functions."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, str], TaskProgram] = {}
+
+    def of(self, program: Program, task: str) -> TaskProgram:
+        """Returns the program of one task."""
+        key = id(program), task
+        if key not in self._known or self._known[key].program is not program:
+            self._known[key] = TaskProgram(program, task)
+        return self._known[key]
+
+
 def with_theta_of(task: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """Returns `function(theta of a task, …)` as a function of the theta of all tasks."""
 

@@ -20,7 +20,7 @@ from tekso.framework.context import StepContext, isolated
 from tekso.framework.exports import ExportedFunction, ExportedTexts
 from tekso.framework.gradient_combination import GradientCombination, SumOfGradients
 from tekso.framework.input.input import Input
-from tekso.framework.input.task_inputs import OneTask, TaskInputs, named, of_task
+from tekso.framework.input.task_inputs import OneTask, TaskInputs, is_in, named, of_task
 from tekso.framework.params import REQUIRED, param
 from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece
 from tekso.framework.shared_weights import SharedPart, SharedWeights
@@ -37,8 +37,8 @@ from tekso.framework.task import (
 from tekso.framework.task_values import SeveralLossSums
 from tekso.framework.theta import SEPARATOR, Theta
 from tekso.framework.weight_spec import WeightSpec
-from tekso.tasks.multi.pieces import is_in, merged
-from tekso.tasks.multi.programs import TaskProgram, exported_for_task
+from tekso.tasks.multi.pieces import merged
+from tekso.tasks.multi.programs import TaskPrograms, exported_for_task
 from tekso.tasks.multi.settings import check_names, in_task, with_task
 
 
@@ -105,7 +105,7 @@ class MultiTask(Task):
         self.shared_weights = self._sharing.several
         self.gradients: GradientCombination = p.gradients.instantiate()
         self.gradients.check(self.losses, "task.gradients")
-        self._programs: dict[tuple[int, str], TaskProgram] = {}
+        self._programs = TaskPrograms()
 
     # --- weights ---
 
@@ -129,8 +129,7 @@ class MultiTask(Task):
         """See Task: the goals of every task, by names of metrics with the task in front."""
         found: dict[str, Goal] = {}
         for name, own in params.tasks.items():
-            goals = {LOSS: "min", **task_results.goals_of(own)}
-            found |= {f"{name}{SEPARATOR}{metric}": goal for metric, goal in goals.items()}
+            found |= named(name, {LOSS: "min", **task_results.goals_of(own)})
         return found
 
     @classmethod
@@ -262,8 +261,7 @@ class MultiTask(Task):
                 continue
             sums, weight = found[name]
             losses.append(self._factor(name) * tf.cast(sums.loss_sum, dtype))
-            own = {LOSS: (sums.loss_sum, weight), **sums.metrics}
-            metrics |= {f"{name}{SEPARATOR}{metric}": pair for metric, pair in own.items()}
+            metrics |= named(name, {LOSS: (sums.loss_sum, weight), **sums.metrics})
         return SeveralLossSums(tf.stack(losses), metrics)
 
     # --- figures ---
@@ -276,13 +274,11 @@ class MultiTask(Task):
     def summarize(self, sums: Mapping[str, tuple[float, float]]) -> dict[str, float]:
         """Returns the figures of every task, with its name in front, and the common ones."""
         figures: dict[str, float] = {}
-        heads = {name: name + SEPARATOR for name in self.tasks}
-        for name, head in heads.items():
-            own = {n[len(head) :]: pair for n, pair in sums.items() if n.startswith(head)}
-            if own:
-                found = task_results.summarize(self.tasks[name], own)
-                figures |= {head + metric: value for metric, value in found.items()}
-        common = {n: p for n, p in sums.items() if not n.startswith(tuple(heads.values()))}
+        for name, task in self.tasks.items():
+            if own := of_task(name, sums):
+                figures |= named(name, task_results.summarize(task, own))
+        heads = tuple(name + SEPARATOR for name in self.tasks)
+        common = {n: p for n, p in sums.items() if not n.startswith(heads)}
         return {**super().summarize(common), **figures}
 
     def predict(self, theta: Theta, batch: Batch, ctx: StepContext) -> dict[str, tf.Tensor]:
@@ -298,10 +294,7 @@ class MultiTask(Task):
 
     def program_of(self, program: Program, name: str) -> Program:
         """Returns the program as a task sees it: its functions get the theta of the task."""
-        key = id(program), name
-        if key not in self._programs or self._programs[key].program is not program:
-            self._programs[key] = TaskProgram(program, name)
-        return self._programs[key]
+        return self._programs.of(program, name)
 
     @classmethod
     def decodes_data(cls, params: Any) -> bool:
@@ -339,8 +332,7 @@ class MultiTask(Task):
         )
         if found is None:
             return None
-        figures = {f"{name}{SEPARATOR}{metric}": v for metric, v in found.figures.items()}
-        return dataclasses.replace(found, figures=figures)
+        return dataclasses.replace(found, figures=named(name, found.figures))
 
     def exports(self, input: Input) -> dict[str, ExportedFunction]:
         """Returns the functions of every task, as "<task>_<name>"."""

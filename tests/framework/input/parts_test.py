@@ -172,6 +172,9 @@ def test_only_the_examples_of_a_part_are_built(name: str, monkeypatch: pytest.Mo
         monkeypatch.setattr(owner, "batch", _not_called)
     size = one.num_rows(0)
     assert len(next(iter(one.part(0, 1, 4).values()))) == size // 4
+    ends = one.own_part(0, lambda size: ((0, 1), (size - 2, size)))  # as a process of a mesh
+    assert len(next(iter(ends.values()))) == 3
+    assert (ends.rows, ends.num_examples) == (((0, 1), (size - 2, size)), size)
 
 
 def _not_called(self: Input, step: int) -> Batch:

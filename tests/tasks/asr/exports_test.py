@@ -9,7 +9,8 @@ import asterisk_folder
 import numpy as np
 import pytest
 import tensorflow as tf
-from speech_tasks import TASKS, OnTheta
+from eager_program import EagerProgram
+from speech_tasks import TASKS
 
 from tekso.framework.context import StepContext
 from tekso.framework.run import litert, saved_model
@@ -129,7 +130,7 @@ def transcripts_alone(task: Any, weights: Any, recording: np.ndarray, *, greedy:
         params.search.set(beam_size=1, length_normalization=0.0)
         transcriber = params.instantiate(model=task.model)
     (found,) = transcriber.transcripts(
-        OnTheta(theta), recording[None], np.array([len(recording)], np.int32)
+        EagerProgram(theta), recording[None], np.array([len(recording)], np.int32)
     )
     return found[0]
 

@@ -10,7 +10,8 @@ import asterisk_folder
 import numpy as np
 import pytest
 import tensorflow as tf
-from speech_tasks import TASKS, OnTheta
+from eager_program import EagerProgram
+from speech_tasks import TASKS
 
 from tekso.framework.context import StepContext
 from tekso.framework.input.characters import Characters
@@ -114,7 +115,7 @@ def test_a_wide_beam_finds_the_best_of_all_labellings(kind: str, model: Any) -> 
     # With one frame, a transducer has at most max_symbols labels.
     recording = asterisk_folder.tones_of("ab")[: 400 if kind == "transducer" else 1000]
     (found,) = task.transcriber.transcripts(
-        OnTheta(theta), recording[None], np.array([len(recording)], np.int32)
+        EagerProgram(theta), recording[None], np.array([len(recording)], np.int32)
     )
     frames = int(task.model.num_frames(len(recording)))
     assert frames == (1 if kind == "transducer" else 3)

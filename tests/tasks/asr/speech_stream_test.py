@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from speech_tasks import TASKS, Letters, OnTheta
+from eager_program import EagerProgram
+from speech_tasks import TASKS, Letters
 
 from tekso.framework.context import StepContext
 from tekso.models.conformer import Conformer
@@ -41,7 +42,7 @@ def of_kind(kind: str, beam_size: int, encoder: Any = CHUNKED) -> tuple[Any, Any
         encoded = task.model.encode(theta.model, recording(4000)[None], StepContext(), lengths=None)
         output = theta.model.output
         output["b"] = -tf.reduce_mean(encoded.features[0] @ output.w, 0)
-    return task.transcriber, OnTheta(theta)
+    return task.transcriber, EagerProgram(theta)
 
 
 def recording(num_samples: int) -> np.ndarray:
@@ -92,5 +93,5 @@ def test_a_model_that_needs_whole_utterances_waits_for_the_end(kind: str) -> Non
 
 def test_statistics_of_an_utterance_are_not_known_in_a_stream() -> None:
     task: Any = TASKS["ctc"](**{"model.vocab_size": 5, "model.encoder": CHUNKED}).instantiate()
-    stream = SpeechStream(OnTheta(None), task.transcriber, Letters())  # type: ignore[arg-type]
+    stream = SpeechStream(EagerProgram(None), task.transcriber, Letters())  # type: ignore[arg-type]
     assert "statistics is 'utterance': set 'global'" in str(stream.waits_because)

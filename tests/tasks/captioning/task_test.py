@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from eager_program import EagerProgram
 from small_captions import Bars
 from small_pictures import png
 
@@ -29,18 +30,6 @@ from tekso.tasks.captioning.scoring import CaptionScoring
 from tekso.tasks.captioning.sources import CaptionTable
 from tekso.tasks.captioning.task import Captioning
 from tekso.tasks.mt.target_search import Hypothesis
-
-
-class Program:
-    """Calls functions with the weights of a task."""
-
-    serialize_calls = False
-
-    def __init__(self, theta: Any) -> None:
-        self.theta = theta
-
-    def call(self, function: Any, *inputs: Any) -> Any:
-        return function(self.theta, *inputs, StepContext(mode="decode"))
 
 
 class Reader(CaptionSearch):
@@ -119,7 +108,7 @@ def test_a_greedy_caption_is_the_likeliest_token_after_each_other() -> None:
     greedy.search.set(beam_size=1, length_normalization=0.0)
     task = task_of(input, searcher=greedy)
     theta = task.init(3)
-    found = task.decode(Program(theta), input)  # of the images of dev
+    found = task.decode(EagerProgram(theta), input)  # of the images of dev
     for image, record in enumerate(found.records):
         assert record["references"] == [dev.source.captions(image)[0].text]
         ids = [0]
@@ -142,7 +131,7 @@ def test_scores_count_captions_that_equal_a_reference() -> None:
     input = params.instantiate()
     scoring = CaptionScoring.Params(shown=3, baselines={"copies": 0.0})
     task = task_of(input, searcher=Reader.Params(), scoring=scoring)
-    scored = task.score(Program(task.init(0)), dev, is_last=False)
+    scored = task.score(EagerProgram(task.init(0)), dev, is_last=False)
     assert scored.figures["exact_match"] == pytest.approx(4 / 6)
     assert 0 < scored.figures["cider"] < 10
     assert 50 < scored.figures["bleu"] < 100
@@ -156,7 +145,7 @@ def test_every_language_is_captioned_and_scored_alone() -> None:
     params = captioned(source=Bars.Params(languages=["en", "de"]))
     dev = HeldOut.Params(batch_size=4).instantiate(train=params)
     task = task_of(params.instantiate(), searcher=Reader.Params())
-    scored = task.score(Program(task.init(0)), dev, is_last=False)
+    scored = task.score(EagerProgram(task.init(0)), dev, is_last=False)
     assert scored.text.startswith("8 captions of 4 images")
     assert scored.figures["exact_match"] == pytest.approx(6 / 8)
     assert {"bleu/en", "bleu/de", "chrf/de"} <= set(scored.figures)
@@ -176,7 +165,7 @@ def test_malformed_images_are_counted_and_not_scored(tmp_path: Path) -> None:
     params = captioned(source=write_table(tmp_path))
     once = HeldOut.Params(split="train", batch_size=4).instantiate(train=params)
     task = task_of(params.instantiate(), searcher=Reader.Params())
-    scored = task.score(Program(task.init(0)), once, is_last=False)
+    scored = task.score(EagerProgram(task.init(0)), once, is_last=False)
     assert scored.text.startswith("3 captions of 4 images; 1 are malformed")
     assert captions_of(once).skipped().count == 1
 
@@ -188,7 +177,7 @@ def test_files_are_captioned_with_what_is_known_and_broken_ones_have_an_error(
     input = params.instantiate(assets_dir=str(tmp_path / "assets"))
     task = task_of(input, decode=f"{tmp_path}/[bcd].png")
     known = KnownCaptions(params, input.tokenizer, ())
-    found = task.decode(Program(task.init(0)), known)
+    found = task.decode(EagerProgram(task.init(0)), known)
     assert [Path(record["file"]).name for record in found.records] == [*("b.png", "c.png", "d.png")]
     assert "not an image" in found.records[1]["error"]
     assert [len(found.records[i]["hypotheses"]) for i in (0, 2)] == [1, 1]
@@ -203,7 +192,7 @@ def test_decoding_into_an_unknown_language_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(png(np.zeros([8, 8, 3], np.uint8)))
     task = task_of(input, decode=f"{tmp_path}/a.png", decode_language="d")
     with pytest.raises(InputError, match="'d', but the captions have: en, de"):
-        task.decode(Program(task.init(0)), input)
+        task.decode(EagerProgram(task.init(0)), input)
 
 
 def test_inputs_must_have_the_languages_of_the_model_and_cut_captions_are_a_warning() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from eager_program import EagerProgram
 from small_captions import Bars
 
 from tekso.framework.context import StepContext
@@ -28,19 +29,6 @@ from tekso.models.resnet import SMALL_STEM, ResNet
 from tekso.tasks.captioning.input import CaptionedImages
 from tekso.tasks.contrastive.recall import recalls
 from tekso.tasks.contrastive.task import Contrastive
-
-
-class Program:
-    """Calls functions with the weights of a task."""
-
-    serialize_calls = False
-
-    def __init__(self, theta: Any) -> None:
-        self.theta = theta
-
-    def call(self, function: Any, *inputs: Any) -> Any:
-        tensors = (tf.convert_to_tensor(one) for one in inputs)
-        return function(self.theta, *tensors, StepContext(mode="decode"))
 
 
 def captioned(**params: Any) -> Any:
@@ -134,7 +122,7 @@ def test_scores_are_recalls_over_all_images_and_captions_of_the_input() -> None:
     params = captioned(source=Bars.Params(count=18))
     dev = HeldOut.Params(batch_size=4).instantiate(train=params)  # 6 images, all different
     task = seeing(params, baselines={"chance": 0.2})
-    scored = task.score(Program(None), dev, is_last=True)
+    scored = task.score(EagerProgram(None), dev, is_last=True)
     # Texts of bars at the bottom have no word for it, so some are as close to the bar at the top.
     assert scored.figures["text_to_image_recall_5"] == 1.0
     assert 0.4 < scored.figures["image_to_text_recall_1"] < 1.0
@@ -145,10 +133,10 @@ def test_scores_are_recalls_over_all_images_and_captions_of_the_input() -> None:
 def test_decoding_finds_the_images_of_a_text() -> None:
     params = captioned(source=Bars.Params(count=18))
     task = seeing(params, decode=["blue bar at the top"])
-    (record,) = task.decode(Program(None), params.instantiate()).records
+    (record,) = task.decode(EagerProgram(None), params.instantiate()).records
     assert record["images"][0] == {"file": "bars, record 2", "similarity": 2.0}
     assert len(record["images"]) == 5
-    assert seeing(params).decode(Program(None), params.instantiate()) is None
+    assert seeing(params).decode(EagerProgram(None), params.instantiate()) is None
 
 
 def test_padding_and_broken_images_change_no_loss() -> None:

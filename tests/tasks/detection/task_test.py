@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from eager_program import EagerProgram
 from small_boxes import Rectangles
 from small_pictures import png
 
@@ -24,19 +25,6 @@ from tekso.tasks.detection.scoring import DetectionScoring
 from tekso.tasks.detection.sources import Objects
 from tekso.tasks.detection.task import Detection
 from tekso.tasks.image.image_input import KnownImages
-
-
-class Program:
-    """Calls functions with the weights of a task."""
-
-    serialize_calls = False
-
-    def __init__(self, task: Any, theta: Any) -> None:
-        self.task, self.theta = task, theta
-
-    def call(self, function: Any, *inputs: Any) -> Any:
-        ctx = StepContext(mode="decode")
-        return function(self.theta, *(tf.convert_to_tensor(one) for one in inputs), ctx)
 
 
 def boxes(**params: Any) -> Any:
@@ -152,7 +140,7 @@ def test_a_pass_is_scored_and_drawn() -> None:
     params = boxes(source=Rectangles.Params(count=21))
     dev = HeldOut.Params(batch_size=3).instantiate(train=params)  # 7 images in 3 batches
     task = planted(dev)
-    scored = task.score(Program(task, None), dev, is_last=True)
+    scored = task.score(EagerProgram(None), dev, is_last=True)
     assert scored.figures["ap"] == pytest.approx(1.0) and scored.figures["ap_50"] == 1.0
     assert scored.notes == ("AP at the overlap 0.5 on 7 images 1.000; chance 0.100",)
     assert scored.images["detections"].startswith(b"\x89PNG")
@@ -161,13 +149,13 @@ def test_a_pass_is_scored_and_drawn() -> None:
     # A model of more classes may find one that these images do not have.
     task = planted(dev)
     task.outputs = [{**one, "labels": one["labels"] * 3} for one in task.outputs]
-    scored = task.score(Program(task, None), dev, is_last=True)
+    scored = task.score(EagerProgram(None), dev, is_last=True)
     assert scored.figures["ap"] == 0 and scored.images["detections"]
 
     # Upright rectangles have half of the height, flat ones a fifth: 0.1 lower, they overlap by
     # 0.4 / 0.6 and 0.1 / 0.3 about.
     task = planted(dev, shift=0.1)
-    scored = task.score(Program(task, None), dev, is_last=False)
+    scored = task.score(EagerProgram(None), dev, is_last=False)
     assert scored.figures["ap_50"] == pytest.approx(0.5) and scored.figures["ap_75"] == 0.0
     assert not scored.images and not scored.text
 
@@ -209,7 +197,7 @@ def test_files_are_searched_and_broken_ones_named(tmp_path: Path) -> None:
     task = task_of(input, decode=str(tmp_path / "*"), min_score=0.0, most=2)
     assert not Detection.decodes_data(task.params)
     known = KnownImages(params, input.class_names)
-    decoded = task.decode(Program(task, task.init(0)), known)
+    decoded = task.decode(EagerProgram(task.init(0)), known)
     first, second = decoded.records
     error = "not an image in a known format"
     assert second == {"kind": "objects", "file": str(tmp_path / "b.png"), "error": error}
@@ -218,7 +206,7 @@ def test_files_are_searched_and_broken_ones_named(tmp_path: Path) -> None:
     assert 0 <= x <= x + w <= 40 and 0 <= y <= y + h <= 32
     assert decoded.text.startswith(f"{tmp_path / 'a.png'}: ")
 
-    shown = task_of(input, num_decoded=3).decode(Program(task, task.init(0)), input)
+    shown = task_of(input, num_decoded=3).decode(EagerProgram(task.init(0)), input)
     assert [r["file"] for r in shown.records] == [f"rectangles, record {i}" for i in (0, 1, 2)]
 
 

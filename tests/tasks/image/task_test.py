@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from eager_program import EagerProgram
 from small_pictures import Blobs, png, write_folders
 
 from tekso.framework.context import StepContext
@@ -28,20 +29,6 @@ RNG = np.random.default_rng(1)
 LOGITS = RNG.normal(size=(4, 7)).astype(np.float32) * 3
 LABELS, OTHERS = np.array([2, 0, 6, 3], np.int32), np.array([5, 0, 1, 1], np.int32)
 WEIGHTS, SHARES = np.array([1, 0, 1, 2], np.float32), np.array([0.25, 1, 0.5, 1], np.float32)
-
-
-class Program:
-    """Calls functions with the weights of a task."""
-
-    serialize_calls = False
-
-    def __init__(self, task: Any, theta: Any) -> None:
-        self.task, self.theta, self.calls = task, theta, 0
-
-    def call(self, function: Any, *inputs: Any) -> Any:
-        self.calls += 1
-        ctx = StepContext(mode="decode")
-        return function(self.theta, *(tf.convert_to_tensor(one) for one in inputs), ctx)
 
 
 def images(**params: Any) -> Any:
@@ -166,7 +153,7 @@ def test_confusions_are_counted_and_drawn() -> None:
     dev = HeldOut.Params(batch_size=3).instantiate(train=params)  # 4 images: the second batch is 1
     scoring = ImageScoring.Params(baselines={"chance": 0.25})
     task = task_of(params.instantiate(), scoring=scoring)
-    program = Program(task, task.init(0))
+    program = EagerProgram(task.init(0))
     assert task.score(program, dev, is_last=False) is None
     scored = task.score(program, dev, is_last=True)
     assert program.calls == 2
@@ -194,7 +181,7 @@ def test_files_are_classified_and_broken_ones_named(tmp_path: Path) -> None:
     input = params.instantiate()
     task = task_of(input, decode=str(tmp_path / "*"))
     assert not ImageClassification.decodes_data(task.params)
-    program = Program(task, task.init(0))
+    program = EagerProgram(task.init(0))
     for number in range(6):
         (tmp_path / f"{number}.png").write_bytes(png(input.source.images[number]))
     (tmp_path / "5.png").write_bytes(b"")
@@ -214,7 +201,7 @@ def test_files_are_classified_and_broken_ones_named(tmp_path: Path) -> None:
 def test_held_out_images_are_decoded_without_files() -> None:
     input = images().instantiate()
     task = task_of(input, num_decoded=3)
-    decoded = task.decode(Program(task, task.init(0)), input)
+    decoded = task.decode(EagerProgram(task.init(0)), input)
     assert [record["number"] for record in decoded.records] == [0, 1, 2]
     assert [record["label"] for record in decoded.records] == list(Blobs.class_names[:3])
     assert "Blobs, dev" in decoded.text

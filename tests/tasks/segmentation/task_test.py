@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from eager_program import EagerProgram
 from small_masks import Squares
 from small_pictures import png
 
@@ -19,19 +20,6 @@ from tekso.models.unet import UNet
 from tekso.tasks.segmentation.input import MaskImages
 from tekso.tasks.segmentation.scoring import SegmentationScoring, coloured, side_by_side
 from tekso.tasks.segmentation.task import Segmentation
-
-
-class Program:
-    """Calls functions with the weights of a task."""
-
-    serialize_calls = False
-
-    def __init__(self, task: Any, theta: Any) -> None:
-        self.task, self.theta = task, theta
-
-    def call(self, function: Any, *inputs: Any) -> Any:
-        ctx = StepContext(mode="decode")
-        return function(self.theta, *(tf.convert_to_tensor(one) for one in inputs), ctx)
 
 
 def masks(**params: Any) -> Any:
@@ -86,7 +74,7 @@ def test_loss_and_metrics_of_a_pass_are_those_of_all_its_pixels() -> None:
 
     scoring = SegmentationScoring.Params(baselines={"threshold": 0.4}, shown=5)
     scored = task_of(params.instantiate(), scoring=scoring)
-    program = Program(scored, theta)
+    program = EagerProgram(theta)
     assert scored.score(program, dev, is_last=False) is None
     result = scored.score(program, dev, is_last=True)
     assert result.notes == (f"mean IoU {np.mean(iou):.4f}; threshold 0.400",)
@@ -99,11 +87,11 @@ def test_guesses_of_classes_without_labels_are_counted_as_such() -> None:
     scoring = SegmentationScoring.Params(baselines={"none": 0.0}, shown=0)
     task = task_of(params.instantiate(), scoring=scoring, num_classes=5)  # the masks have 3
 
-    class Guess4(Program):
+    class Guess4(EagerProgram):
         def call(self, function: Any, *inputs: Any) -> Any:
             return {"labels": np.full(np.shape(inputs[0])[:3], 4)}
 
-    result = task.score(Guess4(task, None), dev, is_last=True)
+    result = task.score(Guess4(None), dev, is_last=True)
     assert result.notes == ("mean IoU 0.0000; none 0.000",)
     assert "4 " in result.text
 
@@ -143,14 +131,14 @@ def test_files_are_segmented_and_broken_ones_named(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(png(input.source.images[0]))
     (tmp_path / "b.png").write_bytes(b"")
     task = task_of(input, decode=str(tmp_path / "*"), num_decoded=2)
-    program = Program(task, task.init(0))
+    program = EagerProgram(task.init(0))
     first, second = task.decode(program, input).records
     assert second["error"] == "the file is empty"
     assert sum(first["shares"].values()) == pytest.approx(1)
     assert set(first["shares"]) <= set(Squares.class_names)
 
     task = task_of(input, num_decoded=2)
-    decoded = task.decode(Program(task, task.init(0)), input)
+    decoded = task.decode(EagerProgram(task.init(0)), input)
     assert [r["file"] for r in decoded.records] == [f"Squares, dev, record {i}" for i in (0, 2)]
 
 
