@@ -25,6 +25,8 @@ class Update(NamedTuple):
 class _Weights:
     """A task that has only weights."""
 
+    gradients = None
+
     def __init__(self, specs: Mapping[str, WeightSpec]) -> None:
         self._specs = specs
 

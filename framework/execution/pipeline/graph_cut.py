@@ -23,6 +23,8 @@ import tensorflow as tf
 # Numbers of the functions. Defect: DTensor names the functions of a loop after the loop's op, and
 # refuses a second, different function of the same name; two subgraphs can have the same loop.
 _numbers = itertools.count()
+LOOPS = ("While", "StatelessWhile")
+"""Types of ops that are loops."""
 
 
 class GraphCut:
@@ -44,6 +46,7 @@ class GraphCut:
         self.late: list[tf.Tensor] = list(concrete.inputs[num_given - num_late : num_given])
         self.lasting: list[tf.Tensor] = self.early[:num_lasting]
         self._def = self._graph.as_graph_def()
+        self._has_loops = _has_loops(self._def)
         self._of_passing = self._reached(t.op for t in self.early[num_lasting:])
         self._of_late = self._reached(t.op for t in self.late)
 
@@ -184,9 +187,17 @@ class GraphCut:
             given |= dict(zip(made, found, strict=True))
             return [given[t.name] for t in wanted]
 
-        signature = [tf.TensorSpec(t.shape, t.dtype) for t in feeds]
-        concrete = tf.function(run, autograph=False).get_concrete_function(*signature)
-        return Subgraph(concrete, [t.name for t in feeds], wanted, fetches, saved)
+        def trace() -> Any:
+            signature = [tf.TensorSpec(t.shape, t.dtype) for t in feeds]
+            return tf.function(run, autograph=False).get_concrete_function(*signature)
+
+        names = [t.name for t in feeds]
+        return Subgraph(trace, names, wanted, fetches, saved, has_loops=self._has_loops)
+
+
+def _has_loops(graph_def: Any) -> bool:
+    bodies = [f.node_def for f in graph_def.library.function]
+    return any(node.op in LOOPS for nodes in (graph_def.node, *bodies) for node in nodes)
 
 
 class Subgraph:
@@ -194,20 +205,28 @@ class Subgraph:
 
     Attributes:
       feeds: names of its inputs.
+      has_loops: whether the graph from which it was cut has loops.
     """
 
     def __init__(
         self,
-        concrete: Any,
+        trace: Callable[[], Any],
         feeds: Sequence[str],
         wanted: Sequence[tf.Tensor],
         fetches: Sequence[tf.Tensor],
         saved: Sequence[tf.Tensor],
+        *,
+        has_loops: bool,
     ) -> None:
-        self._concrete, self.feeds = concrete, feeds
+        self._trace, self.feeds, self.has_loops = trace, feeds, has_loops
+        self.trace_again()
         position = {t.name: i for i, t in enumerate(wanted)}
         self._fetches = [position[t.name] for t in fetches]
         self._saved = {t.name: position[t.name] for t in saved}
+
+    def trace_again(self) -> None:
+        """Makes another function of the same ops, whose loops have other names."""
+        self._concrete = self._trace()
 
     def __call__(
         self, known: Mapping[str, tf.Tensor]

@@ -25,8 +25,10 @@ from tekso.framework.execution.mesh.layouts import Layout, MeshLayout
 from tekso.framework.execution.mesh.placement import Placement
 from tekso.framework.execution.mesh.step_errors import compiled, explained
 from tekso.framework.execution.mesh.workarounds.compiler import SERIAL
+from tekso.framework.execution.mesh.workarounds.retracing import recompiled
 from tekso.framework.execution.mesh.workarounds.tensors import TOO_MANY_TO_FOLD, new_variable
 from tekso.framework.execution.mesh.workarounds.unsupported_ops import refuse_unsupported
+from tekso.framework.execution.pipeline.graph_cut import Subgraph
 from tekso.framework.execution.pipeline.stage_backend import Kind, Part, Specs, StageBackend
 from tekso.framework.execution.shards import Slices
 from tekso.framework.primitives.fusion import MarkedFusion, no_fusion
@@ -164,6 +166,8 @@ class MeshBackend(StageBackend):
         Raises:
           ExecutionError: DTensor cannot compile the function.
         """
+        if isinstance(function, Subgraph) and function.has_loops:
+            function = recompiled(function, function.trace_again)
         with SERIAL:
             made = explained(function, self._where)(*args)
             first = next((x for x in tf.nest.flatten(made) if tf.is_tensor(x)), None)

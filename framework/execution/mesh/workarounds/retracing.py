@@ -1,4 +1,4 @@
-"""Traces a step again if DTensor gave its loops names that are in use."""
+"""Compiles a step again if DTensor gave its loops names that are in use."""
 
 from __future__ import annotations
 
@@ -39,24 +39,74 @@ def retraced(step: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(step)
     def run(*args: Any) -> Any:
         key = tuple((tuple(x.shape), x.dtype) for x in tf.nest.flatten(args) if x is not None)
-        # DTensor numbers collectives as it compiles, so all processes must compile equally often.
-        trials = _TRIALS if dtensor.num_clients() == 1 else 1
-        for trials_left in reversed(range(trials)):
-            before = set() if key in functions else _loop_functions()
+
+        def call() -> Any:
             if key not in functions:
                 functions.setdefault(key, tf.function(step, autograph=False))
-            try:
-                return functions[key](*args)
-            except tf.errors.OpError as error:  # during compilation, before it runs
-                if not trials_left or DUPLICATE_NAME not in error.message:
-                    raise
-                functions.pop(key, None)
-                found = _NAME.search(error.message)
-                in_use = {found.group(1) + part for part in _PARTS} if found else set()
-            _remove((_loop_functions() - before) | in_use)
-        raise AssertionError("the last trial returns or raises")
+            return functions[key](*args)
+
+        return _until_compiled(
+            call, is_new=lambda: key not in functions, forget=lambda: functions.pop(key, None)
+        )
 
     return run
+
+
+def recompiled(function: Callable[..., Any], trace_again: Callable[[], None]) -> Callable[..., Any]:
+    """Returns a function of one trace, traced again where needed, for the defects of `retraced`.
+
+    DTensor compiles such a function once for all layouts of its arguments, so at any call.
+
+    Args:
+      function: calls a concrete function.
+      trace_again: makes `function` call a new concrete function. The old one cannot be compiled
+        again: its loops would be those that the failed compilation made.
+    """
+
+    def run(*args: Any) -> Any:
+        return _until_compiled(lambda: function(*args), is_new=lambda: True, forget=trace_again)
+
+    return run
+
+
+def _until_compiled(
+    call: Callable[[], Any], *, is_new: Callable[[], bool], forget: Callable[[], Any]
+) -> Any:
+    """Returns the result of a call, tried again while the names of its loops are in use.
+
+    Args:
+      call: calls a function, which DTensor may have to compile.
+      is_new: whether it is probable that it has to be compiled now.
+      forget: prepares the next trial.
+    """
+    # DTensor numbers collectives as it compiles, so all processes must compile equally often.
+    trials = _TRIALS if dtensor.num_clients() == 1 else 1
+    for trials_left in reversed(range(trials)):
+        watches = is_new()
+        before = _loop_functions() if watches else set()
+        try:
+            made = call()
+        except tf.errors.OpError as error:  # during compilation, before it runs
+            if not trials_left or DUPLICATE_NAME not in error.message:
+                raise
+            found = _NAME.search(error.message)
+            in_use = {found.group(1) + part for part in _PARTS} if found else set()
+        else:
+            if watches and _loop_functions() != before:
+                _wait(made)
+            return made
+        forget()
+        _remove((_loop_functions() - before) | in_use)
+    raise AssertionError("the last trial returns or raises")
+
+
+def _wait(made: Any) -> None:
+    """Waits until a program has run: from then on it does not need the library."""
+    for x in tf.nest.flatten(made):
+        if tf.is_tensor(x):
+            for part in dtensor.unpack(x):
+                tf.identity(part)
+            return
 
 
 def _loop_functions() -> set[str]:

@@ -23,15 +23,18 @@ from tensorflow.python.eager import context
 from tekso.framework.execution import ExecutionError, devices
 from tekso.framework.execution.mesh import forms as mesh_forms
 from tekso.framework.execution.mesh import mesh_devices, vocab
-from tekso.framework.execution.mesh.layouts import Layout, MeshShape
+from tekso.framework.execution.mesh.layouts import Layout, MeshLayout, MeshShape, Rules
 from tekso.framework.execution.mesh.placement import Placement
 from tekso.framework.execution.mesh.workarounds import compiler, forms, tensors
 from tekso.framework.execution.mesh.workarounds.retracing import retraced
 from tekso.framework.execution.mesh.workarounds.unsupported_ops import refuse_unsupported
+from tekso.framework.execution.pipeline.graph_cut import LOOPS, GraphCut, Subgraph
+from tekso.framework.execution.pipeline.mesh_backend import MeshBackend
 from tekso.framework.primitives.fusion import no_fusion
 from tekso.framework.weight_update import select
 
 WHOLE_2D, ROWS, COLUMNS = (None, None), ("m", None), (None, "m")
+MESH = MeshShape.parse("m:2")
 
 Place = Placement
 Compiled = Callable[..., Any]
@@ -279,6 +282,47 @@ def loop_name_in_use(place: Place, avoided: bool) -> bool:
     return is_right and _equal(place, first(x), np.full(4, 2.0))
 
 
+def loop_name_in_use_of_cut(place: Place, avoided: bool) -> bool:
+    """The same for a function that is cut from the graph of a stage of a pipeline."""
+    x = place.put(_values(4), ("m",))
+
+    def graph(x: tf.Tensor, late: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        zeros = 0.0 * x
+        (y,) = tf.while_loop(lambda y: tf.reduce_sum(y) < 9.0, lambda y: [y + 1], [zeros])
+        (z,) = tf.while_loop(lambda z: tf.reduce_sum(z) < 13.0, lambda z: [z + 2], [zeros])
+        return y + z, late
+
+    spec = tf.TensorSpec([4], tf.float32)
+    concrete = tf.function(graph, autograph=False).get_concrete_function(spec, spec)
+    cut = GraphCut(concrete, num_late=1, num_lasting=0)
+    first, second = (cut.function(cut.early, concrete.outputs[:1]) for _ in range(2))
+    backend = MeshBackend(
+        "a stage", MeshLayout(MESH, Rules.parse("mlp:m")), place.mesh, compiles=False
+    )
+
+    def is_right(function: Subgraph, *, through_backend: bool = True) -> bool:
+        known = {concrete.inputs[0].name: x}
+        y = backend.call(function, known) if through_backend else function(known)
+        return _equal(place, y[0][0], np.full(4, 7.0))
+
+    right = is_right(first)
+    library, names = context.context(), [_loops(function) for function in (first, second)]
+    for old, new in zip(*names, strict=True):  # both loops of `second` have a name in use
+        for part in ("cond", "body"):
+            used = library.get_function_def(f"{old}_{part}")
+            used.signature.name = f"{new}_{part}"
+            used.attr["old"].b = True  # else it is the same function, which is no error
+            library.add_function_def(used)
+    right &= is_right(second, through_backend=avoided)
+    return right and is_right(first) and is_right(second)
+
+
+def _loops(function: Subgraph) -> list[str]:
+    """Returns the names of the loops of a function, which DTensor's functions begin with."""
+    ops = function._concrete.graph.get_operations()
+    return [op.name for op in ops if op.type in LOOPS]
+
+
 REPRODUCTIONS = {
     reproduction.__name__: reproduction
     for reproduction in (
@@ -290,6 +334,7 @@ REPRODUCTIONS = {
         loop_input_in_custom_gradient,
         loop_input_in_loop,
         loop_name_in_use,
+        loop_name_in_use_of_cut,
         negative_step,
         new_axis,
         resharded_gather,
@@ -308,7 +353,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     if name != "inner_relayout" or avoided:
         compiler.choose_passes()
     devices.setup_cpu(logical_devices=2, threads_per_op=1)
-    place = Placement(mesh_devices.make_mesh(MeshShape.parse("m:2"), "CPU"))
+    place = Placement(mesh_devices.make_mesh(MESH, "CPU"))
     return {"right": REPRODUCTIONS[name](place, avoided)}
 
 

@@ -21,6 +21,7 @@ DEFECTS = (
     "loop_input_in_custom_gradient",
     "loop_input_in_loop",
     "loop_name_in_use",
+    "loop_name_in_use_of_cut",
     "negative_step",
     "new_axis",
     "resharded_gather",

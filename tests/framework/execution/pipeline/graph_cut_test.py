@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from tekso.framework.execution.pipeline.graph_cut import GraphCut
+from tekso.framework.execution.pipeline.graph_cut import LOOPS, GraphCut
 
 
 def test_functions_with_the_same_loop_have_loops_of_different_names() -> None:
@@ -23,11 +23,27 @@ def test_functions_with_the_same_loop_have_loops_of_different_names() -> None:
     functions = [cut.function(cut.early, [output]), cut.function([*cut.early, *cut.late], [late])]
     x, gradient = (t.name for t in concrete.inputs)
     values = {x: tf.constant(3.0), gradient: tf.constant(0.5)}
-    assert [float(function(values)[0][0]) for function in functions] == [12.0, 6.0]
-    names = [
-        op.name
-        for function in functions
-        for op in function._concrete.graph.get_operations()
-        if op.type in ("While", "StatelessWhile")
-    ]
-    assert len(names) == len(set(names)) == 2
+    names = []
+    for _ in range(2):
+        assert [float(function(values)[0][0]) for function in functions] == [12.0, 6.0]
+        for function in functions:
+            ops = function._concrete.graph.get_operations()
+            names += [op.name for op in ops if op.type in LOOPS]
+            function.trace_again()
+    assert len(names) == len(set(names)) == 4
+
+
+def test_a_function_has_loops_if_its_graph_or_a_function_of_it_has() -> None:
+    """Only functions with loops may have to be traced again."""
+
+    @tf.function(autograph=False)
+    def doubled(x: tf.Tensor) -> tf.Tensor:
+        return tf.while_loop(lambda y: y < 10.0, lambda y: [2.0 * y], [x])[0]
+
+    scalar = tf.TensorSpec([], tf.float32)
+    for called, has_loops in ((doubled, True), (tf.identity, False)):
+        concrete = tf.function(
+            lambda x, late, called=called: (called(x), late), autograph=False
+        ).get_concrete_function(scalar, scalar)
+        cut = GraphCut(concrete, num_late=1, num_lasting=0)
+        assert cut.function(cut.early, concrete.outputs[:1]).has_loops == has_loops
