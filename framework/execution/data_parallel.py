@@ -138,15 +138,11 @@ class DataParallel(Execution):
         if batch_size % (replicas * parts):
             near = [n * replicas * parts for n in (batch_size // (replicas * parts),) if n]
             near.append((batch_size // (replicas * parts) + 1) * replicas * parts)
-            over = (
-                counted(processes.size, "process", "processes")
-                if processes.size > 1
-                else counted(replicas, "device")
-            )
+            unit = ("process", "processes") if processes.size > 1 else ("device",)
             raise ExecutionError(
-                f"input.batch_size {batch_size} does not divide evenly over {over} and "
-                f"{counted(parts, 'accumulation step')}; the nearest that do: "
-                f"{', '.join(map(str, near))}"
+                f"input.batch_size {batch_size} does not divide evenly over "
+                f"{counted(replicas, *unit)} and {counted(parts, 'accumulation step')}; "
+                f"the nearest that do: {', '.join(map(str, near))}"
             )
         coupling = [layer.path for layer in task.walk() if layer.couples_examples]
         if replicas * parts > 1:

@@ -375,23 +375,13 @@ class DataParallelProgram(ExecutionProgram):
         """See `ExecutionProgram`."""
         if function not in self._calls:
 
-            def decoded(*inputs: Any) -> Any:
-                return self._step.decoded(function, self._evaluation_weights(), inputs)
+            def run(*inputs: Any) -> Any:
+                def decoded() -> Any:
+                    return self._step.decoded(function, self._evaluation_weights(), inputs)
 
-            # For a TPU, tf.distribute compiles only what runs in its replicas.
-            on_tpu = isinstance(self._strategy, tf.distribute.TPUStrategy)
-            run = functools.partial(self._in_replicas, decoded) if on_tpu else decoded
+                # For a TPU, tf.distribute compiles only what runs in its replicas.
+                on_tpu = isinstance(self._strategy, tf.distribute.TPUStrategy)
+                return self._first(self._strategy.run(decoded)) if on_tpu else decoded()
+
             self._calls[function] = tf.function(run, autograph=False)
         return self._calls[function](*inputs)
-
-    def _in_replicas(self, decoded: Callable[..., Any], *inputs: Any) -> Any:
-        """Runs `decoded` in all replicas with the same inputs; returns the result of the first."""
-        flat = tf.nest.flatten(inputs)
-
-        def run(*tensors: tf.Tensor) -> Any:
-            rest = iter(tensors)
-            own = [None if x is None else next(rest) for x in flat]
-            return decoded(*tf.nest.pack_sequence_as(inputs, own))
-
-        given = tuple(x for x in flat if x is not None)  # a TPU gets no None
-        return self._first(self._strategy.run(run, args=given))
