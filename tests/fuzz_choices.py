@@ -18,6 +18,9 @@ EXECUTIONS = {
 }
 """{execution: weight of drawing it}."""
 
+TYPES = {"float32": 6, "bfloat16": 2, "float16": 1}
+"""{type of the activations: weight of drawing it}."""
+
 TEXT_DIMS = ("batch", "length", "embed", "mlp", "heads", "kv_heads", "head_dim", "vocab", "experts")
 DIMS = {
     "images": ("batch", "height", "width", "channels", "in_channels", "out_channels"),
@@ -71,6 +74,7 @@ PLAIN: Choices = {
     "accumulation": 1,
     "weight_decay": 0.01,
     "frozen": False,
+    "activation_dtype": "float32",
     "execution": {"kind": "towers", "towers": 1, "xla": "none"},
 }
 """A plain language model on one device, to which a test adds choices."""
@@ -82,6 +86,9 @@ def draw(seed: int, index: int) -> Choices:
     execution = rng.choices(list(EXECUTIONS), list(EXECUTIONS.values()))[0]
     choices = {**_task(rng, execution), **_learner(rng)}
     choices["execution"] = _execution(rng, execution, choices)
+    # From numbers of its own, so that the other choices of a case are those of earlier versions.
+    of_type = random.Random(f"{seed}:{index}:activation_dtype")
+    choices["activation_dtype"] = of_type.choices(list(TYPES), list(TYPES.values()))[0]
     return choices
 
 

@@ -10,10 +10,13 @@ its choices, to find the smallest case that fails. A case is a pure function of 
 
 | outcome | meaning |
 |---|---|
-| equal | losses and weights match one device |
+| equal | losses and weights match one device, with the same type of activations |
 | refused | an error of Tekso before the first step, which says what is not supported |
 | DIFFERENT | losses or weights do not match: a bug |
 | CRASH | any other error, or the process ended: a bug |
+
+In bfloat16 and float16, losses and weights may differ by a few times as much as those of one device
+differ between this type and float32.
 
 The exit status is 1 if a case is DIFFERENT or a CRASH.
 """
@@ -43,6 +46,11 @@ LOSS_TOLERANCE = 1e-4
 """Relative. Steps multiply the rounding of sums in another order by up to a hundred."""
 WEIGHT_TOLERANCE = 5e-3
 """Relative to the norm of the change of a weight in all steps."""
+
+TYPE_TOLERANCE = {"float32": 0.0, "bfloat16": 2e-2, "float16": 5e-3}
+"""{type of the activations: what is added to the relative tolerances}."""
+TIMES_ROUNDING = 3.0
+"""How often the error of a 16-bit type on one device may be added to the difference."""
 
 EQUAL, REFUSED, DIFFERENT, CRASH = "equal", "refused", "DIFFERENT", "CRASH"
 BUGS = (DIFFERENT, CRASH)
@@ -80,8 +88,13 @@ def run_case(choices: dict[str, Any]) -> Outcome:
     except ExecutionError as error:
         return Outcome(REFUSED, str(error))
     alone = DataParallel.Params(towers=1, xla="none").instantiate()
-    reference = built(alone, choices, batches[0], statistics_parts(choices))
-    return compared(steps(reference, batches), steps(program, batches))
+    parts, dtype = statistics_parts(choices), choices["activation_dtype"]
+    whole = steps(built(alone, choices, batches[0], parts), batches)
+    full = whole
+    if dtype != "float32":
+        in_full = {**choices, "activation_dtype": "float32"}
+        full = steps(built(alone, in_full, batches[0], parts), batches)
+    return compared(whole, steps(program, batches), full, dtype)
 
 
 def execution_of(choices: dict[str, Any]) -> tuple[Any, int | None]:
@@ -122,7 +135,8 @@ def built(execution: Any, choices: dict[str, Any], batch: Any, accumulation: int
 
     task = fuzz_models.task(choices).instantiate()
     learner = learner_of(choices, task, accumulation).instantiate()
-    return execution.build(task, learner, seed=SEED, batch=signature_of(batch))
+    dtype = choices["activation_dtype"]
+    return execution.build(task, learner, seed=SEED, batch=signature_of(batch), dtype=dtype)
 
 
 def steps(program: Any, batches: Sequence[Any]) -> dict[str, Any]:
@@ -143,6 +157,7 @@ def learner_of(choices: dict[str, Any], task: Any, accumulation: int) -> Any:
     """Returns the Params of a learner: one, or several by weight."""
     from tekso.framework import optimizers, schedules
     from tekso.framework.learner import Learner, MultiLearner
+    from tekso.framework.loss_scale import LossScale
 
     # A gradient that is zero but for rounding, as of the bias of keys, has no direction: large
     # epsilons keep an optimizer from scaling it up.
@@ -166,7 +181,9 @@ def learner_of(choices: dict[str, Any], task: Any, accumulation: int) -> Any:
         for name in choices["optimizers"]
     ]
     paths = [path for path, spec in task.specs().items() if spec.trainable]
-    together = {"accumulation_steps": accumulation}
+    together: dict[str, Any] = {"accumulation_steps": accumulation}
+    if choices["activation_dtype"] == "float16":
+        together["loss_scale"] = LossScale.Params(initial=1024.0)
     if choices["frozen"] and len(paths) > len(several):
         together["frozen"] = [paths.pop(len(paths) // 2)]
     if len(several) == 1 or len(paths) < len(several):
@@ -177,25 +194,52 @@ def learner_of(choices: dict[str, Any], task: Any, accumulation: int) -> Any:
     return MultiLearner.Params(patterns=patterns, learners=learners).set(together)
 
 
-def compared(whole: dict[str, Any], other: dict[str, Any]) -> Outcome:
-    """Compares losses, gradient norms, an evaluation and the state with those of one device."""
-    found = []
+def compared(
+    whole: dict[str, Any],
+    other: dict[str, Any],
+    full: dict[str, Any] | None = None,
+    dtype: str = "float32",
+) -> Outcome:
+    """Compares losses, gradient norms, an evaluation and the state with those of one device.
+
+    Args:
+      whole: the results of one device.
+      other: those of an execution.
+      full: those of one device in float32; None: they are `whole`.
+      dtype: type of the activations. In 16 bits, the other metrics of the task are not compared,
+        as rounding may change the best class of an example.
+    """
+    full, found, more = full or whole, [], TYPE_TOLERANCE[dtype]
+
+    def differs(a: Any, b: Any, in_full: Any, rtol: float, atol: float) -> bool:
+        if np.array_equal(a, b):
+            return False  # also if both overflow
+        rounding = TIMES_ROUNDING * np.abs(np.subtract(a, in_full))
+        return not np.all(np.abs(np.subtract(b, a)) <= atol + (rtol + more) * np.abs(a) + rounding)
+
+    def is_compared(name: str) -> bool:
+        return dtype == "float32" or name in ("loss", "total_loss", "gradient_norm")
+
     for i, (one, two) in enumerate(zip(whole["steps"], other["steps"], strict=True)):
         if set(one) != set(two):
             found.append(f"step {i} reports {sorted(set(one) ^ set(two))} in one execution only")
-        for name in sorted(set(one) & set(two)):
-            if not np.isclose(two[name], one[name], rtol=_tolerance(i, name), atol=1e-6):
+        for name in filter(is_compared, sorted(set(one) & set(two))):
+            in_full = full["steps"][i].get(name, one[name])
+            if differs(one[name], two[name], in_full, _tolerance(i, name), 1e-6):
                 found.append(f"step {i} {name} {one[name]:.7g} is {two[name]:.7g}")
     for name, pair in whole["evaluation"].items():
-        if not np.allclose(other["evaluation"][name], pair, rtol=1e-3, atol=1e-5):
-            found.append(f"evaluation {name} {pair} is {other['evaluation'][name]}")
+        of_other, in_full = other["evaluation"][name], full["evaluation"][name]
+        if is_compared(name) and differs(pair, of_other, in_full, 1e-3, 1e-5):
+            found.append(f"evaluation {name} {pair} is {of_other}")
     for key, start in whole["before"].items():
         if not np.array_equal(other["before"][key], start):
             found.append(f"{key} starts differently")
     for key, end in whole["after"].items():
         moved = np.linalg.norm(np.float64(end) - whole["before"][key])
         apart = np.linalg.norm(np.float64(other["after"][key]) - end)
-        if not apart <= WEIGHT_TOLERANCE * moved + 1e-5 * (1 + np.linalg.norm(end)):
+        rounding = np.linalg.norm(np.float64(full["after"].get(key, end)) - end)
+        most = (WEIGHT_TOLERANCE + more) * moved + TIMES_ROUNDING * rounding
+        if not apart <= most + 1e-5 * (1 + np.linalg.norm(end)):
             found.append(f"{key} moved by {moved:.3g}, and is {apart:.3g} apart")
     if not all(np.isfinite(step["loss"]) for step in whole["steps"]):
         return Outcome(CRASH, f"a loss of one device is not finite: {whole['steps']}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import json
 from typing import Any
 
@@ -71,6 +73,12 @@ NAMED: dict[str, dict[str, Any]] = {
             "stages_on": {"mesh": "x:2", "rules": "batch:x", "slots_axis": "x"},
         },
     },
+    "bfloat16, grouped queries, mesh": {
+        "activation_dtype": "bfloat16", "kv_heads": 2, "execution": MESH,
+    },
+    "float16, accumulation, pipeline": {
+        "activation_dtype": "float16", "accumulation": 2, "execution": PIPELINE,
+    },
 }  # fmt: skip
 """{name: choices that differ from PLAIN}."""
 
@@ -122,6 +130,30 @@ def test_random_cases_are_equal_or_refused() -> None:
 def test_a_case_is_a_function_of_its_number() -> None:
     one, other = fuzz_choices.draw(3, 5), fuzz_choices.draw(3, 5)
     assert json.dumps(one) == json.dumps(other) != json.dumps(fuzz_choices.draw(3, 6))
+
+
+def test_the_type_of_activations_is_drawn_and_changes_no_other_choice() -> None:
+    cases = [fuzz_choices.draw(seed, i) for seed in (0, 7) for i in range(20)]
+    types = {case.pop("activation_dtype") for case in cases}
+    assert types == {"float32", "bfloat16", "float16"}
+    digest = hashlib.sha256(json.dumps(cases).encode()).hexdigest()
+    assert digest.startswith("1489a23fa9d843d9"), "reports name cases by their numbers"
+
+
+def test_16_bits_may_differ_by_their_own_error_and_no_more() -> None:
+    def result(loss: float, w: float) -> dict[str, Any]:
+        steps = [{"loss": loss, "accuracy": loss}]
+        state = {"before": {"w": np.zeros(3)}, "after": {"w": np.full(3, w)}}
+        return {"steps": steps, "evaluation": {}, **state}
+
+    full, whole = result(2.0, 1.0), result(2.1, 1.1)
+    near, other_loss, other_weight = result(2.4, 1.3), result(2.5, 1.1), result(2.1, 1.5)
+    for dtype in ("bfloat16", "float16"):
+        compared = functools.partial(fuzz_executions.compared, whole, full=full, dtype=dtype)
+        assert compared(near).kind == fuzz_executions.EQUAL
+        assert compared(other_loss).reason == "step 0 loss 2.1 is 2.5"
+        assert "w moved by 1.91, and is 0.693 apart" in compared(other_weight).reason
+    assert "accuracy" in fuzz_executions.compared(whole, near).reason
 
 
 def test_another_loss_or_weight_is_different() -> None:

@@ -23,6 +23,7 @@ from absl import logging
 
 from tekso.framework.cluster import Cluster
 from tekso.framework.cores import num_cores
+from tekso.framework.counting import counted
 from tekso.framework.execution import devices, runtime
 from tekso.framework.execution.base import Execution, ExecutionProgram
 from tekso.framework.execution.data_parallel_program import DataParallelProgram
@@ -137,10 +138,11 @@ class DataParallel(Execution):
         if batch_size % (replicas * parts):
             near = [n * replicas * parts for n in (batch_size // (replicas * parts),) if n]
             near.append((batch_size // (replicas * parts) + 1) * replicas * parts)
+            unit = ("process", "processes") if processes.size > 1 else ("device",)
             raise ExecutionError(
-                f"input.batch_size {batch_size} does not divide evenly over {replicas} "
-                f"{'processes' if processes.size > 1 else 'devices'} and "
-                f"{parts} accumulation steps; the nearest that do: {', '.join(map(str, near))}"
+                f"input.batch_size {batch_size} does not divide evenly over "
+                f"{counted(replicas, *unit)} and {counted(parts, 'accumulation step')}; "
+                f"the nearest that do: {', '.join(map(str, near))}"
             )
         coupling = [layer.path for layer in task.walk() if layer.couples_examples]
         if replicas * parts > 1:

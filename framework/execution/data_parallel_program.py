@@ -376,7 +376,12 @@ class DataParallelProgram(ExecutionProgram):
         if function not in self._calls:
 
             def run(*inputs: Any) -> Any:
-                return self._step.decoded(function, self._evaluation_weights(), inputs)
+                def decoded() -> Any:
+                    return self._step.decoded(function, self._evaluation_weights(), inputs)
+
+                # For a TPU, tf.distribute compiles only what runs in its replicas.
+                on_tpu = isinstance(self._strategy, tf.distribute.TPUStrategy)
+                return self._first(self._strategy.run(decoded)) if on_tpu else decoded()
 
             self._calls[function] = tf.function(run, autograph=False)
         return self._calls[function](*inputs)

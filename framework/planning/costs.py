@@ -216,8 +216,8 @@ class CostModel:
                 gathered = placed.bytes(work.part) * share * placed.count([axis])
                 axes = (axis,) if axis else ()
                 sums.bill.add("all-gather", axes, ACTIVATIONS, gathered, times)
-        sums.kept = placed.kept(self._work.kept)
-        sums.recomputed = max((placed.kept(kept) for kept in self._work.recomputed), default=0)
+        sums.saved = placed.saved(self._work.saved)
+        sums.recomputed = max((placed.saved(region) for region in self._work.recomputed), default=0)
         for group in self._summed_only:
             axes = placed.extra_axes(_POSITIONS, _part(group.spec))
             local = placed.bytes(_part(group.spec))
@@ -336,7 +336,7 @@ class CostModel:
             slots += local * group.count
             update += 2 * local * group.count
         workspace = 2 * sums.largest + sums.recomputed
-        memory = Memory(weights, used_weights, slots, gradients, sums.kept, workspace)
+        memory = Memory(weights, used_weights, slots, gradients, sums.saved, workspace)
         return memory, update
 
     def _layout(self, kind: str, layout: MeshLayout, spec: WeightSpec) -> Layout:
@@ -369,7 +369,8 @@ class _Sums:
 
     def __init__(self, bill: Bill) -> None:
         self.bill = bill
-        self.seconds = self.flops = self.products = self.largest = self.kept = self.recomputed = 0.0
+        self.seconds = self.flops = self.products = 0.0
+        self.largest = self.saved = self.recomputed = 0.0
         self.gradients: list[_Gradient] = []
 
 

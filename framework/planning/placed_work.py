@@ -78,9 +78,9 @@ class PlacedActivations:
         """Returns the axes of dims, without the axes of a layout."""
         return self.ordered({self.axis_of(d) for d in dims if d is not None} - {None, *layout})
 
-    def kept(self, kept: Iterable[SavedTensor]) -> float:
+    def saved(self, tensors: Iterable[SavedTensor]) -> float:
         """Returns the bytes of saved activations on one device."""
-        return sum(self.bytes(k.part) * k.count for k in kept)
+        return sum(self.bytes(k.part) * k.count for k in tensors)
 
 
 class Letters:

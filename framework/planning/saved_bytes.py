@@ -73,15 +73,15 @@ def saved_bytes(
     return of_each(pieces, traces, specs, batch, find)
 
 
-def together(kept: Sequence[SavedBytes]) -> tuple[float, float]:
+def together(saved: Sequence[SavedBytes]) -> tuple[float, float]:
     """Returns the bytes saved for the backward pass, and for gradients of weights, of a stage.
 
-    `kept` has the consecutive pieces of the stage. A tensor that several pieces save counts once:
+    `saved` has the consecutive pieces of the stage. A tensor that several pieces save counts once:
     an output of one piece is an input of the next.
     """
     flow: dict[Leaf, Any] = {}  # {output: (number of the piece, its name for the tensor)}
     sizes: tuple[dict[Any, float], dict[Any, float]] = {}, {}
-    for number, piece in enumerate(kept):
+    for number, piece in enumerate(saved):
         own: dict[SavedTensor, Any] = {}
         for name in (*piece.for_backward, *piece.for_weights, *piece.made.values()):
             own[name] = (number, name) if isinstance(name, str) else flow.get(name, name)
@@ -140,10 +140,10 @@ def _root(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def _bytes(
-    kept: Sequence[Any], names: Mapping[str, SavedTensor], trace: PieceTrace
+    saved: Sequence[Any], names: Mapping[str, SavedTensor], trace: PieceTrace
 ) -> dict[SavedTensor, float]:
     """Returns {tensor: bytes}; if a size is unknown, all bytes that the piece writes."""
-    roots = {root.name: root for root in map(_root, kept)}
+    roots = {root.name: root for root in map(_root, saved)}
     for t in roots.values():
         if t.dtype in (tf.variant, tf.resource) or not t.shape.is_fully_defined():
             return {"all that it writes": trace.bytes_written}

@@ -127,7 +127,7 @@ def figures_of(
     plan: PipelinePlan,
     learner: LearnerBase,
     specs: dict[str, WeightSpec],
-    kept: Sequence[SavedBytes],
+    saved: Sequence[SavedBytes],
 ) -> PipelineFigures:
     """Returns the figures of a pipeline; allocates nothing.
 
@@ -136,11 +136,11 @@ def figures_of(
       plan: plan of the pipeline.
       learner: the learner; a stage stores the slots of its weights.
       specs: specs of all weights of the task.
-      kept: saved tensors of every piece for one micro-batch.
+      saved: saved tensors of every piece for one micro-batch.
     """
     owned = StageSpecs(plan.stage_plan, learner, State(specs, learner.slots(specs)))
     trained = learner.trainable(specs)
-    of_pieces, costs = iter(kept), iter(plan.piece_costs)
+    of_pieces, costs = iter(saved), iter(plan.piece_costs)
     stages = tuple(
         _figures(
             plan,
@@ -194,7 +194,7 @@ def _figures(
     owned: State[WeightSpec],
     specs: dict[str, WeightSpec],
     trained: Any,
-    kept: Sequence[SavedBytes],
+    saved: Sequence[SavedBytes],
     costs: Sequence[float],
 ) -> StageFigures:
     stage_plan = plan.stage_plan
@@ -202,7 +202,7 @@ def _figures(
     read = {path: rows_of(specs[path], rows) for path, rows in stage.weights.items()}
     copies = {path: spec for path, spec in read.items() if path not in own}
     made = [Value(name, stage.index) for name in stage.outputs]
-    for_backward, for_weights = together(kept)
+    for_backward, for_weights = together(saved)
     if not stage_plan.learned_inputs(
         stage
     ):  # there are no gradients of inputs, so everything is saved for the gradients of weights

@@ -147,13 +147,13 @@ class StepWork:
 
     Attributes:
       work: {(work, how often it is recomputed): number of times}.
-      kept: saved activations.
+      saved: saved activations.
       recomputed: for every recomputed part of the step, the activations that it saves meanwhile.
       weights: names of the dims of weights.
     """
 
     work: Mapping[tuple[Work, int], int]
-    kept: tuple[SavedTensor, ...]
+    saved: tuple[SavedTensor, ...]
     recomputed: tuple[tuple[SavedTensor, ...], ...]
     weights: frozenset[str]
 

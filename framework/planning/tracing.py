@@ -76,8 +76,8 @@ def trace(
         recorder.read_graph()
     return StepWork(
         dict(recorder.counted()),
-        tuple(recorder.whole.kept.values()),
-        tuple(tuple(region.kept.values()) for region in recorder.regions),
+        tuple(recorder.whole.saved.values()),
+        tuple(tuple(region.saved.values()) for region in recorder.regions),
         frozenset(d for spec in specs.values() for d in spec.dims if d is not None),
     )
 

@@ -33,7 +33,7 @@ class Region:
       iterations: how often it runs for each run of the part around it.
       recomputed: how often its forward pass is recomputed.
       first, last: range of its ops in the graph.
-      kept: {name of a tensor: saved activation}.
+      saved: {name of a tensor: saved activation}.
     """
 
     count: int
@@ -41,7 +41,7 @@ class Region:
     recomputed: int
     first: int = 0
     last: int = 0
-    kept: dict[str, SavedTensor] = dataclasses.field(default_factory=dict)
+    saved: dict[str, SavedTensor] = dataclasses.field(default_factory=dict)
 
 
 class Recorder:
@@ -122,7 +122,7 @@ class Recorder:
         """Records that an activation is saved for the backward pass."""
         known = self.names.of(x)
         if known.weight is None and x.shape.rank:
-            region.kept.setdefault(known.root, SavedTensor(self.part(x), count))
+            region.saved.setdefault(known.root, SavedTensor(self.part(x), count))
 
     def read_graph(self) -> None:
         """Records ops that layers use directly: products, sums, elementwise ops."""
@@ -146,7 +146,7 @@ class Recorder:
                 self.add(Reduction(self.part(y), named), region, index=index)
         elif op.type in _KEEPS_ITS_INPUTS | _KEEPS_ITS_OUTPUT and self.names.of(y).learned:
             self.add(Passes(self.part(y), 3, 3), region, index=index)
-            kept = op.inputs if op.type in _KEEPS_ITS_INPUTS else [y]
-            for x in kept:
+            saved = op.inputs if op.type in _KEEPS_ITS_INPUTS else [y]
+            for x in saved:
                 if x.shape == y.shape:
                     self.keep(x, region)

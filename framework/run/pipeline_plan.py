@@ -65,14 +65,14 @@ def figures(tree: Tree.Params, *, assets_dir: str | None = None) -> PipelineFigu
     plan = execution.plan(task, batch, parts=parts, dtype=dtype)
     specs, micro = task.specs(), execution.micro_batch(batch, parts=parts)
     traces = [trace for stage in plan.stage_plan.stages for trace in stage.traces]
-    kept = saved_bytes(
+    saved = saved_bytes(
         task_results.pieces(task),
         traces,
         used_specs(specs, dtype),
         set(learner.trainable(specs)),
         micro,
     )
-    found = figures_of(_schedule_name(execution), plan, learner, specs, kept)
+    found = figures_of(_schedule_name(execution), plan, learner, specs, saved)
     if isinstance(execution, SpmdPipelined):
         layout = execution.layout(task, batch, parts=parts, num_devices=None)
         return dataclasses.replace(found, on_mesh=figures_of_program(learner, specs, layout))

@@ -130,8 +130,8 @@ def _data_parallel(parts: StepParts, devices: int) -> StepPlan:
     size, accumulated = num_examples(parts.batch), parts.learner.params.accumulation_steps
     if size % (devices * accumulated):
         raise ExecutionError(
-            f"input.batch_size {size} does not divide evenly over {devices} devices and "
-            f"{accumulated} accumulation steps"
+            f"input.batch_size {size} does not divide evenly over {counted(devices, 'device')} and "
+            f"{counted(accumulated, 'accumulation step')}"
         )
     check_whole(parts.task, accumulated, *ACCUMULATION)
     xla, updates = "auto", None

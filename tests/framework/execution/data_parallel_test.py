@@ -168,7 +168,10 @@ def test_repeated_rematerialised_stack_equals_the_unrolled_one() -> None:
     ("arguments", "words"),
     [
         (("--cpu_devices", "3"), ["batch_size 16", "3 devices", "15", "18"]),
-        (("--accumulation", "5"), ["batch_size 16", "5 accumulation steps", "15", "20"]),
+        (
+            ("--accumulation", "5"),
+            ["batch_size 16", "1 device and 5 accumulation steps", "15", "20"],
+        ),
         (("--execution", '{"towers": 3}'), ["execution.towers is 3", "16 examples"]),
         (
             ("--execution", '{"towers": 2}', "--task", BATCH_NORM),
@@ -375,6 +378,32 @@ def test_a_tpu_is_connected_and_initialized_before_the_strategy(
     names = ["connect", "initialize", "strategy"]
     assert calls == [("resolve", "mine"), *((name, "resolver") for name in names)]
     assert execution._strategy == "its strategy"
+
+
+def test_decoding_runs_in_the_replicas_of_a_tpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    class OneCore(tf.distribute.OneDeviceStrategy):
+        """Stands for a strategy that places and compiles what runs in its replicas only."""
+
+    monkeypatch.setattr(tf.distribute, "TPUStrategy", OneCore)
+    strategy = OneCore("/cpu:0")
+
+    def decode(theta: Any, given: Any, ctx: Any) -> Any:
+        is_in_replica = not tf.distribute.in_cross_replica_context()
+        assert is_in_replica and tf.distribute.get_strategy() is strategy
+        x, missing, (y,) = given["x"], given["missing"], given["pair"]
+        assert missing is None
+        return {"sum": theta.norm.scale[0] * x + y, "none": None}
+
+    given = {"x": np.float32(2), "missing": None, "pair": (tf.constant(3.0),)}
+    execution = DataParallel.Params(towers=1).instantiate()
+    execution._strategy = strategy
+    task = Normalised.Params().instantiate()
+    learner = Learner.Params(optimizer=Momentum.Params(), schedule=Constant.Params(value=0.1))
+    batch = {"x": ((4, 3), "float32")}
+    program = execution.build(task, learner.instantiate(), seed=0, batch=batch)
+    program.initialize()
+    found = program.call(decode, given)
+    assert found["none"] is None and float(found["sum"]) == 5
 
 
 def test_several_processes_on_a_tpu_are_refused_in_a_sentence() -> None:
