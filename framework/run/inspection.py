@@ -250,14 +250,18 @@ def list_record(entry: Any) -> dict[str, Any]:
         "summary": entry.summary,
         "file": relative(entry.file),
         "line": entry.line,
-        "result": results.read(entry.key, entry.file),
+        "result": None,
         "result_is_current": None,
     }
     try:
+        record["result"] = results.read(entry.key, entry.file)
+    except results.NoResultError as error:
+        record["result_problem"] = str(error)
+    try:
         tree = entry.cls().tree()
+        record["task"] = type_name(tree.task.owner)
         if record["result"] is not None:
             record["result_is_current"] = results.is_current(record["result"], tree)
-        record["task"] = type_name(tree.task.owner)
         record["total_weights"] = sum(spec.size for spec in task_of(tree).specs().values())
     except Exception as error:  # one failing experiment must not hide the others
         kind = "" if type(error) is ValueError else f"{type(error).__name__}: "
@@ -274,6 +278,8 @@ def list_text(rows: Sequence[Mapping[str, Any]]) -> str:
         lines.append(f"{row['key']}  ({row['task'] or '-'}, {count})")
         lines.append(f"{_INDENT}{row['summary']}")
         lines.append(f"{_INDENT}{row['file']}:{row['line']}")
+        if "result_problem" in row:
+            lines.append(f"{_INDENT}measured: {row['result_problem']}")
         if row["result"] is not None:
             old = "" if row["result_is_current"] else " (before its Params changed)"
             text = f"measured{old}: {results.figures(row['result'])}; {results.cost(row['result'])}"

@@ -95,15 +95,28 @@ def read(key: str, file: str) -> dict[str, Any] | None:
     Args:
       key: key of the experiment.
       file: the source file of the experiment.
+
+    Raises:
+      NoResultError: the file is damaged.
     """
     folder = os.path.dirname(os.path.realpath(file))
     while os.path.isfile(os.path.join(folder, "__init__.py")):
         path = os.path.join(folder, FOLDER, f"{key}.json")
         if os.path.isfile(path):
-            found = bounded.parse_json(bounded.read(path))
-            return found if isinstance(found, dict) else None
+            return _parsed(path)
         folder = os.path.dirname(folder)
     return None
+
+
+def _parsed(path: str) -> dict[str, Any]:
+    try:
+        found = bounded.parse_json(bounded.read(path))
+        figures(found), cost(found), found["changes"], found["params"]
+    except (ValueError, LookupError, TypeError, AttributeError, StopIteration):
+        raise NoResultError(
+            f"{path} is damaged: write it again with tekso-results, or remove it"
+        ) from None
+    return dict(found)
 
 
 def figures(result: Mapping[str, Any]) -> str:

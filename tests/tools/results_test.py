@@ -132,6 +132,11 @@ def test_the_list_shows_it_and_says_when_params_changed(
         monkeypatch.setattr(entry.cls, "tree", lambda self: changed)
         shown = " ".join(inspection.list_text([inspection.list_record(entry)]).split())
         assert "measured (before its Params changed): dev" in shown
+        for text in ('{"model": ', "[]", '{"metrics": {}}'):
+            (package / "results" / "my_results.own.Mine.json").write_text(text)
+            record = inspection.list_record(entry)
+            assert record["total_weights"] > 0
+            assert "Mine.json is damaged: write it again" in inspection.list_text([record])
     finally:
         registry._ENTRIES.pop("my_results.own.Mine", None)
         sys.modules.pop("my_results.own", None)

@@ -17,7 +17,7 @@ from tekso.framework.input.arrays import Arrays
 from tekso.framework.layer import Layer
 from tekso.framework.run import checkpoint_files, initial_weights, weight_files
 from tekso.framework.run.checkpoints import CheckpointError, Description
-from tekso.framework.run.initial_weights import WarmStartError
+from tekso.framework.run.warm_start_sources import WarmStartError
 from tekso.framework.warm_start import WarmStart
 from tekso.tasks.image.files import ImageFolders
 from tekso.tasks.image.input import Images
@@ -150,7 +150,7 @@ def test_layers_of_which_only_some_are_taken_are_shown_by_number(tmp_path: Path)
 
 def test_weights_that_are_missing_have_the_setting_that_ignores_them(tmp_path: Path) -> None:
     run = run_with(tmp_path / "a", {"body/w": repeated()["body/w"]})
-    with pytest.raises(initial_weights.WarmStartError) as caught:
+    with pytest.raises(WarmStartError) as caught:
         begin(Repeated.Params().instantiate(), tmp_path, main={"checkpoint": run})
     want = """--set 'run.warm_start.main.ignore=[".*/mean", ".*/table"]'"""
     assert "and 1 more weight not in" in str(caught.value) and want in str(caught.value)
