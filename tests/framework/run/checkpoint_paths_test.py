@@ -13,9 +13,10 @@ from tekso.framework import registry
 from tekso.framework.run import checkpoint_files, checkpoint_paths
 from tekso.framework.run.checkpoint_description import Description
 from tekso.framework.run.checkpoint_errors import CheckpointError
-from tekso.framework.run.initial_weights import _opened
 from tekso.framework.run.opened import open_run
 from tekso.framework.run.stored_state import open_stored
+from tekso.framework.run.warm_start_sources import open_source
+from tekso.framework.warm_start import WarmStart
 
 LOSSES = {10: 1.5, 20: 1.25, 30: 1.75}
 
@@ -54,7 +55,8 @@ def test_a_name_means_the_same_to_every_reader(run: Path, path: str, step: int) 
     assert open_run(path).logdir.model() == "lm.Some"
     stored = open_stored(path).description
     assert stored is not None and stored.step == step
-    assert _opened(path, print)[0].step == step  # of run.warm_start
+    source = WarmStart.Params(checkpoint=path)
+    assert open_source("start", source, print)[0].step == step
     assert open_run("run", path).checkpoint.step == step if path != "run" else True
 
 
