@@ -43,7 +43,7 @@ class Execution(Configurable, abc.ABC):
         )
 
     def expect(self, task: Configurable.Params) -> None:
-        """Tells the execution the task for which `setup_devices` chooses threads, before its call.
+        """Sets the task for which `setup_devices` chooses threads; called before it.
 
         Args:
           task: Params of the task, possibly without the values that only its data determines.

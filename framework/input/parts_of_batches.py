@@ -34,7 +34,7 @@ def built(input: Batches, step: int, rows: RowsOf) -> BatchPart:
     try:
         own = rows(size)
     except IndivisibleError as error:
-        raise InputError(_told(input, step, error)) from error
+        raise InputError(_message(input, step, error)) from error
     if not alone:
         return BatchPart.of(whole, own)
     if own == ((0, size),):
@@ -55,7 +55,7 @@ def _builds_rows(kind: type) -> bool:
     return owner["batch_rows"] <= owner["batch"]
 
 
-def _told(input: Batches, step: int, error: IndivisibleError) -> str:
+def _message(input: Batches, step: int, error: IndivisibleError) -> str:
     p, setting = input.params, ""
     if "batch_size" in p:
         setting = f". Set {p.path_of('batch_size')}, or start another number of processes"

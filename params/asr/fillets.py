@@ -65,7 +65,7 @@ class Czech(Dutch):
 
 @register
 class DutchAndCzech(Dutch):
-    """Both languages by one model, without being told which; dev is also evaluated by language."""
+    """Both languages by one model, without a language token; dev is also evaluated by language."""
 
     def corpus(self) -> SpeechSource.Params:
         """Returns the dialogues of both languages."""

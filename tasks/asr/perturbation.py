@@ -12,7 +12,7 @@ from tekso.tasks.asr.audio import Samples, resample
 
 
 class Perturbation(Configurable):
-    """Plays a recording at a random speed, and adds noise.
+    """Changes the speed of a recording at random, and adds noise.
 
     The random numbers of an utterance depend on the seed, the epoch and the utterance only, so
     they do not depend on batches and processes.

@@ -241,7 +241,7 @@ class Detection(ImageTask):
         ]
         return {"objects": objects}
 
-    def told(self, record: Mapping[str, Any]) -> str:
+    def summary(self, record: Mapping[str, Any]) -> str:
         """See `ImageTask`."""
         shown = [
             f"{one['class']} {one['score']:.2f} at {' '.join(f'{v:g}' for v in one['box'])}"

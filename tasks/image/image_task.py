@@ -46,7 +46,7 @@ class ImageTask(AnswersFiles, Task):
     """Base of the tasks that answer a question about images of one size, such as their class.
 
     A subclass implements `answer`, which returns arrays [batch, …] for normalised images, and
-    `found`, `told` and `cells`, which make a record, a line of text and rows of a table of one
+    `found`, `summary` and `cells`, which make a record, a line of text and rows of a table of one
     answer. Decoding, tekso-decode and export use them. Params of the model such as `image_size` are
     taken from the input if they are not set.
 
@@ -106,9 +106,9 @@ class ImageTask(AnswersFiles, Task):
         """
         raise NotImplementedError(f"{type(self).__name__} has no found()")
 
-    def told(self, record: Mapping[str, Any]) -> str:
+    def summary(self, record: Mapping[str, Any]) -> str:
         """Returns the entries that `found` returned as a line of text."""
-        raise NotImplementedError(f"{type(self).__name__} has no told()")
+        raise NotImplementedError(f"{type(self).__name__} has no summary()")
 
     def images_in(self, input: Input) -> Any:
         """Returns the image input of an input, which may be a `HeldOut`.
@@ -191,7 +191,7 @@ class ImageTask(AnswersFiles, Task):
     def line(self, record: Mapping[str, Any]) -> str:
         """See `AnswersFiles`."""
         place = record["file"] + (f" {record['number']}" if "number" in record else "")
-        return f"{place}: {record['error'] if 'error' in record else self.told(record)}"
+        return f"{place}: {record['error'] if 'error' in record else self.summary(record)}"
 
     def exports(self, input: Input) -> dict[str, ExportedFunction]:
         """Returns the function `export` of images of the size of the input."""

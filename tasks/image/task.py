@@ -183,7 +183,7 @@ class ImageClassification(ImageTask, Classification):
         ]
         return {"classes": classes}
 
-    def told(self, record: Mapping[str, Any]) -> str:
+    def summary(self, record: Mapping[str, Any]) -> str:
         """See `ImageTask`."""
         rows = record["classes"][:3]
         label = f" (label {record['label']})" if "label" in record else ""

@@ -213,7 +213,7 @@ class Segmentation(ImageTask):
         }
         return {"shares": shares}
 
-    def told(self, record: Mapping[str, Any]) -> str:
+    def summary(self, record: Mapping[str, Any]) -> str:
         """See `ImageTask`."""
         shares = sorted(record["shares"].items(), key=lambda pair: -pair[1])
         return ", ".join(f"{name} {share:.3f}" for name, share in shares)

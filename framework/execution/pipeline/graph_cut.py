@@ -20,7 +20,7 @@ from typing import Any
 
 import tensorflow as tf
 
-# Numbers of the functions, so that the names of loops in errors tell which function it was.
+# Numbers of the functions, so that loop names in errors identify the function.
 # (Equal names alone are no error: DTensor adds a number. See `workarounds/retracing.py`.)
 _numbers = itertools.count()
 LOOPS = ("While", "StatelessWhile")
