@@ -26,6 +26,7 @@ from tekso.framework.primitives import (
     attention,
     normalization,
     projection,
+    recurrence,
     rotation,
     softmax_cross_entropy,
     windows,
@@ -98,6 +99,27 @@ def rms_norm(ctx: StepContext, x: tf.Tensor, scale: tf.Tensor, *, epsilon: float
 def activate(ctx: StepContext, name: str, x: tf.Tensor) -> tf.Tensor:
     """Applies a named activation (see primitives/activations.py) to every element."""
     return activations.activate(name, x, fuse=ctx.fuse)
+
+
+@primitive(mesh=MESH, planning=None)
+def lstm_update(
+    ctx: StepContext,
+    inputs: tf.Tensor,
+    recurrent: tf.Tensor,
+    memory: tf.Tensor,
+    *,
+    forget_bias: float,
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the output and the next memory of an LSTM; see LstmCell for the formula.
+
+    Shapes:
+      inputs, recurrent: [batch, 4, units], the two products that are added to the gates i, f, g, o
+      memory: [batch, units]
+      returns: output [batch, units], memory [batch, units]
+    """
+    return recurrence.lstm_update(
+        inputs, recurrent, memory, forget_bias=forget_bias, fuse=ctx.fuse
+    )
 
 
 @primitive(mesh=None, planning=RECORDED)

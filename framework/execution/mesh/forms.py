@@ -59,6 +59,23 @@ def project(
     return y if b is None else tf.cast(widen(y) + widen(b), y.dtype)
 
 
+def lstm_update(
+    ctx: MeshContext,
+    inputs: tf.Tensor,
+    recurrent: tf.Tensor,
+    memory: tf.Tensor,
+    *,
+    forget_bias: float,
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """See `ops.lstm_update`."""
+    # Without the constraint, the other operand would determine the sharding of the gates.
+    i, f, g, o = [
+        ctx.constrain(gate, ("batch", "mlp")) for gate in tf.unstack(inputs + recurrent, axis=1)
+    ]
+    after = tf.sigmoid(f + forget_bias) * memory + tf.sigmoid(i) * tf.tanh(g)
+    return tf.sigmoid(o) * tf.tanh(after), after
+
+
 # --- attention ---
 
 
