@@ -4,15 +4,15 @@
     compiler.py        compiler passes to disable, long error messages, calls from several threads
     retracing.py       names of loops that are in use, loops of another trace
     forms.py           primitives of layers: rows of stacked tensors, concatenation, loops, buffers
-    tensors.py         names and inputs of loops, layouts that influence each other, gradients of
+    tensors.py         inputs of loops, layouts that influence each other, gradients of
                        resharding, small integers, names of variables
     unsupported_ops.py ops that crash or give wrong values: rejected before the first step
 
 Every function says which defect it avoids. `tests/framework/execution/mesh/workarounds_program.py`
 reproduces defects in a few lines, with the workaround and without, and `workarounds_test.py` fails
 as soon as TensorFlow no longer has one of them: then remove the workaround. Not reproduced there:
-data races (`compiler.SERIAL`), and defects that need a whole model to appear (`loop_name`,
-`resharded_both_ways`, combined all-reduces); nor `cut_messages` and `new_variable`, since they
+data races (`compiler.SERIAL`), and defects that need a whole model to appear
+(`resharded_both_ways`, combined all-reduces); nor `cut_messages` and `new_variable`, since they
 avoid only waiting. `framework/execution/runtime.py` has what the start of several processes needs.
 
 Sharding constraints that steer layout propagation, and forms of primitives that need fewer

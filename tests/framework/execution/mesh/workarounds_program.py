@@ -306,11 +306,11 @@ def loop_name_in_use_of_cut(place: Place, avoided: bool) -> bool:
         return _equal(place, y[0][0], np.full(4, 7.0))
 
     right = is_right(first)
-    library, names = context.context(), [_loops(function) for function in (first, second)]
-    for old, new in zip(*names, strict=True):  # both loops of `second` have a name in use
+    library = context.context()
+    for name in _loops(first):  # both loops of `second` will have a name in use
         for part in ("cond", "body"):
-            used = library.get_function_def(f"{old}_{part}")
-            used.signature.name = f"{new}_{part}"
+            used = library.get_function_def(f"{name}_{part}")
+            used.signature.name = f"{name}1_{part}"
             used.attr["old"].b = True  # else it is the same function, which is no error
             library.add_function_def(used)
     right &= is_right(second, through_backend=avoided)
@@ -318,7 +318,7 @@ def loop_name_in_use_of_cut(place: Place, avoided: bool) -> bool:
 
 
 def _loops(function: Subgraph) -> list[str]:
-    """Returns the names of the loops of a function, which DTensor's functions begin with."""
+    """Returns the names of the loops of a function; DTensor adds a number if one is in use."""
     ops = function._concrete.graph.get_operations()
     return [op.name for op in ops if op.type in LOOPS]
 
