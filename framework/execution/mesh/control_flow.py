@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from tekso.framework import loops
 from tekso.framework.execution.mesh.context import MeshContext
-from tekso.framework.execution.mesh.workarounds.tensors import loop_inputs
+from tekso.framework.execution.workarounds.tensors import loop_inputs
 from tekso.framework.primitives.precision import widen
 
 Flat = list[tf.Tensor]
