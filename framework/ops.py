@@ -40,7 +40,7 @@ from tekso.framework.theta import Theta
 
 MESH = "tekso.framework.execution.mesh.forms"
 VOCAB = "tekso.framework.execution.mesh.vocab"
-WORKAROUNDS = "tekso.framework.execution.mesh.workarounds.forms"
+WORKAROUNDS = "tekso.framework.execution.workarounds.forms"
 RECORDED = "tekso.framework.planning.tracing:TracingContext"
 
 IMAGE_DIMS = ("batch", "height", "width", "channels")

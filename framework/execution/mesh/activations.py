@@ -14,8 +14,8 @@ import tensorflow as tf
 from tekso.framework import ops, task_results
 from tekso.framework.context import StepContext, isolated
 from tekso.framework.execution.mesh.layouts import Activations
-from tekso.framework.execution.mesh.workarounds.forms import concat, reverse
-from tekso.framework.execution.mesh.workarounds.unsupported_ops import refuse_unsupported
+from tekso.framework.execution.workarounds.forms import concat, reverse
+from tekso.framework.execution.workarounds.unsupported_ops import refuse_unsupported
 from tekso.framework.foreign_variables import refused
 from tekso.framework.signature import Signature
 from tekso.framework.task import Task

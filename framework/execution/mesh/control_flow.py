@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from tekso.framework import loops
 from tekso.framework.execution.mesh.context import MeshContext
-from tekso.framework.execution.mesh.workarounds.tensors import loop_inputs, loop_name
+from tekso.framework.execution.workarounds.tensors import loop_inputs
 from tekso.framework.primitives.precision import widen
 
 Flat = list[tf.Tensor]
@@ -127,7 +127,6 @@ class _Loop:
             body,
             (tf.constant(0), state, saved, stacks, sums),
             maximum_iterations=self._num_iterations,
-            name=loop_name(),
         )
         return (state, stacks, sums), saved
 
@@ -170,7 +169,6 @@ class _Loop:
             body,
             (tf.constant(self._num_iterations - 1), dtheta, dafter, dxs),
             maximum_iterations=self._num_iterations,
-            name=loop_name(),
         )
         dtheta = [tf.cast(d, t.dtype) for d, t in zip(dtheta, _learning(theta), strict=True)]
         found = iter([*dtheta, *dstate, *dxs])

@@ -19,7 +19,7 @@ from tekso.framework.cores import num_cores
 from tekso.framework.execution import devices, runtime
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.mesh.layouts import MeshShape
-from tekso.framework.execution.mesh.workarounds import compiler
+from tekso.framework.execution.workarounds import compiler
 
 LOCAL_TPU = "local"
 MOST_CPU_DEVICES = 4096

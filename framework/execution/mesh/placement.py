@@ -15,7 +15,7 @@ import tensorflow as tf
 from tensorflow.experimental import dtensor
 
 from tekso.framework.execution.mesh.layouts import Layout
-from tekso.framework.execution.mesh.workarounds.tensors import copies, separated
+from tekso.framework.execution.workarounds.tensors import copies, separated
 
 
 class Placement:

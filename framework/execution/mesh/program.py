@@ -31,9 +31,9 @@ from tekso.framework.execution.mesh.context import MeshContext
 from tekso.framework.execution.mesh.layouts import Layout, MeshLayout
 from tekso.framework.execution.mesh.placement import Placement
 from tekso.framework.execution.mesh.step_errors import ADVICE, compiled
-from tekso.framework.execution.mesh.workarounds.tensors import new_variable
 from tekso.framework.execution.shards import Owners, Shard, Slices, chunks, cut_out, is_sliceable
 from tekso.framework.execution.state import ReadKey
+from tekso.framework.execution.workarounds.tensors import new_variable
 from tekso.framework.primitives.fusion import Fuse, no_fusion
 from tekso.framework.state import State
 from tekso.framework.step import Flat, Step, Sums

@@ -15,7 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from tekso.framework.execution.mesh.context import MeshContext
-from tekso.framework.execution.mesh.workarounds.tensors import loop_inputs
+from tekso.framework.execution.workarounds.tensors import loop_inputs
 from tekso.framework.primitives.precision import widen, widen_half
 
 _LEAD = "abcefg"  # names of the leading dims in an einsum: its "..." has no layouts

@@ -14,15 +14,11 @@ backward pass on the forward pass (a check, a message) are dropped, because thos
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-# Numbers of the functions, so that loop names in errors identify the function.
-# (Equal names alone are no error: DTensor adds a number. See `workarounds/retracing.py`.)
-_numbers = itertools.count()
 LOOPS = ("While", "StatelessWhile")
 """Types of ops that are loops."""
 
@@ -182,7 +178,7 @@ class GraphCut:
             given |= {t.name: x for t, x in zip(feeds, values, strict=True)}
             inputs = {name: x for name, x in given.items() if name in used}
             found = tf.graph_util.import_graph_def(
-                part, input_map=inputs, return_elements=made, name=f"part_{next(_numbers)}"
+                part, input_map=inputs, return_elements=made, name="part"
             )
             given |= dict(zip(made, found, strict=True))
             return [given[t.name] for t in wanted]
@@ -225,7 +221,7 @@ class Subgraph:
         self._saved = {t.name: position[t.name] for t in saved}
 
     def trace_again(self) -> None:
-        """Makes another function of the same ops, whose loops have other names."""
+        """Makes another function of the same ops."""
         self._concrete = self._trace()
 
     def __call__(

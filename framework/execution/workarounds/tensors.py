@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -11,17 +10,6 @@ import tensorflow as tf
 from tensorflow.experimental import dtensor
 
 TOO_MANY_TO_FOLD = 32  # number of elements from which an integer tensor is not a constant
-
-_numbers = itertools.count()
-
-
-def loop_name() -> str:
-    """Returns a name for a loop, unique in the process.
-
-    Defect: DTensor derives the names of a loop's functions from the name of its op, and does not
-    add a function if another one has its name.
-    """
-    return f"loop_{next(_numbers)}_"  # DTensor appends digits: loop_1 and loop_11 would meet
 
 
 def loop_inputs(given: Iterable[tf.Tensor]) -> list[tf.Tensor]:
