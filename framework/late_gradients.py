@@ -19,6 +19,7 @@ import tensorflow as tf
 
 from tekso.framework.context import Context, StepContext
 from tekso.framework.primitives import projection
+from tekso.framework.primitives.custom_gradient import custom_gradient
 from tekso.framework.theta import Theta
 
 
@@ -110,7 +111,7 @@ class LateGradients:
         return y if b is None else y + b
 
     def _zero(self, number: int, num_iterations: int, call: _Call) -> tf.Tensor:
-        @tf.custom_gradient
+        @custom_gradient
         def run(w: tf.Tensor) -> Any:
             def grad(dy: tf.Tensor) -> tf.Tensor:
                 x = tf.reshape(self._stacks[number], [-1, call.num_inputs])
@@ -132,7 +133,7 @@ def without_late_gradients(ctx: Context) -> Context:
     return ctx
 
 
-@tf.custom_gradient
+@custom_gradient
 def _product(x: tf.Tensor, zeros: tf.Tensor, w: tf.Tensor, transposed: tf.Tensor) -> Any:
     """Returns x w; the zeros have its gradient, and the weight has none."""
     return tf.matmul(x, w), lambda dy: (tf.matmul(dy, transposed), dy, None, None)

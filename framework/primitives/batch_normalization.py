@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tekso.framework.primitives.custom_gradient import custom_gradient
 from tekso.framework.primitives.fusion import Fuse, no_fusion
 from tekso.framework.primitives.precision import widen
 
@@ -47,7 +48,7 @@ def batch_norm(
     here = tf.cast(tf.shape(rows)[0], wide) if not flags else tf.reduce_sum(tf.cast(flags[0], wide))
     count = tf.maximum(sum_over_replicas(here), 1)
 
-    @tf.custom_gradient
+    @custom_gradient
     def run(rows: tf.Tensor, scale: tf.Tensor, bias: tf.Tensor) -> Any:
         total = fuse(_total)(rows, *flags)
         mean = sum_over_replicas(total) / count

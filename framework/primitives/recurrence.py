@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tekso.framework.primitives.custom_gradient import custom_gradient
 from tekso.framework.primitives.fusion import Fuse, no_fusion
 
 
@@ -23,7 +24,7 @@ def lstm_update(
     activations from them.
     """
 
-    @tf.custom_gradient
+    @custom_gradient
     def run(inputs: tf.Tensor, recurrent: tf.Tensor, memory: tf.Tensor) -> Any:
         output, after, gates = fuse(_forward, forget_bias=forget_bias)(inputs, recurrent, memory)
 
