@@ -18,6 +18,7 @@ from tekso.framework import loops, ops
 from tekso.framework.execution.mesh import control_flow, unrolled, vocab, windows
 from tekso.framework.execution.mesh.context import MeshContext
 from tekso.framework.primitives.batch_normalization import BatchNormed
+from tekso.framework.primitives.custom_gradient import custom_gradient
 from tekso.framework.primitives.precision import widen
 from tekso.framework.primitives.windows import Window
 from tekso.framework.theta import Theta
@@ -44,7 +45,7 @@ def project(
     outer = names[x.shape.rank : last]
     axes = ctx.layout_of(w)
 
-    @tf.custom_gradient
+    @custom_gradient
     def run(x: tf.Tensor, w: tf.Tensor) -> Any:
         y = tf.einsum(f"{lead}{inner},{inner}{outer}->{lead}{outer}", x, w)
 
@@ -217,7 +218,8 @@ def scan(
     """See `ops.scan`."""
     over_depth = any(axes is not None for axes in ctx.layouts_of(xs))
     form = unrolled if over_depth else control_flow
-    return form.scan(ctx, body, theta, state, xs, first)
+    found: tuple[Any, Any] = form.scan(ctx, body, theta, state, xs, first)
+    return found
 
 
 def rematerialize(

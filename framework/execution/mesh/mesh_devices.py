@@ -122,7 +122,7 @@ def count(device_type: str, *, cpu_devices: int | None = None) -> int:
     """
     if device_type == "CPU" and cpu_devices is not None:
         return int(cpu_devices * dtensor.num_clients())
-    return dtensor.num_global_devices(device_type)
+    return int(dtensor.num_global_devices(device_type))
 
 
 def make_mesh(shape: MeshShape, device_type: str, *, first: int = 0) -> Any:

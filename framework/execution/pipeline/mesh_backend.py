@@ -114,7 +114,7 @@ class MeshBackend(StageBackend):
     def gather(self, x: tf.Tensor) -> tf.Tensor:
         """See `StageBackend`."""
         with SERIAL:
-            return tf.constant(self._placement.whole(x))
+            return tf.constant(self._placement.to_host(x))
 
     # --- variables ---
 

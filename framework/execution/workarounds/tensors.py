@@ -9,6 +9,8 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.experimental import dtensor
 
+from tekso.framework.primitives.custom_gradient import custom_gradient
+
 TOO_MANY_TO_FOLD = 32  # number of elements from which an integer tensor is not a constant
 
 
@@ -50,7 +52,7 @@ def resharded_both_ways(reshard: Callable[[tf.Tensor], tf.Tensor], x: tf.Tensor)
     result of resharding another layout only if an identity is between them.
     """
 
-    @tf.custom_gradient
+    @custom_gradient
     def run(x: tf.Tensor) -> Any:
         return reshard(x), lambda dy: separated(reshard(dy))
 

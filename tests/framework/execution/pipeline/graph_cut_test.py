@@ -27,6 +27,26 @@ def test_functions_with_the_same_loop_compute_the_same_when_traced_again() -> No
             function.trace_again()
 
 
+def test_an_inlined_function_adds_its_ops_to_the_graph_that_calls_it() -> None:
+    def both(x: tf.Tensor, gradient: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        y = tf.square(x)
+        return y, 2.0 * x * gradient
+
+    scalar = tf.TensorSpec([], tf.float32)
+    concrete = tf.function(both, autograph=False).get_concrete_function(scalar, scalar)
+    cut = GraphCut(concrete, num_late=1, num_lasting=0)
+    forward = cut.function(cut.early, concrete.outputs[:1], inlined=True)
+
+    def sum_of_squares(count: tf.Tensor) -> tf.Tensor:
+        def add(i: tf.Tensor, total: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            (square,), _ = forward({concrete.inputs[0].name: tf.cast(i, tf.float32)})
+            return i + 1, total + square
+
+        return tf.while_loop(lambda i, _: i < count, add, [0, 0.0])[1]
+
+    assert float(tf.function(sum_of_squares, autograph=False)(tf.constant(4))) == 14.0
+
+
 def test_a_function_has_loops_if_its_graph_or_a_function_of_it_has() -> None:
     """Only functions with loops may have to be traced again."""
 

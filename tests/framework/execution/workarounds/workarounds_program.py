@@ -50,7 +50,7 @@ def _values(*shape: int) -> np.ndarray:
 
 
 def _equal(place: Place, y: tf.Tensor, expected: np.ndarray) -> bool:
-    return bool(np.allclose(place.whole(y), expected, rtol=1e-5, atol=1e-5))
+    return bool(np.allclose(place.to_host(y), expected, rtol=1e-5, atol=1e-5))
 
 
 def _run(function: Compiled, *inputs: tf.Tensor) -> tf.Tensor:
@@ -324,7 +324,7 @@ def loop_name_in_use_of_cut(place: Place, avoided: bool) -> bool:
 
 def _loops(function: Subgraph) -> list[str]:
     """Returns the names of the loops of a function; DTensor adds a number if one is in use."""
-    ops = function._concrete.graph.get_operations()
+    ops = function._call.graph.get_operations()
     return [op.name for op in ops if op.type in LOOPS]
 
 
