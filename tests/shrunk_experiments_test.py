@@ -165,27 +165,29 @@ def difference(key: str, execution: str, result: Any, alone: Any) -> str | None:
     return "; ".join(found) or None
 
 
-SLOW = (TRAINS_AS_SPMD, "mt.text_files.Lstm")
-"""The groups that the slow tests train; `make test-matrix` trains the others."""
-
-
-@pytest.mark.parametrize(
-    "key",
-    [
-        pytest.param(key, marks=pytest.mark.slow if key in SLOW else pytest.mark.matrix)
-        for key in GROUPS
-    ],
-)
-def test_it_trains_as_on_one_device_or_is_refused(key: str) -> None:
-    found = results(key, list(EXECUTIONS))
+def check(key: str, executions: list[str]) -> None:
+    found = results(key, executions)
     for execution, result in found.items():
         assert difference(key, execution, result, found[ALONE]) is None, execution
 
 
+@pytest.mark.matrix
+@pytest.mark.parametrize("key", GROUPS)
+def test_it_trains_as_on_one_device_or_is_refused(key: str) -> None:
+    check(key, list(EXECUTIONS))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("key", "executions"),
+    [(TRAINS_AS_SPMD, OTHERS), ("mt.text_files.Lstm", ["mesh", "pipeline"])],  # it has buckets
+)
+def test_two_experiments_train_as_on_one_device(key: str, executions: list[str]) -> None:
+    check(key, [ALONE, *executions])
+
+
 def test_the_steps_of_a_language_model_compile_whole() -> None:
-    key = "lm.python_source.Tiny"
-    found = results(key, [ALONE, COMPILED])
-    assert difference(key, COMPILED, found[COMPILED], found[ALONE]) is None
+    check("lm.python_source.Tiny", [ALONE, COMPILED])
 
 
 @pytest.mark.matrix
