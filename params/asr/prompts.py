@@ -32,7 +32,7 @@ from tekso.models.lstm_lm import LstmLm
 from tekso.models.speech_encoder import RecurrentEncoder
 from tekso.models.transducer import Transducer
 from tekso.tasks.asr.input import BucketedSpeech
-from tekso.tasks.asr.las_task import LasTask
+from tekso.tasks.asr.las_task import LasTask, LasTranscriber
 from tekso.tasks.asr.sources import AsteriskPrompts
 from tekso.tasks.asr.task import CtcTask
 from tekso.tasks.asr.transcript_texts import TranscriptTexts
@@ -140,7 +140,8 @@ class Rnnt(Ctc):
 class Las(Ctc):
     """Characters by an attention decoder with location-aware attention; the encoder of Ctc.
 
-    The encoder is also trained by CTC, without which so little speech aligns no attention.
+    The encoder is also trained by CTC, without which so little speech aligns no attention. The
+    search adds the scores of both.
     """
 
     def task(self) -> Params:
@@ -159,7 +160,8 @@ class Las(Ctc):
                 label_smoothing=0.1,
                 dropout_rate=0.2,
                 **listening(),
-            )
+            ),
+            transcriber=LasTranscriber.Params(ctc_weight=0.4),
         )
 
 
