@@ -104,8 +104,9 @@ def adapted() -> Params:
     """A repeated stack whose projections have adapters, and a tied table with one."""
     stack = RepeatedStack.Params(num_layers=2, layer=layer(dropout_rate=0.0))
     lora = Lora.Params(rank=2, alpha=16.0, dropout_rate=0.1)
-    params = language_model(stack, dropout_rate=0.0).set({"*.adapter": lora})
-    return params.set({"*.attention.adapter.only": ["q", "out"], "*.table_adapter": lora})
+    adapters = {"*.adapter": lora, "*.table_adapter": lora.copy()}
+    params = language_model(stack, dropout_rate=0.0).set(adapters)
+    return params.set({"*.attention.adapter.only": ["q", "out"]})
 
 
 def adapted_experts() -> Params:

@@ -108,7 +108,6 @@ ODD = {
     "adapted_images": [
         {"mesh": "data:2;model:2", "rules": "batch:data;height:model"},
         {"mesh": "model:2", "rules": "channels:model;out_channels:model"},
-        {"mesh": "model:2", "rules": "channels:model;in_channels:model"},
     ],
     "untied": [
         {"mesh": "data:2;model:2", "rules": f"batch:data;{TENSOR};positions:data"},
