@@ -13,6 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from tekso.framework.context import StepContext, isolated
+from tekso.framework.late_gradients import LateGradients, without_late_gradients
 from tekso.framework.nests import filled, stacked, tensors
 from tekso.framework.primitives.custom_gradient import custom_gradient
 from tekso.framework.primitives.precision import widen
@@ -30,11 +31,12 @@ def scan(
 ) -> tuple[Any, Any]:
     """See `ops.scan`."""
     num_iterations = iterations_of(xs)
+    late = LateGradients(ctx, theta)
     # The loop sums the gradients of theta over iterations in the dtype of what its body captures.
     wide = tf.nest.map_structure(lambda t: widen(t) if _is_16_bits(t) else t, theta)
 
     def run_iteration(i: Any, state: Any, x: Any) -> tuple[Any, Any, Any]:
-        inner = isolated(ctx).fold(i + first)
+        inner = late.deferring(isolated(ctx).fold(i + first))
         own = tf.nest.map_structure(
             lambda w, t: tf.cast(w, t.dtype) if _is_16_bits(t) else w, wide, theta
         )
@@ -42,13 +44,15 @@ def scan(
         tf.nest.map_structure(check_same, state, after)
         sums = inner.collected.sums
         statistics = {"statistic": sums["statistic"]}
-        return after, (y, statistics), {k: v for k, v in sums.items() if k != "statistic"}
+        summed = {k: v for k, v in sums.items() if k != "statistic"}
+        return after, (y, statistics, late.inputs()), summed
 
     if tf.executing_eagerly():
         state, ys, summed = _python_loop(run_iteration, num_iterations, state, xs)
     else:
-        state, ys, summed = _graph_loop(run_iteration, num_iterations, state, xs)
-    y, statistics = ys
+        state, ys, summed = _graph_loop(run_iteration, num_iterations, state, xs, late)
+    y, statistics, projected = ys
+    late.finish(projected)
     ctx.collected.merge(summed)
     ctx.collected.merge(statistics)
     return state, y
@@ -93,30 +97,35 @@ def _python_loop(
 
 
 def _graph_loop(
-    run_iteration: Callable[..., Any], num_iterations: int, state: Any, xs: Any
+    run_iteration: Callable[..., Any],
+    num_iterations: int,
+    state: Any,
+    xs: Any,
+    late: LateGradients,
 ) -> tuple[Any, Any, Any]:
     structure: dict[str, Any] = {}
 
     def probe() -> list[tf.Tensor]:
         first = tf.nest.map_structure(lambda x: x[0], xs)
+        late.start()
         _, y, sums = run_iteration(tf.constant(0), state, first)
         structure["y"], structure["sums"] = y, sums
         return tensors((y, sums))
 
     # Traced once outside of the program, only to find out what the body returns and collects.
     tf.function(probe, autograph=False).get_concrete_function()
+    products = [_unstacked(x) for x in late.zeros(num_iterations)]
     # No TensorArray for None: XLA cannot differentiate an array that is never written.
     arrays = [
         tf.TensorArray(y.dtype, num_iterations, element_shape=y.shape)
         for y in tensors(structure["y"])
     ]
-    inputs = tf.nest.map_structure(
-        lambda x: tf.TensorArray(x.dtype, num_iterations, element_shape=x.shape[1:]).unstack(x), xs
-    )
+    inputs = tf.nest.map_structure(_unstacked, xs)
     zeros = tf.nest.map_structure(lambda s: tf.zeros(s.shape, s.dtype), structure["sums"])
 
     def loop_body(i: Any, state: Any, arrays: Any, summed: Any) -> Any:
         x = tf.nest.map_structure(lambda array: array.read(i), inputs)
+        late.start([array.read(i) for array in products])
         new_state, y, sums = run_iteration(i, state, x)
         arrays = [a.write(i, value) for a, value in zip(arrays, tensors(y), strict=True)]
         return i + 1, new_state, arrays, tf.nest.map_structure(tf.add, summed, sums)
@@ -128,6 +137,10 @@ def _graph_loop(
         maximum_iterations=num_iterations,
     )
     return state, filled(structure["y"], [a.stack() for a in arrays]), summed
+
+
+def _unstacked(x: tf.Tensor) -> tf.TensorArray:
+    return tf.TensorArray(x.dtype, x.shape[0], element_shape=x.shape[1:]).unstack(x)
 
 
 def check_same(before: Any, after: Any) -> None:
@@ -148,7 +161,7 @@ def rematerialize(
 
     def run(*args: tf.Tensor) -> list[tf.Tensor]:
         weights, unpacked = filled(everything, args)
-        inner = isolated(ctx)
+        inner = without_late_gradients(isolated(ctx))
         output = function(weights, *unpacked, inner)
         structure["all"] = (output, inner.collected.sums)
         return tensors(structure["all"])

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Set
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 import tensorflow as tf
 
 from tekso.framework.execution.errors import ExecutionError, joined
 from tekso.framework.weight_spec import WeightSpec
+
+T = TypeVar("T")
 
 
 class Stored(Protocol):
@@ -48,6 +50,11 @@ class _Converted:
     def __getitem__(self, where: tuple[slice, ...], /) -> tf.Tensor:
         """See `Stored`."""
         return tf.cast(self.stored[where], self.dtype)
+
+
+def chosen(found: Mapping[str, T], keys: Set[str] | None) -> Mapping[str, T]:
+    """Returns the items with some keys, in their order; all if `keys` is None."""
+    return found if keys is None else {key: v for key, v in found.items() if key in keys}
 
 
 def checked_state(

@@ -234,6 +234,7 @@ def checkpoints_of(
     return kind(
         logdir.checkpoints,
         keep_last=run.keep_last_checkpoints,
+        buffer_bytes=run.checkpoint_buffer_mb << 20,
         keep_best=keep_best,
         metric=metric,
         check=logdir.check,

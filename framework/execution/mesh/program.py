@@ -11,7 +11,7 @@ over the global batch, and the code has no explicit all-reduce.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from typing import Any, Literal
 
 import numpy as np
@@ -30,10 +30,10 @@ from tekso.framework.execution.mesh import step_context
 from tekso.framework.execution.mesh.calls import Calls, MeshCalls, OneDeviceCalls
 from tekso.framework.execution.mesh.context import MeshContext
 from tekso.framework.execution.mesh.layouts import Layout, MeshLayout
-from tekso.framework.execution.mesh.placement import Placement
+from tekso.framework.execution.mesh.placement import Placement, hashable
 from tekso.framework.execution.mesh.step_errors import ADVICE, compiled
-from tekso.framework.execution.shards import Owners, Shard, Slices, chunks, cut_out, is_sliceable
-from tekso.framework.execution.state import ReadKey
+from tekso.framework.execution.shards import Owners, Shard, chunks, cut_out, is_sliceable
+from tekso.framework.execution.state import ReadKey, chosen
 from tekso.framework.execution.workarounds.tensors import new_variable
 from tekso.framework.primitives.fusion import Fuse, no_fusion
 from tekso.framework.state import State
@@ -117,11 +117,11 @@ class MeshProgram(ExecutionProgram):
 
     # --- state ---
 
-    def assign(self, value: ReadKey) -> None:
+    def assign(self, value: ReadKey, keys: Set[str] | None = None) -> None:
         """See `ExecutionProgram`."""
         self._calls.forget()
         variables, stored = self._variables.keyed(), self._stored.keyed()
-        for key, spec in self.specs().items():
+        for key, spec in chosen(self.specs(), keys).items():
             shard = functools.partial(value, key)
             placed = self._placement.place(shard, spec.shape, stored[key], spec.dtype)
             if key in variables:
@@ -130,30 +130,25 @@ class MeshProgram(ExecutionProgram):
                 variables[key] = new_variable(placed)
         self._variables = State.of_keys(variables)
 
-    def state(self) -> dict[str, np.ndarray]:
+    def state(self, keys: Set[str] | None = None) -> dict[str, np.ndarray]:
         """See `ExecutionProgram`."""
-        to_host = self._placement.to_host
-        return self._variables.map(lambda variable: to_host(variable.read_value())).keyed()
+        variables = chosen(self._variables.keyed(), keys)
+        return {key: self._placement.to_host(v.read_value()) for key, v in variables.items()}
 
     def shards(self) -> Iterator[Shard]:
         """See `ExecutionProgram`; replicated shards are divided among the processes by bytes."""
         owners = Owners(self._placement.process)
         variables, stored = self._variables.keyed(), self._stored.keyed()
         for key, spec in self.specs().items():
-            value, axes = variables[key].read_value, stored[key]
+            value, axes = variables[key].read_value(), stored[key]
             if not is_sliceable(spec.dtype):
-                axes = (None,) * len(axes)
-                value = functools.partial(self._placement.gathered, value())
+                axes, value = (None,) * len(axes), self._placement.gathered(value)
+            local = self._placement.local_shards(value, axes)
             for where, processes in self._placement.shards(spec.shape, axes):
-                read = functools.partial(self._read_shard, value, axes, where)
+                read = functools.partial(cut_out, local.get(hashable(where)), of=where)
                 for shard in chunks(key, spec.shape, spec.dtype, read, where):
                     if owners.is_own(shard, processes):
                         yield shard
-
-    def _read_shard(
-        self, value: Callable[[], tf.Tensor], axes: Layout, shard: Slices, where: Slices
-    ) -> tf.Tensor:
-        return cut_out(self._placement.shard(value(), shard, axes), where, shard)
 
     def _read(self) -> State[tf.Tensor]:
         return self._variables.map(lambda variable: variable.read_value())
