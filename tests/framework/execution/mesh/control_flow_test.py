@@ -42,7 +42,7 @@ def test_gradients_of_bfloat16_weights_are_summed_in_float32() -> None:
     def iteration(i: Any, theta: Any, state: Any, x: Any) -> Any:
         return state, [theta[0] * x[0]], []
 
-    loop = control_flow._Loop(Context(), iteration, 1024, [None])
+    loop = control_flow.Loop(Context(), iteration, 1024, [None])
     with tf.GradientTape() as tape:
         w = tf.ones([2], tf.bfloat16)
         tape.watch(w)
