@@ -25,6 +25,7 @@ from tekso.framework.run.assembly import assemble
 from tekso.framework.run.software_versions import versions
 from tekso.framework.task import Batch, LossSums, Task
 from tekso.framework.theta import Theta
+from tekso.models.amoebanet import AmoebaNet
 from tekso.models.decoding.beam_search import BeamSearch
 from tekso.models.encoder_decoder import DECODER_LAYER, ENCODER_LAYER, EncoderDecoder
 from tekso.models.layers.recurrent import RecurrentStack
@@ -106,6 +107,14 @@ def _task(workload: workloads.Workload) -> Params:
             classes=workload.classes,
         )
         return Classification.Params(model=model, num_classes=workload.classes)
+    if isinstance(workload, workloads.AmoebaNet):
+        model = AmoebaNet.Params(
+            num_layers=workload.num_layers,
+            filters=workload.filters,
+            image_size=workload.image_size,
+            classes=workload.classes,
+        )
+        return Classification.Params(model=model, num_classes=workload.classes)
     layers = []
     for layer in (ENCODER_LAYER.copy(), DECODER_LAYER.copy()):
         layer.attention.num_heads = workload.num_heads
@@ -151,7 +160,7 @@ class _Workload(Experiment):
 
     def execution(self) -> Params:
         """Data-parallel, with one tower where examples are coupled by batch normalisation."""
-        is_coupled = isinstance(self.workload, workloads.ResNet)
+        is_coupled = isinstance(self.workload, workloads.ResNet | workloads.AmoebaNet)
         return DataParallel.Params(towers=1 if is_coupled else None)
 
     def run(self) -> Params:

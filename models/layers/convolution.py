@@ -27,32 +27,19 @@ from tekso.framework.primitives.windows import Padding, Window
 from tekso.framework.theta import Theta
 
 
-class Conv2DBase(Layer):
-    """Base of the convolutions: window, bias and activation.
+class ConvBase(Layer):
+    """Base of the convolutions of images and volumes: window, bias and activation.
+
+    A subclass has Params with kernel_shape, strides and dilations, each with a number for every
+    spatial dim, and those of Conv2DBase.
 
     Shapes:
-      x: [batch, height, width, input channels]
-      returns: [batch, new height, new width, output channels], dtype of w; see `output_size`
-    Weights:
-      w: begins with the dims [kernel height, kernel width]; b: [output channels]
+      x: [batch, *spatial, input channels]; spatial: height and width, or depth, height and width
+      returns: [batch, *new spatial, output channels], dtype of w; see `output_size`
     """
 
     class Params(Layer.Params):
-        """Params of a convolution."""
-
-        kernel_shape: tuple[int, int] = param("Height and width of the kernel.", default=(3, 3))
-        strides: tuple[int, int] = param("Steps of the window: height, width.", default=(1, 1))
-        dilations: tuple[int, int] = param(
-            "Distance of the kernel's elements: height, width.", default=(1, 1)
-        )
-        padding: Padding = param(
-            "SAME: ceil(size / stride) outputs, zeros around; VALID: inside only; FIXED: as SAME, "
-            "but (kernel - 1) / 2 zeros before, for any size and stride.",
-            default="SAME",
-        )
-        use_bias: bool = param("Whether to add a bias.", default=True)
-        init: Initializer.Params = param("Initializer of w.", default=HeNormal.Params())
-        activation: Activation = param("Applied to the output.", default="identity")
+        """Params of ConvBase."""
 
     def __init__(self, params: Any) -> None:
         super().__init__(params)
@@ -69,12 +56,73 @@ class Conv2DBase(Layer):
         p = self.params
         return Window(p.kernel_shape, p.strides, p.dilations, p.padding)
 
-    def output_size(self, height: int, width: int) -> tuple[int, int]:
-        """Returns height and width of the output for an input of this height and width."""
-        return self.window.output_size(height, 0), self.window.output_size(width, 1)
+    def output_size(self, *sizes: int) -> tuple[int, ...]:
+        """Returns the spatial sizes of the output for an input of these spatial sizes."""
+        return tuple(self.window.output_size(size, d) for d, size in enumerate(sizes))
+
+    def _add_weights(self) -> None:
+        """Declares the weights of a full convolution, as `Conv2D` has them."""
+        p, name = self.params, type(self).__name__
+        if p.num_groups < 1 or p.input_dim % p.num_groups or p.output_dim % p.num_groups:
+            raise ValueError(
+                f"{name}: num_groups {p.num_groups} must divide input_dim {p.input_dim} and "
+                f"output_dim {p.output_dim}"
+            )
+        area = math.prod(p.kernel_shape)
+        self.weight(
+            "w",
+            [*p.kernel_shape, p.input_dim // p.num_groups, p.output_dim],
+            dims=(*[None] * len(p.kernel_shape), "in_channels", "out_channels"),
+            init=p.init,
+            fan_in=area * p.input_dim // p.num_groups,
+            fan_out=area * p.output_dim // p.num_groups,
+        )
+        if p.use_bias:
+            self.weight("b", [p.output_dim], dims=("out_channels",), init=Zeros.Params())
+
+    def _convolved(self, theta: Theta, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
+        """Returns the output of a full convolution."""
+        p = self.params
+        if x.shape[-1] != p.input_dim:
+            raise ValueError(
+                f"{type(self).__name__}: x has shape {x.shape}, but its last dim must be "
+                f"input_dim, {p.input_dim}"
+            )
+        self.output_size(*x.shape[1:-1])
+        b = theta.b if p.use_bias else None
+        x = tf.cast(x, theta.w.dtype)
+        return self._finish(ops.convolution(ctx, x, theta.w, b, window=self.window), ctx)
 
     def _finish(self, y: tf.Tensor, ctx: StepContext) -> tf.Tensor:
         return ops.constrain_image(ctx, ops.activate(ctx, self.params.activation, y))
+
+
+class Conv2DBase(ConvBase):
+    """Base of the convolutions of images.
+
+    Shapes:
+      x: [batch, height, width, input channels]
+      returns: [batch, new height, new width, output channels], dtype of w; see `output_size`
+    Weights:
+      w: begins with the dims [kernel height, kernel width]; b: [output channels]
+    """
+
+    class Params(ConvBase.Params):
+        """Params of a convolution."""
+
+        kernel_shape: tuple[int, int] = param("Height and width of the kernel.", default=(3, 3))
+        strides: tuple[int, int] = param("Steps of the window: height, width.", default=(1, 1))
+        dilations: tuple[int, int] = param(
+            "Distance of the kernel's elements: height, width.", default=(1, 1)
+        )
+        padding: Padding = param(
+            "SAME: ceil(size / stride) outputs, zeros around; VALID: inside only; FIXED: as SAME, "
+            "but (kernel - 1) / 2 zeros before, for any size and stride.",
+            default="SAME",
+        )
+        use_bias: bool = param("Whether to add a bias.", default=True)
+        init: Initializer.Params = param("Initializer of w.", default=HeNormal.Params())
+        activation: Activation = param("Applied to the output.", default="identity")
 
 
 class Conv2D(Conv2DBase):
@@ -102,35 +150,11 @@ class Conv2D(Conv2DBase):
 
     def __init__(self, params: Any) -> None:
         super().__init__(params)
-        p = self.params
-        if p.num_groups < 1 or p.input_dim % p.num_groups or p.output_dim % p.num_groups:
-            raise ValueError(
-                f"Conv2D: num_groups {p.num_groups} must divide input_dim {p.input_dim} and "
-                f"output_dim {p.output_dim}"
-            )
-        area = math.prod(p.kernel_shape)
-        self.weight(
-            "w",
-            [*p.kernel_shape, p.input_dim // p.num_groups, p.output_dim],
-            dims=(None, None, "in_channels", "out_channels"),
-            init=p.init,
-            fan_in=area * p.input_dim // p.num_groups,
-            fan_out=area * p.output_dim // p.num_groups,
-        )
-        if p.use_bias:
-            self.weight("b", [p.output_dim], dims=("out_channels",), init=Zeros.Params())
+        self._add_weights()
 
     def fprop(self, theta: Theta, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
         """See the class."""
-        p = self.params
-        if x.shape[-1] != p.input_dim:
-            raise ValueError(
-                f"Conv2D: x has shape {x.shape}, but its last dim must be input_dim, {p.input_dim}"
-            )
-        self.output_size(x.shape[1], x.shape[2])
-        b = theta.b if p.use_bias else None
-        x = tf.cast(x, theta.w.dtype)
-        return self._finish(ops.convolution(ctx, x, theta.w, b, window=self.window), ctx)
+        return self._convolved(theta, x, ctx)
 
 
 class DepthwiseConv2D(Conv2DBase):
