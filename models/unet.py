@@ -27,10 +27,12 @@ from tekso.framework.primitives.precision import widen
 from tekso.framework.primitives.windows import spatial_dims
 from tekso.framework.theta import Theta
 from tekso.models.image_model import ImageModel
-from tekso.models.layers.conv_norm import ConvNorm, ConvNorm3D
+from tekso.models.layers.conv_norm import ConvNorm
+from tekso.models.layers.conv_norm_3d import ConvNorm3D
 from tekso.models.layers.convolution import Conv2D
 from tekso.models.layers.convolution_3d import Conv3D
-from tekso.models.layers.convolution_transpose import ConvTranspose2D, ConvTranspose3D
+from tekso.models.layers.convolution_transpose import ConvTranspose2D
+from tekso.models.layers.convolution_transpose_3d import ConvTranspose3D
 from tekso.models.layers.normalization import BatchNorm, Norm
 from tekso.models.layers.pooling import MaxPool, MaxPool3D, PoolBase
 from tekso.models.layers.stack import Stack

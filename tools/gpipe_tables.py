@@ -198,7 +198,8 @@ def _entering(traces: Sequence[Any], batch: Any) -> list[float]:
     """Returns the bytes of the values that pieces from each one on read from earlier ones."""
     import tensorflow as tf
 
-    from tekso.framework.costs.piece_traces import flow_of, tensors
+    from tekso.framework.costs.piece_traces import flow_of
+    from tekso.framework.nests import tensors
 
     flows = [flow_of(batch)]
     for trace in traces:

@@ -151,6 +151,8 @@ def build(workload: workloads.Workload, weights: Weights, variant: str) -> Built
         raise UnsupportedError("Flax has no beam search")
     if isinstance(workload, workloads.AmoebaNet):
         raise UnsupportedError("AmoebaNet is compared with PyTorch only")
+    if isinstance(workload, workloads.Conformer | workloads.FrontEnd):
+        raise UnsupportedError("speech is compared with PyTorch only")
     batch = workload.batch()
     model: Any
     if isinstance(workload, workloads.Transformer):

@@ -138,6 +138,8 @@ def build(workload: workloads.Workload, weights: Weights, variant: str) -> Built
         raise UnsupportedError("Keras has no beam search")
     if isinstance(workload, workloads.AmoebaNet):
         raise UnsupportedError("AmoebaNet is compared with PyTorch only")
+    if isinstance(workload, workloads.Conformer | workloads.FrontEnd):
+        raise UnsupportedError("speech is compared with PyTorch only")
     batch = workload.batch()
     if isinstance(workload, workloads.Transformer):
         model, x = _transformer(workload, weights), batch["ids"]

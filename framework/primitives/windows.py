@@ -24,6 +24,7 @@ import tensorflow as tf
 
 from tekso.framework import onednn
 from tekso.framework.primitives import window_slices
+from tekso.framework.primitives.custom_gradient import custom_gradient
 from tekso.framework.primitives.precision import widen
 
 Padding = Literal["SAME", "VALID", "FIXED"]
@@ -224,7 +225,8 @@ def element_counts(sizes: Sequence[int], window: Window) -> np.ndarray:
         starts = np.arange(window.output_size(size, d)) * window.strides[d]
         held = starts[:, None] + np.arange(window.shape[d])
         counts = counts[..., None] * real[held].sum(1)
-    return counts[None, ..., None]
+    found: np.ndarray = counts[None, ..., None]
+    return found
 
 
 def _has_kernel(x: tf.Tensor, w: tf.Tensor, window: Window) -> bool:
@@ -259,13 +261,14 @@ def _convolved(x: tf.Tensor, w: tf.Tensor, window: Window) -> tf.Tensor:
 
 
 def _convolved_with_gradient_by_slices(x: tf.Tensor, w: tf.Tensor, window: Window) -> tf.Tensor:
-    @tf.custom_gradient
+    @custom_gradient
     def run(x: tf.Tensor, w: tf.Tensor) -> Any:
         def grad(dy: tf.Tensor) -> list[tf.Tensor]:
             with tf.GradientTape() as tape:
                 tape.watch([x, w])
                 y = _convolved_by_slices(x, w, window)
-            return tape.gradient(y, [x, w], dy)
+            gradients: list[tf.Tensor] = tape.gradient(y, [x, w], dy)
+            return gradients
 
         return _convolved(x, w, window), grad
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import tensorflow as tf
 
@@ -14,60 +14,14 @@ from tekso.framework.params import REQUIRED, param
 from tekso.framework.primitives.activations import Activation
 from tekso.framework.primitives.windows import Padding
 from tekso.framework.theta import Theta
-from tekso.models.layers.convolution import Conv2D, ConvBase
-from tekso.models.layers.convolution_3d import Conv3D
+from tekso.models.layers.convolution import Conv2D
+from tekso.models.layers.lora import Lora
 from tekso.models.layers.normalization import BatchNorm, Norm
+from tekso.models.layers.projections import KERNEL_ADAPTER_DOC
 from tekso.models.layers.sizes import with_sizes
 
 
-class ConvNormBase(Layer):
-    """y = activation(norm(conv(x))), of images or volumes; the convolution has no bias.
-
-    Shapes:
-      x: [batch, *spatial, input_dim]
-      returns: [batch, *new spatial, output_dim]; see `output_size`
-    Children:
-      conv: a `convolution`; norm
-    """
-
-    class Params(Layer.Params):
-        """Params of ConvNormBase."""
-
-    convolution: ClassVar[type[ConvBase]]
-    conv: Any
-    norm: Norm
-
-    def __init__(self, params: Any) -> None:
-        super().__init__(params)
-        p = self.params
-        params_of_conv: Any = self.convolution.Params
-        conv = params_of_conv(
-            dtype=p.dtype,
-            input_dim=p.input_dim,
-            output_dim=p.output_dim,
-            kernel_shape=p.kernel_shape,
-            strides=p.strides,
-            padding=p.padding,
-            num_groups=p.num_groups,
-            init=p.init,
-            use_bias=False,
-        )
-        self.child("conv", conv)
-        self.child("norm", with_sizes(p.norm, dim=p.output_dim).set(dtype=p.dtype))
-
-    def output_size(self, *sizes: int) -> tuple[int, ...]:
-        """Returns the spatial sizes of the output for an input of these spatial sizes."""
-        found: tuple[int, ...] = self.conv.output_size(*sizes)
-        return found
-
-    def fprop(self, theta: Theta, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
-        """See the class."""
-        x = self.conv.fprop(theta.conv, x, ctx)
-        x = self.norm.fprop(theta.norm, x, ctx)
-        return ops.activate(ctx, self.params.activation, x)
-
-
-class ConvNorm(ConvNormBase):
+class ConvNorm(Layer):
     """y = activation(norm(conv(x))); the convolution has no bias.
 
     Shapes:
@@ -77,7 +31,7 @@ class ConvNorm(ConvNormBase):
       conv: Conv2D; norm
     """
 
-    class Params(ConvNormBase.Params):
+    class Params(Layer.Params):
         """Params of ConvNorm."""
 
         input_dim: int = param("Number of channels of the input.", default=REQUIRED)
@@ -89,35 +43,35 @@ class ConvNorm(ConvNormBase):
         norm: Norm.Params = param("Normalisation.", default=BatchNorm.Params())
         init: Initializer.Params = param("Initializer of w.", default=HeNormal.Params())
         activation: Activation = param("Applied to the output.", default="identity")
+        kernel_adapter: Lora.Params | None = param(KERNEL_ADAPTER_DOC, default=None)
 
-    convolution = Conv2D
+    conv: Conv2D
+    norm: Norm
 
-
-class ConvNorm3D(ConvNormBase):
-    """y = activation(norm(conv(x))) of volumes; the convolution has no bias.
-
-    Shapes:
-      x: [batch, depth, height, width, input_dim]
-      returns: [batch, new depth, new height, new width, output_dim]; see `output_size`
-    Children:
-      conv: Conv3D; norm
-    """
-
-    class Params(ConvNormBase.Params):
-        """Params of ConvNorm3D."""
-
-        input_dim: int = param("Number of channels of the input.", default=REQUIRED)
-        output_dim: int = param("Number of channels of the output.", default=REQUIRED)
-        kernel_shape: tuple[int, int, int] = param(
-            "Depth, height and width of the kernel.", default=(3, 3, 3)
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        p = self.params
+        conv = Conv2D.Params(
+            dtype=p.dtype,
+            input_dim=p.input_dim,
+            output_dim=p.output_dim,
+            kernel_shape=p.kernel_shape,
+            strides=p.strides,
+            padding=p.padding,
+            num_groups=p.num_groups,
+            init=p.init,
+            use_bias=False,
+            kernel_adapter=p.kernel_adapter,
         )
-        strides: tuple[int, int, int] = param(
-            "Steps of the window: depth, height, width.", default=(1, 1, 1)
-        )
-        padding: Padding = param("See Conv2D.", default="SAME")
-        num_groups: int = param("Number of channel groups, convolved separately.", default=1)
-        norm: Norm.Params = param("Normalisation.", default=BatchNorm.Params())
-        init: Initializer.Params = param("Initializer of w.", default=HeNormal.Params())
-        activation: Activation = param("Applied to the output.", default="identity")
+        self.child("conv", conv)
+        self.child("norm", with_sizes(p.norm, dim=p.output_dim).set(dtype=p.dtype))
 
-    convolution = Conv3D
+    def output_size(self, height: int, width: int) -> tuple[int, int]:
+        """Returns height and width of the output for an input of this height and width."""
+        return self.conv.output_size(height, width)
+
+    def fprop(self, theta: Theta, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
+        """See the class."""
+        x = self.conv.fprop(theta.conv, x, ctx)
+        x = self.norm.fprop(theta.norm, x, ctx)
+        return ops.activate(ctx, self.params.activation, x)

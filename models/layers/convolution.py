@@ -12,7 +12,9 @@ convolution have "in_channels" and "out_channels". Mesh rules for them:
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -25,80 +27,12 @@ from tekso.framework.params import REQUIRED, param
 from tekso.framework.primitives.activations import Activation
 from tekso.framework.primitives.windows import Padding, Window
 from tekso.framework.theta import Theta
+from tekso.models.layers.lora import Lora
+from tekso.models.layers.projections import KERNEL_ADAPTER_DOC, AdaptedLayer
 
 
-class ConvBase(Layer):
-    """Base of the convolutions of images and volumes: window, bias and activation.
-
-    A subclass has Params with kernel_shape, strides and dilations, each with a number for every
-    spatial dim, and those of Conv2DBase.
-
-    Shapes:
-      x: [batch, *spatial, input channels]; spatial: height and width, or depth, height and width
-      returns: [batch, *new spatial, output channels], dtype of w; see `output_size`
-    """
-
-    class Params(Layer.Params):
-        """Params of ConvBase."""
-
-    def __init__(self, params: Any) -> None:
-        super().__init__(params)
-        for name in ("kernel_shape", "strides", "dilations"):
-            if min(getattr(self.params, name)) < 1:
-                raise ValueError(
-                    f"{type(self).__name__}: {name} is {getattr(self.params, name)}, "
-                    "must be at least 1"
-                )
-
-    @property
-    def window(self) -> Window:
-        """Kernel shape, strides, dilations and padding."""
-        p = self.params
-        return Window(p.kernel_shape, p.strides, p.dilations, p.padding)
-
-    def output_size(self, *sizes: int) -> tuple[int, ...]:
-        """Returns the spatial sizes of the output for an input of these spatial sizes."""
-        return tuple(self.window.output_size(size, d) for d, size in enumerate(sizes))
-
-    def _add_weights(self) -> None:
-        """Declares the weights of a full convolution, as `Conv2D` has them."""
-        p, name = self.params, type(self).__name__
-        if p.num_groups < 1 or p.input_dim % p.num_groups or p.output_dim % p.num_groups:
-            raise ValueError(
-                f"{name}: num_groups {p.num_groups} must divide input_dim {p.input_dim} and "
-                f"output_dim {p.output_dim}"
-            )
-        area = math.prod(p.kernel_shape)
-        self.weight(
-            "w",
-            [*p.kernel_shape, p.input_dim // p.num_groups, p.output_dim],
-            dims=(*[None] * len(p.kernel_shape), "in_channels", "out_channels"),
-            init=p.init,
-            fan_in=area * p.input_dim // p.num_groups,
-            fan_out=area * p.output_dim // p.num_groups,
-        )
-        if p.use_bias:
-            self.weight("b", [p.output_dim], dims=("out_channels",), init=Zeros.Params())
-
-    def _convolved(self, theta: Theta, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
-        """Returns the output of a full convolution."""
-        p = self.params
-        if x.shape[-1] != p.input_dim:
-            raise ValueError(
-                f"{type(self).__name__}: x has shape {x.shape}, but its last dim must be "
-                f"input_dim, {p.input_dim}"
-            )
-        self.output_size(*x.shape[1:-1])
-        b = theta.b if p.use_bias else None
-        x = tf.cast(x, theta.w.dtype)
-        return self._finish(ops.convolution(ctx, x, theta.w, b, window=self.window), ctx)
-
-    def _finish(self, y: tf.Tensor, ctx: StepContext) -> tf.Tensor:
-        return ops.constrain_image(ctx, ops.activate(ctx, self.params.activation, y))
-
-
-class Conv2DBase(ConvBase):
-    """Base of the convolutions of images.
+class Conv2DBase(Layer):
+    """Base of the convolutions: window, bias and activation.
 
     Shapes:
       x: [batch, height, width, input channels]
@@ -107,7 +41,7 @@ class Conv2DBase(ConvBase):
       w: begins with the dims [kernel height, kernel width]; b: [output channels]
     """
 
-    class Params(ConvBase.Params):
+    class Params(Layer.Params):
         """Params of a convolution."""
 
         kernel_shape: tuple[int, int] = param("Height and width of the kernel.", default=(3, 3))
@@ -124,8 +58,83 @@ class Conv2DBase(ConvBase):
         init: Initializer.Params = param("Initializer of w.", default=HeNormal.Params())
         activation: Activation = param("Applied to the output.", default="identity")
 
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        for name in ("kernel_shape", "strides", "dilations"):
+            if min(getattr(self.params, name)) < 1:
+                raise ValueError(
+                    f"{type(self).__name__}: {name} is {getattr(self.params, name)}, "
+                    "must be at least 1"
+                )
 
-class Conv2D(Conv2DBase):
+    @property
+    def window(self) -> Window:
+        """Kernel shape, strides, dilations and padding."""
+        p = self.params
+        return Window(p.kernel_shape, p.strides, p.dilations, p.padding)
+
+    def output_size(self, height: int, width: int) -> tuple[int, int]:
+        """Returns height and width of the output for an input of this height and width."""
+        return self.window.output_size(height, 0), self.window.output_size(width, 1)
+
+    def _finish(self, y: tf.Tensor, ctx: StepContext) -> tf.Tensor:
+        return ops.constrain_image(ctx, ops.activate(ctx, self.params.activation, y))
+
+
+class AdaptedKernel(AdaptedLayer):
+    """Base of the convolutions whose kernel w may have an adapter.
+
+    The update of conv(x, w) is (alpha / rank) * conv(dropout(x), lora_a) @ lora_b.
+
+    Shapes:
+      as in the subclasses
+    Weights:
+      w: [kernel height, kernel width, input channels, output channels]
+      w_lora_a: [kernel height, kernel width, input channels, rank]
+      w_lora_b: [rank, output channels]
+    """
+
+    class Params(AdaptedLayer.Params):
+        """Params of a convolution with an adapter."""
+
+        kernel_adapter: Lora.Params | None = param(KERNEL_ADAPTER_DOC, default=None)
+
+    adapter_field = "kernel_adapter"
+
+    def adapt_kernel(self, shape: Sequence[int]) -> None:
+        """Declares the weights of the adapter of the kernel."""
+        dims = (None, None, "in_channels", "out_channels")
+        self.adapt("w", shape, dims=dims, num_contracted=3)
+
+    def updated(
+        self,
+        theta: Theta,
+        x: tf.Tensor,
+        y: tf.Tensor,
+        ctx: StepContext,
+        convolve: Callable[[tf.Tensor, tf.Tensor], tf.Tensor],
+    ) -> tf.Tensor:
+        """Returns y and the update of the adapter.
+
+        Args:
+          theta: the weights.
+          x: the input.
+          y: `convolve(x, w)`, possibly with the bias.
+          ctx: the step context.
+          convolve: `convolve(x, kernel)` is the convolution without bias.
+
+        Shapes:
+          x: [batch, height, width, input channels]
+          y: [batch, new height, new width, output channels]
+          returns: as y
+        """
+        if (lora := self.lora("w")) is None:
+            return y
+        x = ops.dropout(ctx, x, lora.params.dropout_rate, self, "w_lora")
+        return y + lora.scale * ops.project(ctx, convolve(x, theta.w_lora_a), theta.w_lora_b)
+
+
+class Conv2D(Conv2DBase, AdaptedKernel):
     """y = activation(conv(x, w) + b).
 
     Shapes:
@@ -135,11 +144,13 @@ class Conv2D(Conv2DBase):
       w: [kernel height, kernel width, input_dim / num_groups, output_dim],
         dims (None, None, "in_channels", "out_channels")
       b: [output_dim], dims ("out_channels",); starts at 0
+      w_lora_a, w_lora_b: with an adapter (see AdaptedKernel)
     Raises:
-      ValueError: num_groups does not divide both sizes, or the last dim of x is not input_dim.
+      ValueError: num_groups does not divide both sizes, or is not 1 with an adapter; the last dim
+        of x is not input_dim.
     """
 
-    class Params(Conv2DBase.Params):
+    class Params(Conv2DBase.Params, AdaptedKernel.Params):
         """Params of Conv2D."""
 
         input_dim: int = param("Number of channels of the input.", default=REQUIRED)
@@ -150,11 +161,44 @@ class Conv2D(Conv2DBase):
 
     def __init__(self, params: Any) -> None:
         super().__init__(params)
-        self._add_weights()
+        p = self.params
+        if p.num_groups < 1 or p.input_dim % p.num_groups or p.output_dim % p.num_groups:
+            raise ValueError(
+                f"Conv2D: num_groups {p.num_groups} must divide input_dim {p.input_dim} and "
+                f"output_dim {p.output_dim}"
+            )
+        if p.num_groups > 1 and p.kernel_adapter is not None:
+            raise ValueError(
+                f"{p.path_of('kernel_adapter')} is set, but the convolution has {p.num_groups} "
+                "groups: only convolutions with one group have adapters; set it to None"
+            )
+        area = math.prod(p.kernel_shape)
+        shape = [*p.kernel_shape, p.input_dim // p.num_groups, p.output_dim]
+        self.weight(
+            "w",
+            shape,
+            dims=(None, None, "in_channels", "out_channels"),
+            init=p.init,
+            fan_in=area * p.input_dim // p.num_groups,
+            fan_out=area * p.output_dim // p.num_groups,
+        )
+        if p.use_bias:
+            self.weight("b", [p.output_dim], dims=("out_channels",), init=Zeros.Params())
+        self.adapt_kernel(shape)
 
     def fprop(self, theta: Theta, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
         """See the class."""
-        return self._convolved(theta, x, ctx)
+        p = self.params
+        if x.shape[-1] != p.input_dim:
+            raise ValueError(
+                f"Conv2D: x has shape {x.shape}, but its last dim must be input_dim, {p.input_dim}"
+            )
+        self.output_size(x.shape[1], x.shape[2])
+        b = theta.b if p.use_bias else None
+        x = tf.cast(x, theta.w.dtype)
+        y = ops.convolution(ctx, x, theta.w, b, window=self.window)
+        convolve = functools.partial(ops.convolution, ctx, window=self.window)
+        return self._finish(self.updated(theta, x, y, ctx, convolve), ctx)
 
 
 class DepthwiseConv2D(Conv2DBase):
@@ -223,6 +267,9 @@ class SeparableConv2D(Conv2DBase):
         input_dim: int = param("Number of channels of the input.", default=REQUIRED)
         output_dim: int = param("Number of channels of the output.", default=REQUIRED)
         multiplier: int = param("Outputs of each channel between the two.", default=1)
+        kernel_adapter: Lora.Params | None = param(
+            "Low-rank update of the pointwise kernel, for fine-tuning; None: none.", default=None
+        )
 
     depthwise: DepthwiseConv2D
     pointwise: Conv2D
@@ -249,6 +296,7 @@ class SeparableConv2D(Conv2DBase):
             init=p.init,
             use_bias=p.use_bias,
             activation=p.activation,
+            kernel_adapter=p.kernel_adapter,
         )
         self.child("depthwise", depthwise)
         self.child("pointwise", pointwise)

@@ -33,7 +33,8 @@ from tekso.framework.primitives.windows import Window
 from tekso.framework.theta import Theta, flatten
 from tekso.models.layers.convolution import Conv2D, DepthwiseConv2D
 from tekso.models.layers.convolution_3d import Conv3D
-from tekso.models.layers.convolution_transpose import ConvTranspose2D, ConvTranspose3D
+from tekso.models.layers.convolution_transpose import ConvTranspose2D
+from tekso.models.layers.convolution_transpose_3d import ConvTranspose3D
 from tekso.models.layers.drop_block import DropBlock
 from tekso.models.layers.group_norm import GroupNorm
 from tekso.models.layers.normalization import BatchNorm
