@@ -17,6 +17,7 @@ import numpy as np
 LEARNING_RATE, BETA1, BETA2, EPSILON = 1e-3, 0.9, 0.999, 1e-8
 NORM_EPSILON = 1e-6
 BATCH_NORM_EPSILON, BATCH_NORM_DECAY = 1e-5, 0.9
+AMOEBANET_EPSILON, AMOEBANET_DECAY = 1e-3, 0.9997
 END_ID = 1  # ends a target, and is the first input of a decoder
 
 Batch = dict[str, np.ndarray[Any, Any]]
@@ -142,12 +143,68 @@ class ResNet:
 
     def batch(self) -> Batch:
         """Returns random images [B, height, width, 3] and labels [B]."""
-        random = np.random.default_rng(0)
-        size = self.image_size
-        return {
-            "x": random.standard_normal((self.batch_size, size, size, 3), np.float32),
-            "labels": random.integers(0, self.classes, self.batch_size, np.int32),
-        }
+        return _images(self.image_size, self.classes, self.batch_size)
+
+
+@dataclasses.dataclass(frozen=True)
+class AmoebaNet:
+    """An AmoebaNet-D as GPipe divides it: L normal cells with D channels in the first third."""
+
+    image_size: int
+    classes: int
+    num_layers: int
+    filters: int
+    batch_size: int
+
+    unit = "images"
+
+    @property
+    def units(self) -> int:
+        """Images of a step."""
+        return self.batch_size
+
+    def cells(self) -> list[tuple[str, int]]:
+        """Returns (kind, channels of a state) of every cell."""
+        d = self.filters
+        found = [("reduction", d // 2), ("reduction", d)]
+        for group in range(3):
+            found += [("reduction", d * 2**group)] if group else []
+            found += [("normal", d * 2**group)] * (self.num_layers // 3)
+        return found
+
+    def convolutions(self) -> list[tuple[int, int, int, int]]:
+        """Returns (inputs, outputs, elements of the kernel, height and width of the output)."""
+        size, stem = -(-self.image_size // 2), self.filters // 4
+        found, dims, was_reduction = [(3, stem, 9, size)], [stem, stem], False
+        for kind, c in self.cells():
+            q, after = c // 4, -(-size // 2) if kind == "reduction" else size
+            found.append((dims[1], c, 1, size))
+            if was_reduction or dims[0] != c:
+                found.append((dims[0], c, 1, size))
+            long = [(c, q, 1, after), (q, q, 7, after), (q, q, 7, after), (q, c, 1, after)]
+            if kind == "normal":
+                found += [(c, c, 1, size)] * 3 + 2 * long
+            else:
+                found += [(c, q, 1, size), (q, q, 9, after), (q, c, 1, after), *long]
+                found.append((c, c, 1, after))
+            dims, size = [dims[1], c * (4 if kind == "normal" else 3)], after
+            was_reduction = kind == "reduction"
+        return found
+
+    @property
+    def num_weights(self) -> int:
+        """Number of trained weights."""
+        total = sum(i * o * k + 2 * o for i, o, k, _ in self.convolutions())
+        return total + (16 * self.filters + 1) * self.classes
+
+    @property
+    def flops(self) -> int:
+        """FLOPs of the convolutions of a step: forward, and twice that backward."""
+        return 6 * self.units * sum(i * o * k * s * s for i, o, k, s in self.convolutions())
+
+    def batch(self) -> Batch:
+        """Returns random images [B, height, width, 3] and labels [B]."""
+        return _images(self.image_size, self.classes, self.batch_size)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -292,7 +349,7 @@ class BeamSearch:
         return {"source_ids": np.random.default_rng(0).integers(2, self.vocab_size, shape, "i4")}
 
 
-Workload = Transformer | Lstm | ResNet | Conformer | FrontEnd | BeamSearch
+Workload = Transformer | Lstm | ResNet | AmoebaNet | Conformer | FrontEnd | BeamSearch
 
 WORKLOADS: dict[str, Workload] = {
     # lm.benchmark.Small and lm.benchmark.Wide
@@ -300,6 +357,7 @@ WORKLOADS: dict[str, Workload] = {
     "transformer_wide": Transformer(16_384, 512, 8, 6, length=128, batch_size=8),
     "lstm": Lstm(256, 512, 2, length=50, batch_size=32),
     "resnet": ResNet(64, 100, 64, (2, 2, 2, 2), batch_size=32),
+    "amoebanet": AmoebaNet(64, 100, 6, 64, batch_size=32),
     "conformer": Conformer(1000, 256, 4, 6, kernel_size=31, length=200, batch_size=8),
     "front_end": FrontEnd(16_000, 80, seconds=15, batch_size=8),
     "beam_search": BeamSearch(
@@ -313,6 +371,7 @@ TINY: dict[str, Workload] = {
     "transformer_wide": Transformer(60, 32, 4, 2, length=6, batch_size=2),
     "lstm": Lstm(50, 16, 2, length=5, batch_size=2),
     "resnet": ResNet(32, 10, 8, (1, 1), batch_size=2),
+    "amoebanet": AmoebaNet(20, 10, 3, 8, batch_size=2),
     "conformer": Conformer(20, 16, 2, 1, kernel_size=3, length=7, batch_size=3),
     "front_end": FrontEnd(8000, 20, seconds=1, batch_size=2),
     "beam_search": BeamSearch(50, 16, 2, 1, source_length=5, steps=4, beam_size=2, batch_size=2),
@@ -331,6 +390,14 @@ def sinusoids(length: int, dim: int) -> np.ndarray[Any, Any]:
 def _layer(dim: int) -> int:
     """Weights of a layer: attention, feed-forward layer of 4 * dim, two normalisations."""
     return 4 * dim * (dim + 1) + 8 * dim * dim + 5 * dim + 4 * dim
+
+
+def _images(size: int, classes: int, count: int) -> Batch:
+    random = np.random.default_rng(0)
+    return {
+        "x": random.standard_normal((count, size, size, 3), np.float32),
+        "labels": random.integers(0, classes, count, np.int32),
+    }
 
 
 def _tokens(vocab_size: int, batch_size: int, length: int) -> Batch:

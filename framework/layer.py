@@ -111,6 +111,7 @@ class Layer(Configurable):
         trainable: bool = True,
         dtype: str | None = None,
         scale: float | None = None,
+        most: float | None = None,
     ) -> None:
         """Declares a weight of this layer.
 
@@ -125,6 +126,7 @@ class Layer(Configurable):
           trainable: False for statistics that are not learned.
           dtype: by default the dtype in the layer's Params.
           scale: the factor of products with the weight, if the layer's Params determine it.
+          most: every update limits the elements to this value; None: no limit.
 
         Raises:
           TypeError: `init` is not Params of an Initializer, or the dtype is unknown.
@@ -169,6 +171,7 @@ class Layer(Configurable):
             fans=fans,
             template=name,
             scale=scale,
+            most=most,
         )
 
     def child(self, name: str, params: Any) -> Any:

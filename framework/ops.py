@@ -43,9 +43,6 @@ VOCAB = "tekso.framework.execution.mesh.vocab"
 WORKAROUNDS = "tekso.framework.execution.workarounds.forms"
 RECORDED = "tekso.framework.planning.tracing:TracingContext"
 
-IMAGE_DIMS = ("batch", "height", "width", "channels")
-"""Dimension names of images."""
-
 
 # --- products and elementwise functions ---
 
@@ -310,13 +307,13 @@ def cross_entropy(
 
 @primitive(mesh=MESH, planning=None)
 def constrain_image(ctx: StepContext, x: tf.Tensor) -> tf.Tensor:
-    """Adds a sharding constraint to images; height and width are sharded only in large images.
+    """Adds a sharding constraint to images; spatial dims are sharded only in large images.
 
     Shapes:
-      x: [batch, height, width, channels]
+      x: [batch, height, width, channels] or [batch, depth, height, width, channels]
       returns: x
     """
-    return ctx.constrain(x, IMAGE_DIMS)
+    return ctx.constrain(x, windows.image_dims(x.shape.rank))
 
 
 @primitive(mesh=MESH, planning=RECORDED)
@@ -331,9 +328,9 @@ def convolution(
     """Convolves images; the convolution is grouped if w has fewer inputs than x has channels.
 
     Shapes:
-      x: [batch, height, width, channels], w: [*window.shape, channels / groups, outputs]
-      b: [outputs]
-      returns: [batch, new height, new width, outputs]
+      x: [batch, height, width, channels] or [batch, depth, height, width, channels]
+      w: [*window.shape, channels / groups, outputs], b: [outputs]
+      returns: [batch, *window.output_sizes(x), outputs]
     """
     return windows.convolution(x, w, b, window=window)
 
@@ -347,24 +344,25 @@ def depthwise_convolution(
     *,
     window: Window,
 ) -> tf.Tensor:
-    """Convolves every channel of images [batch, height, width, channels] with its own kernels.
+    """Convolves every channel of images with its own kernels.
 
     Shapes:
+      x: [batch, height, width, channels] or [batch, depth, height, width, channels]
       w: [*window.shape, channels, multiplier], b: [channels * multiplier]
-      returns: [batch, new height, new width, channels * multiplier]
+      returns: [batch, *window.output_sizes(x), channels * multiplier]
     """
     return windows.depthwise_convolution(x, w, b, window=window)
 
 
 @primitive(mesh=MESH, planning=RECORDED)
 def average_pool(ctx: StepContext, x: tf.Tensor, window: Window) -> tf.Tensor:
-    """Returns the mean of every window of [batch, height, width, channels]."""
+    """Returns the mean of every window of images or volumes, as `convolution` takes them."""
     return windows.average_pool(x, window)
 
 
 @primitive(mesh=MESH, planning=RECORDED)
 def max_pool(ctx: StepContext, x: tf.Tensor, window: Window) -> tf.Tensor:
-    """Returns the largest element of every window of [batch, height, width, channels]."""
+    """Returns the largest element of every window of images or volumes, as `convolution`."""
     return windows.max_pool(x, window)
 
 

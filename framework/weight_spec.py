@@ -37,6 +37,7 @@ class WeightSpec:
         stack were unrolled. Initial values are drawn from these paths.
       scale: the factor of products with the weight, if a setting of the layer determines it
         without changing the weight; None: no such factor. See `framework/run/weight_scales.py`.
+      most: the largest value of an element after an update; None: no limit.
     """
 
     path: str
@@ -49,6 +50,7 @@ class WeightSpec:
     fans: Fans = _NO_FANS
     template: str = ""
     scale: float | None = None
+    most: float | None = None
 
     @property
     def size(self) -> int:

@@ -59,7 +59,7 @@ def kinds(learner: GroupLearner) -> Callable[[WeightSpec], Hashable]:
     """
     if _is_changed(type(learner)) or _is_changed(type(learner.optimizer)):
         return lambda spec: spec.path
-    return learner.kind
+    return lambda spec: (spec.most, learner.kind(spec))
 
 
 def _is_changed(cls: type) -> bool:
@@ -103,6 +103,8 @@ def updated(
         rate,
         applied,
     )
+    if spec.most is not None:
+        new_weight = tf.minimum(new_weight, tf.constant(spec.most, new_weight.dtype))
     new = [new_weight, *(new_slots[name] for name in names)]
     return [select(finite, n, b) for n, b in zip(new, [weight, *slots], strict=True)]
 

@@ -49,7 +49,7 @@ class ContrastiveLoss(Layer):
       x: Embedded
       returns: Contrasts
     Weights:
-      log_scale: [1], the log of 1 / temperature; it has no effect above log(most_scale)
+      log_scale: [1], the log of 1 / temperature; every update limits it to log(most_scale)
     Source: van den Oord et al. 2018, eq. 4; Radford et al. 2021, figure 3 and section 2.5.
     """
 
@@ -71,12 +71,14 @@ class ContrastiveLoss(Layer):
                 "be positive"
             )
         start = Constant.Params(value=-math.log(p.temperature))
-        self.weight("log_scale", [1], dims=(None,), init=start)
+        # A limit only in `fprop` would leave a weight above it without a gradient, for ever.
+        most = math.log(p.most_scale)
+        self.weight("log_scale", [1], dims=(None,), init=start, most=most)
 
     def fprop(self, theta: Theta, x: Embedded, ctx: StepContext) -> Contrasts:
         """See the class."""
         most = math.log(self.params.most_scale)
-        scale = tf.exp(tf.minimum(tf.cast(theta.log_scale, x.images.dtype), most))
+        scale = tf.exp(tf.cast(tf.minimum(theta.log_scale, most), x.images.dtype))
         weights = tf.cast(x.weights, x.images.dtype)
         hidden = _HIDDEN * tf.cast(_gathered(tf.expand_dims(weights, 1), ctx) <= 0.0, scale.dtype)
         hidden = tf.transpose(hidden)  # [1, B]

@@ -13,6 +13,7 @@ from tekso.framework.layer import Layer
 from tekso.framework.params import REQUIRED, param
 from tekso.framework.pieces import Flow, Piece
 from tekso.framework.primitives.precision import widen
+from tekso.framework.primitives.windows import spatial_dims
 from tekso.framework.theta import Theta
 from tekso.models.layers.dropout import Dropout
 from tekso.models.layers.linear import Linear
@@ -20,7 +21,7 @@ from tekso.models.layers.pooling import GlobalAveragePool
 
 
 class ImageModel(Layer):
-    """Base of the image classifiers: `fprop` runs the pieces of the model one after the other.
+    """Base of the models of images: `fprop` runs the pieces of the model one after the other.
 
     Without a classifier (`classes` is None), a model that `has_features` encodes images.
 
@@ -44,6 +45,9 @@ class ImageModel(Layer):
 
     has_features: ClassVar[bool] = False
     """Whether the model can do without a classifier."""
+
+    num_spatial_dims: ClassVar[int] = 2
+    """2 for images; 3 for volumes, [batch, depth, height, width, channels]."""
 
     def __init__(self, params: Any) -> None:
         super().__init__(params)
@@ -75,10 +79,12 @@ class ImageModel(Layer):
     def images(self, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
         """Returns the input of the first layer: checked, and in the dtype of the weights."""
         x, channels = tf.convert_to_tensor(x), self.params.channels
-        if x.shape.rank != 4 or x.shape[3] != channels:
+        if x.shape.rank != self.num_spatial_dims + 2 or x.shape[-1] != channels:
+            dims = ", ".join(spatial_dims(self.num_spatial_dims))
+            kind = "images" if self.num_spatial_dims == 2 else "volumes"
             raise ValueError(
-                f"{type(self).__name__}: x is {x.shape}, but must be images [batch, height, "
-                f"width, {channels}]: channels is {channels}"
+                f"{type(self).__name__}: x is {x.shape}, but must be {kind} [batch, {dims}, "
+                f"{channels}]: channels is {channels}"
             )
         x = tf.cast(x, self.params.dtype) if not x.dtype.is_floating else x
         return ops.constrain_image(ctx, x)

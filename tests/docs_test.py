@@ -146,6 +146,12 @@ HOW: list[tuple[str, Run | TestedBy]] = [
         TestedBy("tests/tasks/image/glyphs_test.py::test_clones_and_relatives_are_one_family"),
     ),
     (
+        r"tekso-trainer .*(image\.unet\.(Shapes|Volumes)|runs/volumes ).*",
+        TestedBy(
+            "tests/params/image/unet_test.py::test_volumes_are_trained_on_scored_and_segmented"
+        ),
+    ),
+    (
         r"tekso-trainer .*image\.unet.*",
         TestedBy(
             "tests/params/image/unet_test.py::test_folders_are_trained_on_scored_and_segmented"
@@ -392,6 +398,10 @@ HOW: list[tuple[str, Run | TestedBy]] = [
     (
         r"python -m tekso\.tools\.plan_accuracy",
         TestedBy("tests/tools/plan_accuracy_test.py::test_plan_and_measurement_are_side_by_side"),
+    ),
+    (
+        r"python -m tekso\.tools\.gpipe_tables.*",
+        TestedBy("tests/tools/gpipe_tables_test.py::test_tables_have_the_published_figures_beside"),
     ),
     (r"python \w+\.py", Run()),
     (

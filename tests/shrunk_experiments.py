@@ -32,6 +32,7 @@ from tekso.tasks.detection.sources import BoxSource
 from tekso.tasks.image.sources import ImageSource
 from tekso.tasks.mt.pairs import InMemoryPairs
 from tekso.tasks.multi.python_prose import Triggers
+from tekso.tasks.segmentation.shape_volumes import ShapeVolumes
 from tekso.tasks.segmentation.sources import MaskSource
 
 LARGEST = {
@@ -152,7 +153,13 @@ def pairs(tree: Any) -> list[tuple[Any, Any]]:
 def _shrink_data(task: Any, input: Any) -> None:
     if "bounds" in input and input.bounds:
         input.bounds = [8]
-    if "source" in input:
+    if "volume_shape" in input:
+        input.source = ShapeVolumes.Params(
+            volume_shape=(10, 10, 10), num_shapes=1, num_train=8, num_held_out=4
+        )
+        input.set(volume_shape=(8, 8, 8), channels=1)
+        task.num_classes = 4
+    elif "source" in input:
         kinds: Any = {
             BoxSource: Rectangles,
             MaskSource: Squares,

@@ -47,6 +47,8 @@ GROUPS = (
     "image.pong.Ssd",
     "image.unet.Digits",
     "image.unet.Folders",
+    "image.unet.Shapes",
+    "image.unet.Volumes",
     "lm.benchmark.Small",
     "lm.gpipe.Layers3",
     "lm.gpt.B18",

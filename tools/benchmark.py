@@ -37,6 +37,7 @@ PROGRAM = "tekso-benchmark"
 USAGE = "--model=lm.benchmark.Small --steps=20 --format=json"
 
 _STATUS = Path("/proc/self/status")
+_WAITING_STEPS = 4
 
 FLAGS: Any = flags.FlagValues()  # type: ignore[no-untyped-call]
 
@@ -154,13 +155,16 @@ def measure(
     state = sum(spec.size_bytes for spec in parts.program.specs().values())
     peak = peak_memory_bytes()
     units, unit = task_results.count(parts.task, parts.input.batch(warmup))
+    input_s = [one.input_s for one in timed]
     return {
         "model": model,
         f"{unit}_per_second": units / statistics.median(step_s),
         f"{unit}_per_step": units,
         "step_ms": _spread(step_s),
         "cpu_ms": _spread([one.cpu_s for one in timed]),
-        "input_ms": _spread([one.input_s for one in timed]),
+        "input_ms": _spread(input_s),
+        f"input_{unit}_per_second": units / max(statistics.median(input_s), 1e-9),
+        "wait_ms": _spread(_waits(parts, warmup + steps)),
         "time_to_first_step_s": since_start,
         "build_s": built - begin,
         "first_step_s": first_done - built,
@@ -209,6 +213,20 @@ def _step(parts: Assembly, step: int) -> _Step:
     loss = float(parts.program.train_step(batch, step)["loss"])
     step_s, cpu_s = time.perf_counter() - ready, time.process_time() - busy
     return _Step(step_s, cpu_s, ready - begin, loss, measured_step_of(parts.program))
+
+
+def _waits(parts: Assembly, start: int) -> list[float]:
+    """Returns how long further steps wait for batches that are prefetched, as in training."""
+    from tekso.framework.input.prefetch import Prefetch
+
+    waits = []
+    with Prefetch(parts.input.batch, start=start, stop=start + _WAITING_STEPS) as batches:
+        for step in range(start, start + _WAITING_STEPS):
+            begin = time.perf_counter()
+            batch = next(batches)
+            waits.append(time.perf_counter() - begin)
+            float(parts.program.train_step(batch, step)["loss"])
+    return waits[1:]  # nothing was computed while the first batch was prepared
 
 
 def _pipeline_figures(traces: Sequence[Any]) -> dict[str, Any]:
@@ -305,12 +323,14 @@ def _processor() -> str:
 def text(record: dict[str, Any]) -> str:
     """Returns the figures as readable text."""
     unit = next(name for name in record if name.endswith("_per_second"))
-    step, input = record["step_ms"], record["input_ms"]
+    step, input, name = record["step_ms"], record["input_ms"], unit.removesuffix("_per_second")
     lines = [
         f"{record['model']}: {record['total_weights']:,} weights, {record['execution']}",
-        f"{record[unit]:,.0f} {unit.removesuffix('_per_second')}/s",
+        f"{record[unit]:,.0f} {name}/s",
         f"step {step['median']:.1f} ms median of {record['steps']} ({step['min']:.1f} to "
-        f"{step['max']:.1f}), input {input['median']:.2f} ms",
+        f"{step['max']:.1f})",
+        f"input {input['median']:.2f} ms, {record[f'input_{unit}']:,.0f} {name}/s; "
+        f"with prefetching a step waits {record['wait_ms']['median']:.2f} ms",
         f"first step {record['time_to_first_step_s']:.1f} s after the start of the process "
         f"(build {record['build_s']:.1f} s, step {record['first_step_s']:.1f} s)",
         f"peak memory {record['peak_memory_bytes'] / 2**20:,.0f} MiB, "

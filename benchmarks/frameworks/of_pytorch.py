@@ -11,7 +11,9 @@ from torch import nn
 
 from benchmarks import workloads
 from benchmarks.frameworks import Built, UnsupportedError, Weights
+from benchmarks.frameworks.pytorch_amoebanet import AmoebaNet
 from benchmarks.frameworks.pytorch_beam_search import EncoderDecoder, beam_search
+from benchmarks.frameworks.pytorch_modules import put
 from benchmarks.frameworks.pytorch_speech import Conformer, log_mel, mel_constants
 from benchmarks.frameworks.pytorch_transformer import Layer, Table
 
@@ -125,12 +127,6 @@ class ResNet(nn.Module):
         return F.cross_entropy(self.classifier(self.blocks(x).mean((2, 3))), labels)
 
 
-def put(parameter: Any, value: Any) -> None:
-    """Sets a parameter."""
-    with torch.no_grad():
-        parameter.copy_(torch.from_numpy(np.ascontiguousarray(value)))
-
-
 def build(workload: workloads.Workload, weights: Weights, variant: str) -> Built:
     """Returns the workload; the variant is "eager" or "compile"."""
     arrays = {name: torch.from_numpy(array) for name, array in workload.batch().items()}
@@ -156,7 +152,8 @@ def build(workload: workloads.Workload, weights: Weights, variant: str) -> Built
         model, inputs = Conformer(workload, weights), [arrays["x"]]
     else:
         # Convolutions of CPUs are faster with the channels last.
-        model = ResNet(workload, weights).to(memory_format=torch.channels_last)
+        kind: Any = AmoebaNet if isinstance(workload, workloads.AmoebaNet) else ResNet
+        model = kind(workload, weights).to(memory_format=torch.channels_last)
         inputs = [arrays["x"].permute(0, 3, 1, 2)]
     inputs.append(arrays["labels"].long())
     trained = [weight for weight in model.parameters() if weight.requires_grad]

@@ -25,6 +25,7 @@ from tekso.framework.run.assembly import assemble
 from tekso.framework.run.software_versions import versions
 from tekso.framework.task import Batch, LossSums, Task
 from tekso.framework.theta import Theta
+from tekso.models.amoebanet import AmoebaNet
 from tekso.models.decoding.beam_search import BeamSearch
 from tekso.models.encoder_decoder import DECODER_LAYER, ENCODER_LAYER, EncoderDecoder
 from tekso.models.layers.conformer_block import ConformerBlock, ConvolutionModule
@@ -143,6 +144,14 @@ def _task(workload: workloads.Workload) -> Params:
             classes=workload.classes,
         )
         return Classification.Params(model=model, num_classes=workload.classes)
+    if isinstance(workload, workloads.AmoebaNet):
+        model = AmoebaNet.Params(
+            num_layers=workload.num_layers,
+            filters=workload.filters,
+            image_size=workload.image_size,
+            classes=workload.classes,
+        )
+        return Classification.Params(model=model, num_classes=workload.classes)
     if isinstance(workload, workloads.Conformer):
         return _conformer(workload)
     if isinstance(workload, workloads.FrontEnd):
@@ -206,7 +215,8 @@ class _Workload(Experiment):
 
     def execution(self) -> Params:
         """Data-parallel, with one tower where examples are coupled by batch normalisation."""
-        is_coupled = isinstance(self.workload, workloads.ResNet | workloads.Conformer)
+        kinds = workloads.ResNet | workloads.AmoebaNet | workloads.Conformer
+        is_coupled = isinstance(self.workload, kinds)
         return DataParallel.Params(towers=1 if is_coupled else None)
 
     def run(self) -> Params:

@@ -19,10 +19,12 @@ class GraphWork(NamedTuple):
     Attributes:
       flops: floating-point operations.
       bytes_written: bytes of all floating-point outputs of its ops.
+      product_bytes: bytes of the outputs of products and convolutions among them.
     """
 
     flops: float
     bytes_written: float
+    product_bytes: float = 0.0
 
 
 _FREE = frozenset(
@@ -44,6 +46,8 @@ _FREE = frozenset(
         "TensorListSetItem",
     }
 )
+_PRODUCTS = frozenset({"MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum"})
+_PRODUCTS |= {"Conv2D", "Conv3D", "DepthwiseConv2dNative"}
 SUMS = frozenset({"Sum", "Mean", "Max", "Min", "Prod"})
 _MOVES = frozenset({"Transpose", "ConcatV2", "Pack", "Unpack", "Split", "SplitV", "Slice"})
 _MOVES |= {"StridedSlice", "GatherV2", "Cast", "Tile", "BroadcastTo", "Pad", "PadV2"}
@@ -51,19 +55,22 @@ _MOVES |= {"StridedSlice", "GatherV2", "Cast", "Tile", "BroadcastTo", "Pad", "Pa
 
 def count(graph: Any) -> GraphWork:
     """Returns the work of all ops of a graph, including ops inside loops and function calls."""
-    flops = written = 0.0
+    flops = written = products = 0.0
     for op in graph.get_operations():
         times, inner = inside(graph, op)
         if inner:
             found = [count(g) for g in inner]
             flops += times * max(w.flops for w in found)
             written += times * max(w.bytes_written for w in found)
+            products += times * max(w.product_bytes for w in found)
             continue
         if op.type in _FREE or not any(t.dtype.is_floating for t in op.outputs):
             continue
         flops += op_flops(op)
-        written += sum(size(t) * t.dtype.size for t in op.outputs if t.dtype.is_floating)
-    return GraphWork(flops, written)
+        own = sum(size(t) * t.dtype.size for t in op.outputs if t.dtype.is_floating)
+        written += own
+        products += own if op.type in _PRODUCTS else 0
+    return GraphWork(flops, written, products)
 
 
 def inside(graph: Any, op: Any) -> tuple[int, list[Any]]:
@@ -102,7 +109,7 @@ def op_flops(op: Any) -> float:
         return _einsum_flops(op)
     if op.type in ("Conv2DBackpropInput", "Conv3DBackpropInputV2"):  # a transposed convolution
         return 2.0 * size(op.inputs[2]) * _product(op.inputs[1].shape[:-1])
-    if op.type == "Conv2DBackpropFilter":
+    if op.type in ("Conv2DBackpropFilter", "Conv3DBackpropFilterV2"):
         return 2.0 * size(op.inputs[2]) * _product(op.inputs[0].shape[-1:]) * _window(op)
     if op.type in ("Conv2D", "Conv3D"):
         return 2.0 * out * _product(op.inputs[1].shape[:-1])

@@ -34,6 +34,7 @@ class PieceTrace:
       flops: floating-point operations of the forward pass over a micro-batch.
       bytes_written: bytes that the forward pass writes.
       weight_bytes: bytes of the weights that it reads.
+      product_bytes: bytes of the outputs of its products and convolutions.
     """
 
     reads: frozenset[str]
@@ -41,6 +42,7 @@ class PieceTrace:
     flops: float
     bytes_written: float
     weight_bytes: float
+    product_bytes: float = 0.0
 
     @property
     def bytes_moved(self) -> float:
@@ -161,7 +163,9 @@ def _trace(piece: Piece, own: Mapping[str, WeightSpec], flow: Flow, size: int) -
         reads |= _run(graph, piece, own, flow, size, "eval")[0]
     weight_bytes = sum(spec.size_bytes for spec in own.values())
     specs = {name: mapped(_spec, value) for name, value in writes.items()}
-    return PieceTrace(frozenset(reads), specs, work.flops, work.bytes_written, weight_bytes)
+    return PieceTrace(
+        frozenset(reads), specs, work.flops, work.bytes_written, weight_bytes, work.product_bytes
+    )
 
 
 def _run(

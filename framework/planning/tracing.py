@@ -330,25 +330,28 @@ class TracingContext(StepContext):
     # --- windows over images ---
 
     def _windows(self, x: tf.Tensor, window: Window) -> list[int]:
-        """Returns height and width after a window; records the halos that its parts need."""
-        for d in (0, 1):
+        """Returns the spatial sizes after a window; records the halos that its parts need."""
+        for d in range(len(window.shape)):
             width = (window.shape[d] - 1) * window.dilations[d] + 1 - window.strides[d]
             if width > 0:
                 self._add(Halo(self._recorder.part(x), 1 + d, width))
-        return [window.output_size(x.shape[1 + d], d) for d in (0, 1)]
+        return list(window.output_sizes(x))
 
     def _convolve(
         self, x: tf.Tensor, w: tf.Tensor, window: Window, *, depthwise: bool
     ) -> tf.Tensor:
         part, w_dims = self._recorder.part, self._dims(w)
         image, sizes = part(x), self._windows(x, window)
+        count = len(sizes)
+        space, kernel = "xyz"[:count], "jkl"[:count]
         if depthwise:
-            form, outer, names = "bhwc,klcm->bhwcm", w.shape[2:], w_dims[2:]
+            form, first = f"b{space}c,{kernel}cm->b{space}cm", count
         else:
-            form, outer, names = "bhwi,klio->bhwo", w.shape[3:], w_dims[3:]
+            form, first = f"b{space}i,{kernel}io->b{space}o", count + 1
             # With grouped channels, an output depends only on the inputs of its group.
-            image = dataclasses.replace(image, shape=(*image.shape[:3], w.shape[2]))
-        dims = self._dims(x)[:3]
+            image = dataclasses.replace(image, shape=(*image.shape[:-1], w.shape[-2]))
+        outer, names = w.shape[first:], w_dims[first:]
+        dims = self._dims(x)[:-1]
         out = self._new([x.shape[0], *sizes, *outer], dims + names, x.dtype, x, w)
         self._add(MatrixProduct(form, image, part(w), part(out)))
         self._keep(x)
@@ -369,7 +372,7 @@ class TracingContext(StepContext):
 
     def _pool(self, x: tf.Tensor, window: Window) -> tf.Tensor:
         sizes = self._windows(x, window)
-        y = self._new([x.shape[0], *sizes, x.shape[3]], self._dims(x), x.dtype, x)
+        y = self._new([x.shape[0], *sizes, x.shape[-1]], self._dims(x), x.dtype, x)
         self._add(Passes(self._recorder.part(x), 1 + math.prod(window.shape), 3))
         self._keep(x, y)
         return y

@@ -3,8 +3,8 @@
 They support cases that TensorFlow's kernels or their gradients do not: dims sharded over a device
 mesh, several batch dims, windows larger than the image. A window is applied to one dim after the
 other, so its k x l elements need k + l slices (l + k l in a depthwise convolution). There is no
-padding: all windows must be inside of x [*outer, height, width, channels]. All dims except height
-and width may be sharded.
+padding: all windows must be inside of x [*outer, *spatial, channels]. The spatial dims are height
+and width, or depth, height and width; all other dims may be sharded.
 
     height 7, window 3, stride 2, 3 windows      element 0:  0 . 2 . 4 . .
                                                  element 1:  . 1 . 3 . 5 .
@@ -13,6 +13,7 @@ and width may be sharded.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,7 +21,9 @@ import tensorflow as tf
 
 from tekso.framework.primitives.custom_gradient import custom_gradient
 
-Sizes = tuple[int, int]
+Sizes = tuple[int, ...]
+
+_MOST_DIMS = 7  # of TensorFlow's slice
 
 
 def elements(
@@ -60,6 +63,9 @@ def sliced(x: tf.Tensor, axis: int, start: int, size: int) -> tf.Tensor:
     """Returns `size` elements of a dim from `start` on."""
     if start == 0 and size == x.shape[axis]:
         return x
+    if x.shape.rank > _MOST_DIMS:
+        parts = [start, size, x.shape[axis] - start - size]
+        return tf.split(x, parts, axis)[1]
     begin, sizes = [0] * x.shape.rank, dims(x)
     begin[axis], sizes[axis] = start, size
     return tf.slice(x, begin, sizes)
@@ -78,22 +84,44 @@ def convolution(
     If w has leading block dims, x must have them too, and each block has its own weights.
 
     Shapes:
-      x: [*blocks, *outer, height, width, channels]
-      w: [*blocks, kernel height, kernel width, channels, outputs]
+      x: [*blocks, *outer, *spatial, channels]
+      w: [*blocks, *kernel, channels, outputs]; kernel has as many dims as `sizes`
       returns: [*blocks, *outer, *sizes, outputs]
     """
-    at, num_blocks = x.shape.rank - 3, w.shape.rank - 4
-    outer = "abcdefg"[:at]
-    equation = f"{outer}hwk,{outer[:num_blocks]}ko->{outer}hwo"
+    count = len(sizes)
+    at, num_blocks = x.shape.rank - count - 1, w.shape.rank - count - 2
+    outer, spatial = "abcdefgh"[:at], "xyz"[:count]
+    equation = f"{outer}{spatial}k,{outer[:num_blocks]}ko->{outer}{spatial}o"
 
     def forward(x: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
         # Concatenate the elements of a window row along channels; then one product per window row.
-        rows, columns = w.shape[num_blocks], w.shape[num_blocks + 1]
+        # A row is along the last spatial dim.
+        kernel, last = w.shape[num_blocks : num_blocks + count], count - 1
         x = _side_by_side(
-            x, at + 1, count=columns, size=sizes[1], stride=strides[1], dilation=dilations[1]
+            x,
+            at + last,
+            count=kernel[last],
+            size=sizes[last],
+            stride=strides[last],
+            dilation=dilations[last],
         )
-        w = tf.reshape(w, [*w.shape[: num_blocks + 1], x.shape[-1], w.shape[-1]])
-        parts = elements(x, at, count=rows, size=sizes[0], stride=strides[0], dilation=dilations[0])
+        w = tf.reshape(
+            w, [*w.shape[:num_blocks], math.prod(kernel[:last]), x.shape[-1], w.shape[-1]]
+        )
+        parts = [x]
+        for d in range(last):
+            parts = [
+                element
+                for part in parts
+                for element in elements(
+                    part,
+                    at + d,
+                    count=kernel[d],
+                    size=sizes[d],
+                    stride=strides[d],
+                    dilation=dilations[d],
+                )
+            ]
         kernels = tf.unstack(w, axis=num_blocks)
         return tf.add_n(
             [tf.einsum(equation, part, k) for part, k in zip(parts, kernels, strict=True)]
@@ -125,20 +153,28 @@ def depthwise_convolution(
     """Convolves every channel with its own kernels.
 
     Shapes:
-      x: [*outer, height, width, channels]
-      w: [kernel height, kernel width, channels, multiplier]
+      x: [*outer, *spatial, channels]
+      w: [*kernel, channels, multiplier]; kernel has as many dims as `sizes`
       returns: [*outer, *sizes, channels * multiplier]
     """
-    d = x.shape.rank - 3
-    options = [{"stride": strides[i], "dilation": dilations[i]} for i in (0, 1)]
-    columns = elements(x, d + 1, count=w.shape[1], size=sizes[1], **options[1])
-    parts = []
-    for j, column in enumerate(columns):
-        rows = elements(column, d, count=w.shape[0], size=sizes[0], **options[0])
-        for i, part in enumerate(rows):
-            kernel = sliced(sliced(w, 0, i, 1), 1, j, 1)
-            parts.append(tf.expand_dims(part, -1) * tf.squeeze(kernel, [0, 1]))
-    y = tf.add_n(parts)
+    kernel = w.shape[: len(sizes)].as_list()
+    at = x.shape.rank - len(sizes) - 1
+    parts: list[tuple[tuple[int, ...], tf.Tensor]] = [((), x)]
+    for d in reversed(range(len(sizes))):
+        options = {"size": sizes[d], "stride": strides[d], "dilation": dilations[d]}
+        parts = [
+            ((i, *place), element)
+            for place, part in parts
+            for i, element in enumerate(elements(part, at + d, count=kernel[d], **options))
+        ]
+    products = []
+    for place, part in parts:
+        one = w
+        for d, i in enumerate(place):
+            one = sliced(one, d, i, 1)
+        one = tf.squeeze(one, list(range(len(sizes))))
+        products.append(tf.expand_dims(part, -1) * one)
+    y = tf.add_n(products)
     return tf.reshape(y, [*y.shape[:-2], y.shape[-2] * y.shape[-1]])
 
 
@@ -146,11 +182,11 @@ def window_sum(x: tf.Tensor, *, shape: Sizes, sizes: Sizes, strides: Sizes) -> t
     """Returns the sum of every window.
 
     Shapes:
-      x: [*outer, height, width, channels]
+      x: [*outer, *spatial, channels]
       returns: [*outer, *sizes, channels]
     """
-    for axis in (1, 0):
-        at = x.shape.rank - 3 + axis
+    for axis in reversed(range(len(sizes))):
+        at = x.shape.rank - len(sizes) - 1 + axis
         x = tf.add_n(elements(x, at, count=shape[axis], size=sizes[axis], stride=strides[axis]))
     return x
 
@@ -161,11 +197,11 @@ def window_max(x: tf.Tensor, *, shape: Sizes, sizes: Sizes, strides: Sizes) -> t
     Of equal elements, the first in row-major order gets the gradient.
 
     Shapes:
-      x: [*outer, height, width, channels]
+      x: [*outer, *spatial, channels]
       returns: [*outer, *sizes, channels]
     """
-    for axis in (1, 0):
-        at = x.shape.rank - 3 + axis
+    for axis in reversed(range(len(sizes))):
+        at = x.shape.rank - len(sizes) - 1 + axis
         parts = elements(x, at, count=shape[axis], size=sizes[axis], stride=strides[axis])
         x = _first_max(parts) if len(parts) > 1 else parts[0]
     return x

@@ -1,17 +1,22 @@
-"""Convolution and pooling of images [batch, height, width, channels] with TensorFlow's kernels.
+"""Convolution and pooling of images and volumes with TensorFlow's kernels.
 
-If TensorFlow's gradient is missing or wrong, the gradient is computed with slices and products (see
+Images are [batch, height, width, channels], volumes [batch, depth, height, width, channels]. If
+TensorFlow's gradient is missing or wrong, the gradient is computed with slices and products (see
 `window_slices`):
 
     convolution           TensorFlow's gradient on CPU (2.21)           gradient in this file
     ordinary              correct                                       TensorFlow's
     1x1 with strides      oneDNN: wrong, and writes out of bounds       by slices
     grouped or dilated    missing; with oneDNN only for float32         TensorFlow's if available
+
+Of volumes, only ordinary convolutions use kernels; grouped, dilated and depthwise ones and pooling
+are computed with slices in both passes.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -28,16 +33,37 @@ FIXED: as many outputs as SAME, but with (window - 1) / 2 zeros before the image
 stride (PyTorch's padding). With stride 1, SAME and FIXED are equal."""
 
 
-class Window(NamedTuple):
-    """Shape, strides, dilations and padding of a window over height and width."""
+_SPATIAL = ("depth", "height", "width")
 
-    shape: tuple[int, int]
-    strides: tuple[int, int]
-    dilations: tuple[int, int]
+
+def spatial_dims(count: int) -> tuple[str, ...]:
+    """Returns the names of the spatial dims: height and width of images, and depth of volumes."""
+    return _SPATIAL[-count:]
+
+
+def image_dims(rank: int) -> tuple[str, ...]:
+    """Returns the dimension names of images (rank 4) or volumes (rank 5)."""
+    return ("batch", *spatial_dims(rank - 2), "channels")
+
+
+class Window(NamedTuple):
+    """Shape, strides, dilations and padding of a window over the spatial dims.
+
+    There are two of them, height and width, or three: depth, height and width.
+    """
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dilations: tuple[int, ...]
     padding: Padding
 
+    @property
+    def dim_names(self) -> tuple[str, ...]:
+        """Names of the spatial dims."""
+        return spatial_dims(len(self.shape))
+
     def output_size(self, size: int, d: int) -> int:
-        """Returns the number of windows along height (d = 0) or width (d = 1).
+        """Returns the number of windows along spatial dim d.
 
         Raises:
           ValueError: the window is larger than the image, with padding VALID.
@@ -48,19 +74,23 @@ class Window(NamedTuple):
         if size < reach:
             raise ValueError(
                 f"a window of {reach} ({self.shape[d]}, dilated by {self.dilations[d]}) does not "
-                f"fit in {('height', 'width')[d]} {size} with padding VALID; use SAME or a larger "
+                f"fit in {self.dim_names[d]} {size} with padding VALID; use SAME or a larger "
                 "input"
             )
         return (size - reach) // stride + 1
 
     def pads(self, size: int, d: int) -> tuple[int, int]:
-        """Returns the number of zeros before and after height (d = 0) or width (d = 1)."""
+        """Returns the number of zeros before and after spatial dim d."""
         stride, reach = self.strides[d], (self.shape[d] - 1) * self.dilations[d] + 1
         missing = max((self.output_size(size, d) - 1) * stride + reach - size, 0)
         if self.padding == "FIXED":
             before = (reach - 1) // 2
             return before, max(missing - before, 0)
         return missing // 2, missing - missing // 2
+
+    def output_sizes(self, x: tf.Tensor) -> tuple[int, ...]:
+        """Returns the number of windows along every spatial dim of images or volumes."""
+        return tuple(self.output_size(x.shape[1 + d], d) for d in range(len(self.shape)))
 
 
 def convolution(
@@ -69,9 +99,9 @@ def convolution(
     """Convolves images; the convolution is grouped if w has fewer inputs than x has channels.
 
     Shapes:
-      x: [batch, height, width, channels], w: [*window.shape, channels / groups, outputs]
-      b: [outputs]
-      returns: [batch, new height, new width, outputs]
+      x: [batch, height, width, channels] or [batch, depth, height, width, channels]
+      w: [*window.shape, channels / groups, outputs], b: [outputs]
+      returns: [batch, *window.output_sizes(x), outputs]
     Raises:
       ValueError: the window is larger than the image, with padding VALID.
     """
@@ -82,14 +112,16 @@ def convolution(
     x, window = _with_known_padding(x, window)
     # Dilation has no effect in a kernel dim of size 1.
     by_dim = [d if n > 1 else 1 for n, d in zip(window.shape, window.dilations, strict=True)]
-    window = window._replace(dilations=(by_dim[0], by_dim[1]))
-    if _has_gradient(x, w, window):
+    window = window._replace(dilations=tuple(by_dim))
+    if not _has_kernel(x, w, window):
+        y = _convolved_by_slices(x, w, window)
+    elif _has_gradient(x, w, window):
         y = _convolved(x, w, window)
     else:
         y = _convolved_with_gradient_by_slices(x, w, window)
     if b is None:
         return y
-    groups = x.shape[3] // w.shape[2]
+    groups = x.shape[-1] // w.shape[-2]
     return tf.nn.bias_add(y, b) if groups == 1 else _with_bias_of_groups(y, b, groups)
 
 
@@ -99,9 +131,9 @@ def depthwise_convolution(
     """Convolves every channel with its own kernels.
 
     Shapes:
-      x: [batch, height, width, channels], w: [*window.shape, channels, multiplier]
-      b: [channels * multiplier]
-      returns: [batch, new height, new width, channels * multiplier]
+      x: [batch, height, width, channels] or [batch, depth, height, width, channels]
+      w: [*window.shape, channels, multiplier], b: [channels * multiplier]
+      returns: [batch, *window.output_sizes(x), channels * multiplier]
     Raises:
       ValueError: the window is larger than the image, with padding VALID.
     """
@@ -110,7 +142,15 @@ def depthwise_convolution(
         return tf.cast(depthwise_convolution(*args, window=window), x.dtype)
     _check_fits(x, window)
     x, window = _with_known_padding(x, window)
-    if window.dilations == (1, 1) and window.strides[0] == window.strides[1]:
+    if len(x.shape) != 4:
+        y = window_slices.depthwise_convolution(
+            _padded(x, window),
+            w,
+            sizes=window.output_sizes(x),
+            strides=window.strides,
+            dilations=window.dilations,
+        )
+    elif window.dilations == (1, 1) and window.strides[0] == window.strides[1]:
         y = tf.nn.depthwise_conv2d(x, w, [1, *window.strides, 1], window.padding)
     else:
         # TensorFlow's kernel has one stride for both dims, and no strides with dilation. So compute
@@ -126,8 +166,8 @@ def average_pool(x: tf.Tensor, window: Window) -> tf.Tensor:
     """Returns the mean of every window, without the padding.
 
     Shapes:
-      x: [batch, height, width, channels]
-      returns: [batch, new height, new width, channels]
+      x: [batch, height, width, channels] or [batch, depth, height, width, channels]
+      returns: [batch, *window.output_sizes(x), channels]
     Raises:
       ValueError: the window is larger than the image, with padding VALID.
     """
@@ -135,16 +175,17 @@ def average_pool(x: tf.Tensor, window: Window) -> tf.Tensor:
         return tf.cast(average_pool(widen(x), window), x.dtype)
     _check_fits(x, window)
     window = _same_if_equal(x, window)
-    if window.padding != "FIXED" and all(
-        n <= size for n, size in zip(window.shape, x.shape[1:3], strict=True)
-    ):
+    is_inside = all(n <= size for n, size in zip(window.shape, x.shape[1:-1], strict=True))
+    if len(x.shape) == 4 and window.padding != "FIXED" and is_inside:
         return tf.nn.avg_pool2d(x, window.shape, window.strides, window.padding)
     # TensorFlow has no fixed padding here, and its gradient is wrong for windows larger than the
     # image (TensorFlow 2.21, CPU).
-    counts = tf.constant(element_counts(x.shape[1], x.shape[2], window), x.dtype)
-    sizes = (window.output_size(x.shape[1], 0), window.output_size(x.shape[2], 1))
+    counts = tf.constant(element_counts(x.shape[1:-1], window), x.dtype)
     total = window_slices.window_sum(
-        _padded(x, window), shape=window.shape, sizes=sizes, strides=window.strides
+        _padded(x, window),
+        shape=window.shape,
+        sizes=window.output_sizes(x),
+        strides=window.strides,
     )
     return total / counts
 
@@ -153,34 +194,51 @@ def max_pool(x: tf.Tensor, window: Window) -> tf.Tensor:
     """Returns the largest element of every window, without the padding.
 
     Shapes:
-      x: [batch, height, width, channels]
-      returns: [batch, new height, new width, channels]
+      x: [batch, height, width, channels] or [batch, depth, height, width, channels]
+      returns: [batch, *window.output_sizes(x), channels]
     Raises:
       ValueError: the window is larger than the image, with padding VALID.
     """
     _check_fits(x, window)
+    if len(x.shape) != 4:
+        return window_slices.window_max(
+            _padded(x, window, float("-inf")),
+            shape=window.shape,
+            sizes=window.output_sizes(x),
+            strides=window.strides,
+        )
     x, window = _with_known_padding(x, window, fill=float("-inf"))
     return tf.nn.max_pool2d(x, window.shape, window.strides, window.padding)
 
 
-def element_counts(height: int, width: int, window: Window) -> np.ndarray:
-    """Returns the number of image elements in every window: [1, new height, new width, 1]."""
-    by_dim = []
-    for d, size in enumerate((height, width)):
+def element_counts(sizes: Sequence[int], window: Window) -> np.ndarray:
+    """Returns the number of elements of an image in every window.
+
+    Shapes:
+      sizes: the spatial dims of the image
+      returns: [1, *output sizes, 1]
+    """
+    counts = np.ones(())
+    for d, size in enumerate(sizes):
         before, after = window.pads(size, d)
         real = np.pad(np.ones(size), (before, after))
         starts = np.arange(window.output_size(size, d)) * window.strides[d]
         held = starts[:, None] + np.arange(window.shape[d])
-        by_dim.append(real[held].sum(1))
-    counts: np.ndarray = np.outer(*by_dim)[None, :, :, None]
-    return counts
+        counts = counts[..., None] * real[held].sum(1)
+    found: np.ndarray = counts[None, ..., None]
+    return found
+
+
+def _has_kernel(x: tf.Tensor, w: tf.Tensor, window: Window) -> bool:
+    """Returns whether TensorFlow has a kernel for a convolution."""
+    return len(x.shape) == 4 or (set(window.dilations) == {1} and w.shape[-2] == x.shape[-1])
 
 
 def _has_gradient(x: tf.Tensor, w: tf.Tensor, window: Window) -> bool:
     """Returns whether TensorFlow has a correct gradient for a convolution."""
-    if window.shape == (1, 1) and window.strides != (1, 1):
+    if set(window.shape) == {1} and set(window.strides) != {1}:
         return False
-    if window.dilations == (1, 1) and w.shape[2] == x.shape[3]:
+    if set(window.dilations) == {1} and w.shape[-2] == x.shape[-1]:
         return True
     if _has_accelerator():
         return True
@@ -197,6 +255,8 @@ def _sums_in_16_bits(x: tf.Tensor) -> bool:
 
 
 def _convolved(x: tf.Tensor, w: tf.Tensor, window: Window) -> tf.Tensor:
+    if len(x.shape) == 5:
+        return tf.nn.conv3d(x, w, [1, *window.strides, 1], window.padding)
     return tf.nn.conv2d(x, w, window.strides, window.padding, dilations=window.dilations)
 
 
@@ -218,37 +278,42 @@ def _convolved_with_gradient_by_slices(x: tf.Tensor, w: tf.Tensor, window: Windo
 def _with_bias_of_groups(y: tf.Tensor, b: tf.Tensor, groups: int) -> tf.Tensor:
     # Not bias_add: TensorFlow would fuse it with the convolution, and without oneDNN there is no
     # such kernel on CPU. An exported graph may run there.
-    blocks = tf.reshape(y, [*window_slices.dims(y)[:3], groups, y.shape[3] // groups])
+    blocks = tf.reshape(y, [*window_slices.dims(y)[:-1], groups, y.shape[-1] // groups])
     return tf.reshape(blocks + tf.reshape(b, [groups, -1]), window_slices.dims(y))
 
 
 def _convolved_by_slices(x: tf.Tensor, w: tf.Tensor, window: Window) -> tf.Tensor:
     form = functools.partial(
         window_slices.convolution,
-        sizes=(window.output_size(x.shape[1], 0), window.output_size(x.shape[2], 1)),
+        sizes=window.output_sizes(x),
         strides=window.strides,
         dilations=window.dilations,
     )
-    groups = x.shape[3] // w.shape[2]
+    groups = x.shape[-1] // w.shape[-2]
     x = _padded(x, window)
     if groups == 1:
         return form(x, w)
-    x = tf.reshape(x, [*window_slices.dims(x)[:3], groups, w.shape[2]])
-    w = tf.reshape(w, [*w.shape[:3], groups, w.shape[3] // groups])
-    y = form(tf.transpose(x, [3, 0, 1, 2, 4]), tf.transpose(w, [3, 0, 1, 2, 4]))
-    y = tf.transpose(y, [1, 2, 3, 0, 4])
-    return tf.reshape(y, [*window_slices.dims(y)[:3], groups * w.shape[4]])
+    x = tf.reshape(x, [*window_slices.dims(x)[:-1], groups, w.shape[-2]])
+    w = tf.reshape(w, [*w.shape[:-1], groups, w.shape[-1] // groups])
+    y = form(_to_front(x, -2), _to_front(w, -2))
+    y = tf.transpose(y, [*range(1, y.shape.rank - 1), 0, y.shape.rank - 1])
+    return tf.reshape(y, [*window_slices.dims(y)[:-2], groups * y.shape[-1]])
+
+
+def _to_front(x: tf.Tensor, axis: int) -> tf.Tensor:
+    order = list(range(len(x.shape)))
+    return tf.transpose(x, [order.pop(axis), *order])
 
 
 def _check_fits(x: tf.Tensor, window: Window) -> None:
-    for d in (0, 1):
-        window.output_size(x.shape[1 + d], d)
+    window.output_sizes(x)
 
 
 def _same_if_equal(x: tf.Tensor, window: Window) -> Window:
     """Returns the window with padding SAME instead of FIXED if both pad this image equally."""
     same = window._replace(padding="SAME")
-    is_equal = all(window.pads(x.shape[1 + d], d) == same.pads(x.shape[1 + d], d) for d in (0, 1))
+    sizes = list(enumerate(x.shape[1:-1]))
+    is_equal = all(window.pads(size, d) == same.pads(size, d) for d, size in sizes)
     return same if is_equal and window.padding == "FIXED" else window
 
 
@@ -263,7 +328,7 @@ def _with_known_padding(
 
 
 def _padded(x: tf.Tensor, window: Window, fill: float = 0.0) -> tf.Tensor:
-    pads = [window.pads(x.shape[1 + d], d) for d in (0, 1)]
+    pads = [window.pads(size, d) for d, size in enumerate(x.shape[1:-1])]
     if not any(map(any, pads)):
         return x
     return tf.pad(x, [(0, 0), *pads, (0, 0)], constant_values=fill)

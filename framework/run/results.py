@@ -68,6 +68,7 @@ def result_of(logdir: Logdir, registered: Params) -> dict[str, Any]:
     spent: Mapping[str, Any] = next((r[SECONDS] for r in reversed(records) if SECONDS in r), {})
     seconds = {name: round(value, 1) for name, value in time_use.valid(spent).items()}
     unit, seen = _seen(records)
+    tree = _portable(registered, tree)
     training = seconds.get(time_use.STEP, 0.0) + seconds.get(time_use.INPUT, 0.0)
     return {
         "model": model,
@@ -153,6 +154,36 @@ def is_current(result: Mapping[str, Any], registered: Params) -> bool:
     except (ValueError, ImportError):
         return False
     return _changes(registered, measured) == list(result["changes"])
+
+
+def _portable(registered: Params, tree: Params) -> Params:
+    """Returns a copy in which paths of a machine are only names: files outside of the folder.
+
+    Values that are registered stay, as they are the same everywhere.
+    """
+    found, values = tree.copy(), {}
+
+    def look(path: str, value: Any, field: Any) -> None:
+        del field
+        short = _shortened(value)
+        if short != value and (path not in registered or registered.get(path) != value):
+            values[path] = short
+
+    found.visit(look)
+    for path, value in values.items():
+        found.set({path: value})
+    return found
+
+
+def _shortened(value: Any) -> Any:
+    if isinstance(value, str):
+        is_outside = value.startswith(("/", "~", "../")) and len(value) > 1
+        return value.rstrip("/").rpartition("/")[2] if is_outside else value
+    if isinstance(value, list):
+        return [_shortened(one) for one in value]
+    if isinstance(value, Mapping):
+        return {name: _shortened(one) for name, one in value.items()}
+    return value
 
 
 def _last(logdir: Logdir) -> Description:

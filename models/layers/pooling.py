@@ -1,4 +1,4 @@
-"""Pooling of images, channels last: maximum, average, and average over the whole image."""
+"""Pooling of images and volumes, channels last: maximum, average, and average over all of it."""
 
 from __future__ import annotations
 
@@ -16,24 +16,18 @@ from tekso.framework.primitives.windows import Padding, Window
 from tekso.framework.theta import Theta
 
 
-class Pool2D(Layer):
-    """Base of the poolings with a sliding window.
+class PoolBase(Layer):
+    """Base of the poolings of images and volumes with a sliding window.
+
+    A subclass has Params with window_shape, strides and padding.
 
     Shapes:
-      x: [batch, height, width, channels]
-      returns: [batch, new height, new width, channels]; see `output_size`
+      x: [batch, *spatial, channels]; spatial: height and width, or depth, height and width
+      returns: [batch, *new spatial, channels]; see `output_size`
     """
 
     class Params(Layer.Params):
-        """Params of a pooling."""
-
-        window_shape: tuple[int, int] = param("Height and width of the window.", default=(2, 2))
-        strides: tuple[int, int] = param("Steps of the window: height, width.", default=(2, 2))
-        padding: Padding = param(
-            "SAME: ceil(size / stride) outputs; VALID: windows inside only; FIXED: as SAME, but "
-            "(window - 1) / 2 elements of padding before, for any size and stride.",
-            default="SAME",
-        )
+        """Params of PoolBase."""
 
     def __init__(self, params: Any) -> None:
         super().__init__(params)
@@ -48,11 +42,51 @@ class Pool2D(Layer):
     def window(self) -> Window:
         """Window shape, strides and padding."""
         p = self.params
-        return Window(p.window_shape, p.strides, (1, 1), p.padding)
+        return Window(p.window_shape, p.strides, (1,) * len(p.strides), p.padding)
 
-    def output_size(self, height: int, width: int) -> tuple[int, int]:
-        """Returns height and width of the output for an input of this height and width."""
-        return self.window.output_size(height, 0), self.window.output_size(width, 1)
+    def output_size(self, *sizes: int) -> tuple[int, ...]:
+        """Returns the spatial sizes of the output for an input of these spatial sizes."""
+        return tuple(self.window.output_size(size, d) for d, size in enumerate(sizes))
+
+
+class Pool2D(PoolBase):
+    """Base of the poolings of images with a sliding window.
+
+    Shapes:
+      x: [batch, height, width, channels]
+      returns: [batch, new height, new width, channels]; see `output_size`
+    """
+
+    class Params(PoolBase.Params):
+        """Params of a pooling."""
+
+        window_shape: tuple[int, int] = param("Height and width of the window.", default=(2, 2))
+        strides: tuple[int, int] = param("Steps of the window: height, width.", default=(2, 2))
+        padding: Padding = param(
+            "SAME: ceil(size / stride) outputs; VALID: windows inside only; FIXED: as SAME, but "
+            "(window - 1) / 2 elements of padding before, for any size and stride.",
+            default="SAME",
+        )
+
+
+class Pool3D(PoolBase):
+    """Base of the poolings of volumes with a sliding window.
+
+    Shapes:
+      x: [batch, depth, height, width, channels]
+      returns: [batch, new depth, new height, new width, channels]; see `output_size`
+    """
+
+    class Params(PoolBase.Params):
+        """Params of a pooling of volumes."""
+
+        window_shape: tuple[int, int, int] = param(
+            "Depth, height and width of the window.", default=(2, 2, 2)
+        )
+        strides: tuple[int, int, int] = param(
+            "Steps of the window: depth, height, width.", default=(2, 2, 2)
+        )
+        padding: Padding = param("As in Pool2D.", default="SAME")
 
 
 class MaxPool(Pool2D):
@@ -87,17 +121,49 @@ class AveragePool(Pool2D):
         return ops.constrain_image(ctx, ops.average_pool(ctx, x, self.window))
 
 
-class GlobalAveragePool(Layer):
-    """Returns the mean over height and width.
+class MaxPool3D(Pool3D):
+    """Returns the largest element of every window of volumes.
 
     Shapes:
-      x: [batch, height, width, channels]
+      x: [batch, depth, height, width, channels]
+      returns: [batch, new depth, new height, new width, channels]
+    """
+
+    class Params(Pool3D.Params):
+        """Params of MaxPool3D."""
+
+    def fprop(self, theta: Theta, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
+        """See the class."""
+        return ops.constrain_image(ctx, ops.max_pool(ctx, x, self.window))
+
+
+class AveragePool3D(Pool3D):
+    """Returns the mean of every window of volumes, over the elements inside the volume.
+
+    Shapes:
+      x: [batch, depth, height, width, channels]
+      returns: [batch, new depth, new height, new width, channels]
+    """
+
+    class Params(Pool3D.Params):
+        """Params of AveragePool3D."""
+
+    def fprop(self, theta: Theta, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
+        """See the class."""
+        return ops.constrain_image(ctx, ops.average_pool(ctx, x, self.window))
+
+
+class GlobalAveragePool(Layer):
+    """Returns the mean over the spatial dims.
+
+    Shapes:
+      x: [batch, height, width, channels] or [batch, depth, height, width, channels]
       returns: [batch, channels]
     """
 
     def fprop(self, theta: Theta, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
         """See the class."""
-        return ctx.constrain(mean_over(x, [1, 2]), ("batch", "channels"))
+        return ctx.constrain(mean_over(x, range(1, x.shape.rank - 1)), ("batch", "channels"))
 
 
 def mean_over(x: tf.Tensor, axes: Sequence[int]) -> tf.Tensor:

@@ -17,7 +17,8 @@ from tekso.framework.params import param
 from tekso.tasks.detection.sources import BoxSource, Objects
 from tekso.tasks.image.decoding import SUFFIXES, decode
 
-_SIDES = ("ymin", "xmin", "ymax", "xmax")
+_SIDES = (("ymin", 1), ("xmin", 1), ("ymax", 0), ("xmax", 0))
+"""The sides of a box, and what is subtracted: boxes here begin at 0 and exclude their last side."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +33,9 @@ class _Tile:
 
 class VocBoxes(BoxSource):
     """Images with an XML file of the same name beside each, in the format of Pascal VOC.
+
+    Its pixels are counted from 1, and a box includes its last ones: xmin 1 and xmax 20 are the
+    first 20 columns.
 
     With `tile`, an image is cut into squares, which overlap as little as is needed to cover it. A
     box belongs to a tile if at least half of its area is inside, and is cut at the border. Objects
@@ -143,7 +147,7 @@ class VocBoxes(BoxSource):
                         f"{path}: the class {name!r} is none of {', '.join(self.class_names)}: "
                         f"add it to {self.params.path_of('classes')}"
                     )
-                boxes.append([_number(one, f"bndbox/{side}") for side in _SIDES])
+                boxes.append([_number(one, f"bndbox/{side}") - first for side, first in _SIDES])
                 labels.append(numbers[name])
                 crowds.append((one.findtext("difficult") or "0").strip() == "1")
         except (ElementTree.ParseError, ValueError) as error:

@@ -18,7 +18,7 @@ from tekso.tasks.unset_sizes import set_sizes
 
 CLASSES_FILE = "classes.txt"
 
-AnyImages = TypeVar("AnyImages", bound="ImageInput")
+AnyImages = TypeVar("AnyImages", bound="LabelledInput")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,35 +39,17 @@ class KnownImages:
         return len(self.class_names) or None
 
 
-class ImageInput(PreparedInput):
-    """Base of the inputs of images of one size; see `PreparedInput`.
+class LabelledInput(PreparedInput):
+    """Base of the inputs of images or volumes whose source names the classes of its labels.
 
-    A malformed image is reported, up to `source.max_skipped` of them. Its place in the batch gets
-    the next well-formed image, with weight 0: a blank image would count in the statistics of
-    BatchNorm.
+    A malformed record is reported, up to `source.max_skipped` of them. Its place in the batch gets
+    the next well-formed one, with weight 0: a blank one would count in the statistics of BatchNorm.
 
     The names of the classes are written to `classes.txt` in the assets of the run.
     """
 
     class Params(PreparedInput.Params):
-        """Params of ImageInput."""
-
-        source: AnySource.Params = param("Where the images come from.", default=REQUIRED)
-        image_size: int = param("Height and width of the images of a batch.", default=REQUIRED)
-        channels: int = param("1 for grey, 3 for RGB.", default=3)
-        background: int = param("Grey value behind transparent pixels, 0 to 255.", default=255)
-        mean: list[float] = param(
-            "Subtracted from values in [0, 1]; one number, or one per channel.", default=[0.0]
-        )
-        deviation: list[float] = param(
-            "Divides the difference; one number, or one per channel.", default=[1.0]
-        )
-        num_threads: int | None = param(
-            f"Threads that decode image files. None: the number of CPUs, at most {MOST_THREADS}.",
-            default=None,
-        )
-
-    unit = "images"
+        """Params of LabelledInput."""
 
     def __init__(self, params: Any, **kwargs: Any) -> None:
         super().__init__(params, **kwargs)
@@ -98,7 +80,7 @@ class ImageInput(PreparedInput):
         return found
 
     def in_place_of(self, index: int, key: int) -> Batch:
-        """See `PreparedInput`: the pixels of the next well-formed image, with weight 0."""
+        """See `PreparedInput`: the values of the next well-formed record, with weight 0."""
         for offset in range(1, self.num_examples):
             try:
                 example = self.prepared((index + offset) % self.num_examples, key)
@@ -111,6 +93,30 @@ class ImageInput(PreparedInput):
         """Returns a one-line description of the data."""
         classes = f" in {self.num_classes:,} classes" if self.num_classes else ""
         return f"{super().describe()}{classes}"
+
+
+class ImageInput(LabelledInput):
+    """Base of the inputs of images of one size; see `LabelledInput`."""
+
+    class Params(LabelledInput.Params):
+        """Params of ImageInput."""
+
+        source: AnySource.Params = param("Where the images come from.", default=REQUIRED)
+        image_size: int = param("Height and width of the images of a batch.", default=REQUIRED)
+        channels: int = param("1 for grey, 3 for RGB.", default=3)
+        background: int = param("Grey value behind transparent pixels, 0 to 255.", default=255)
+        mean: list[float] = param(
+            "Subtracted from values in [0, 1]; one number, or one per channel.", default=[0.0]
+        )
+        deviation: list[float] = param(
+            "Divides the difference; one number, or one per channel.", default=[1.0]
+        )
+        num_threads: int | None = param(
+            f"Threads that decode image files. None: the number of CPUs, at most {MOST_THREADS}.",
+            default=None,
+        )
+
+    unit = "images"
 
 
 def held_out(train: AnyImages) -> AnyImages:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -16,12 +17,12 @@ from tekso.framework.pieces import LOSS_SUM, METRICS, Flow
 from tekso.framework.task import Batch, LossSums, Program, Scored
 from tekso.framework.theta import Theta
 from tekso.tasks.classification.task import ACCURACY, LABELS, WEIGHTS, Classification, X
+from tekso.tasks.image.crops import PROBABILITIES, TOP_5, Crops
 from tekso.tasks.image.image_task import AnswerExport, ImageTask
 from tekso.tasks.image.input import OTHER_LABELS, SHARES, Images, images_of
 from tekso.tasks.image.scoring import ImageScoring
 from tekso.tasks.image.sources import class_name
 
-TOP_5, PROBABILITIES = "top_5_accuracy", "probabilities"
 _MOST_SHOWN = 5  # classes of an image that decoding prints
 
 
@@ -33,7 +34,8 @@ class ImageClassification(ImageTask, Classification):
     not set. In training, the target has the mixed labels of the input and `label_smoothing`.
 
     Reports "accuracy" (top-1), and "top_5_accuracy" if there are more than 5 classes: the share of
-    images with fewer than 5 classes whose score is at least that of the label.
+    images with fewer than 5 classes whose score is at least that of the label. With `crops`, the
+    last evaluation also reports them for the mean of the probabilities of several crops.
 
     Shapes:
       batch: the arrays of `Images`
@@ -56,6 +58,10 @@ class ImageClassification(ImageTask, Classification):
             "Confusions and pictures at the last evaluation; None: neither.",
             default=ImageScoring.Params(),
         )
+        crops: Crops.Params | None = param(
+            "Several crops of every image, classified at the last evaluation; None: none.",
+            default=None,
+        )
 
     goals = {TOP_5: "max"}  # noqa: RUF012
     export = AnswerExport(
@@ -75,6 +81,8 @@ class ImageClassification(ImageTask, Classification):
             )
         scoring = self.params.scoring
         self._scoring: ImageScoring | None = None if scoring is None else scoring.instantiate()
+        crops = self.params.crops
+        self._crops: Crops | None = None if crops is None else crops.instantiate()
 
     def check_inputs(self, inputs: Mapping[str, Any]) -> list[str]:
         """Checks the arrays of the inputs, and the labels of all images if they are known.
@@ -143,10 +151,21 @@ class ImageClassification(ImageTask, Classification):
         is_last: bool,
         stopped: Callable[[], bool] = lambda: False,
     ) -> Scored | None:
-        """Returns the confusions and pictures of an evaluation input, at the last evaluation."""
-        if self._scoring is None or not is_last:
+        """Returns confusions, pictures and figures of crops, at the last evaluation."""
+        if not is_last:
             return None
-        return self._scoring.score(program, self.answer, input, stopped=stopped)
+        found = Scored({}, "")
+        if self._scoring is not None:
+            scored = self._scoring.score(program, self.answer, input, stopped=stopped)
+            if scored is None:
+                return None
+            found = scored
+        if self._crops is not None:
+            figures = self._crops.figures(program, self.answer, input, stopped=stopped)
+            if figures is None:
+                return None
+            found = dataclasses.replace(found, figures=figures)
+        return found if self._scoring or self._crops else None
 
     def answer(self, theta: Theta, x: tf.Tensor, ctx: StepContext) -> dict[str, tf.Tensor]:
         """Returns the probabilities of the classes and the likeliest one; see `ImageTask`.

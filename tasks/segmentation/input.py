@@ -13,7 +13,7 @@ from tekso.framework.input.skips import BadRecordError, InputError, Origin
 from tekso.framework.params import REQUIRED, param
 from tekso.tasks.classification.task import LABELS, WEIGHTS, X
 from tekso.tasks.image.image_input import ImageInput
-from tekso.tasks.image.preparation import Preparation
+from tekso.tasks.image.preparation import Preparation, pixels_of
 from tekso.tasks.image.steps import Image, ImageStep, fitted, resized
 from tekso.tasks.segmentation.sources import IGNORED, MaskSource, decode_mask
 
@@ -102,6 +102,14 @@ class MaskImages(ImageInput):
                 f"must be 0 to {classes - 1}, or {IGNORED} for pixels that do not count",
             )
         return mask
+
+    def drawn(self, x: np.ndarray) -> Image:
+        """Returns the pixels of an image of a batch, for pictures."""
+        return pixels_of(x, self.params)
+
+    def section(self, labels: np.ndarray) -> np.ndarray:
+        """Returns the labels that belong to what `drawn` shows, [height, width]."""
+        return labels
 
     def has_background_only(self) -> bool:
         """Returns whether the first masks have no values but 0 and `IGNORED`, and some of these."""

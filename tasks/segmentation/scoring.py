@@ -14,11 +14,10 @@ from tekso.framework.tables import table
 from tekso.framework.task import Program, Scored
 from tekso.tasks.classification.task import LABELS, WEIGHTS, X
 from tekso.tasks.image import drawing
-from tekso.tasks.image.preparation import pixels_of
 from tekso.tasks.image.scoring import confusions
 from tekso.tasks.image.sources import class_name
 from tekso.tasks.image.steps import Image
-from tekso.tasks.segmentation.input import NOT_COUNTED, masks_of
+from tekso.tasks.segmentation.input import NOT_COUNTED
 
 
 class SegmentationScoring(Configurable):
@@ -50,6 +49,7 @@ class SegmentationScoring(Configurable):
         answer: Callable[..., Mapping[str, Any]],
         input: Input,
         *,
+        images: Any,
         num_classes: int,
         stopped: Callable[[], bool],
     ) -> Scored | None:
@@ -58,11 +58,11 @@ class SegmentationScoring(Configurable):
         Args:
           program: calls functions with the weights.
           answer: function(theta, x, ctx) that returns the "labels" of every pixel.
-          input: an evaluation input of images with masks.
+          input: an evaluation input.
+          images: the `MaskImages` or `Volumes` of the input.
           num_classes: number of classes of the task.
           stopped: returns whether to stop early.
         """
-        images = masks_of(input)
         counts = np.zeros((num_classes, num_classes), np.int64)
         drawn: list[Image] = []
         for step in range(input.num_batches or 0):
@@ -75,8 +75,8 @@ class SegmentationScoring(Configurable):
             counted = labels != NOT_COUNTED
             counts += confusions(labels[counted], guess[counted], num_classes)
             for row in range(min(len(x), self.params.shown - len(drawn))):
-                rows = labels[row], guess[row]
-                drawn.append(side_by_side(pixels_of(x[row], images.params), *rows))
+                rows = images.section(labels[row]), images.section(guess[row])
+                drawn.append(side_by_side(images.drawn(x[row]), *rows))
         both = np.diag(counts)
         either = counts.sum(0) + counts.sum(1) - both
         present = np.flatnonzero(either)

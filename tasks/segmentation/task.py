@@ -15,6 +15,7 @@ from tekso.framework.input.skips import InputError
 from tekso.framework.layer import Layer
 from tekso.framework.params import REQUIRED, param
 from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece
+from tekso.framework.primitives.windows import image_dims
 from tekso.framework.task import Batch, Program, Scored
 from tekso.framework.theta import Theta
 from tekso.models.unet import UNet
@@ -22,7 +23,7 @@ from tekso.tasks.classification.task import LABELS, WEIGHTS, X
 from tekso.tasks.image.image_task import AnswerExport, ImageTask
 from tekso.tasks.image.sources import class_name
 from tekso.tasks.image.steps import Image
-from tekso.tasks.segmentation.input import NOT_COUNTED, MaskImages, masks_of
+from tekso.tasks.segmentation.input import NOT_COUNTED, masks_of
 from tekso.tasks.segmentation.scoring import SegmentationScoring, mask_png
 
 IOU, DICE, PIXEL_ACCURACY = "iou", "dice", "pixel_accuracy"
@@ -87,16 +88,17 @@ class Segmentation(ImageTask):
         Raises:
           InputError: an input has no masks, or other classes than in training.
         """
-        classes = masks_of(inputs["input"]).class_names
+        train = self.images_in(inputs["input"])
+        classes = train.class_names
         for path, input in inputs.items():
-            own = masks_of(input).class_names
+            own = self.images_in(input).class_names
             if own != classes or len(own) > self.params.num_classes:
                 raise InputError(
                     f"{path} has the classes {', '.join(own) or '(unknown)'}; in training, "
                     f"{', '.join(classes) or '(unknown)'}; task.num_classes is "
                     f"{self.params.num_classes}"
                 )
-        if not masks_of(inputs["input"]).has_background_only():
+        if not train.has_background_only():
             return []
         return [
             "input: the first masks have the values 0 and 255 only, and pixels of value 255 do not "
@@ -118,9 +120,7 @@ class Segmentation(ImageTask):
 
     def loss_weight(self, batch: Batch) -> tf.Tensor:
         """Returns the weighted number of pixels that count."""
-        counted = tf.cast(tf.not_equal(batch[LABELS], NOT_COUNTED), tf.float32)
-        weights = tf.reshape(tf.cast(batch[WEIGHTS], tf.float32), [-1, 1, 1])
-        return tf.reduce_sum(weights * counted)
+        return tf.reduce_sum(_weights(batch[LABELS], batch[WEIGHTS], tf.float32))
 
     def predict(self, theta: Theta, batch: Batch, ctx: StepContext) -> dict[str, tf.Tensor]:
         """Returns the scores and the likeliest class of every pixel; see the class."""
@@ -134,13 +134,12 @@ class Segmentation(ImageTask):
 
     def _run_sums(self, theta: Theta, flow: Flow, ctx: StepContext) -> Flow:
         del theta
-        dims = ("batch", "height", "width")
+        dims = image_dims(flow[X].shape.rank)[:-1]
         logits = ctx.constrain(flow[X], (*dims, None))
         labels = ctx.constrain(tf.cast(flow[LABELS], tf.int32), dims)
-        weights = tf.reshape(tf.cast(flow[WEIGHTS], logits.dtype), [-1, 1, 1])
-        weights *= tf.cast(tf.not_equal(labels, NOT_COUNTED), logits.dtype)
+        weights = _weights(labels, flow[WEIGHTS], logits.dtype)
         target = tf.one_hot(labels, self.params.num_classes, dtype=logits.dtype)
-        # Elementwise, so that height and width can be sharded.
+        # Elementwise, so that spatial dims can be sharded.
         centred = logits - tf.stop_gradient(tf.reduce_max(logits, -1, keepdims=True))
         log_sum = tf.math.log(tf.reduce_sum(tf.exp(centred), -1))
         nats = log_sum - tf.reduce_sum(target * centred, -1)
@@ -183,9 +182,13 @@ class Segmentation(ImageTask):
         """Returns pictures of an evaluation input, at the last evaluation."""
         if self._scoring is None or not is_last:
             return None
-        classes = self.params.num_classes
         return self._scoring.score(
-            program, self.answer, input, num_classes=classes, stopped=stopped
+            program,
+            self.answer,
+            input,
+            images=self.images_in(input),
+            num_classes=self.params.num_classes,
+            stopped=stopped,
         )
 
     def answer(self, theta: Theta, x: tf.Tensor, ctx: StepContext) -> dict[str, tf.Tensor]:
@@ -196,7 +199,7 @@ class Segmentation(ImageTask):
         """
         return {LABELS: self.predict(theta, {X: x}, ctx)[LABELS]}
 
-    def images_in(self, input: Input) -> MaskImages:
+    def images_in(self, input: Input) -> Any:
         """See `ImageTask`."""
         return masks_of(input)
 
@@ -233,3 +236,9 @@ class Segmentation(ImageTask):
         if any(step.moves_pixels for step in steps):
             return mask_png(labels)
         return mask_png(labels, size=(pixels.shape[0], pixels.shape[1]))
+
+
+def _weights(labels: tf.Tensor, weights: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    """Returns the weight of every pixel: that of its example, or 0 if it does not count."""
+    of_examples = tf.reshape(tf.cast(weights, dtype), [-1, *[1] * (labels.shape.rank - 1)])
+    return of_examples * tf.cast(tf.not_equal(labels, NOT_COUNTED), dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import sys
@@ -265,6 +266,15 @@ def test_transformers_have_the_sizes_of_the_registered_experiments(
 
 def test_weights_of_resnet_18() -> None:
     assert WORKLOADS["resnet"].num_weights == 11_689_512 - 900 * 513  # 100 classes, not 1,000
+
+
+def test_weights_of_amoebanet_d() -> None:
+    """Published counts of AmoebaNet-D (6, 64) and (18, 256), as GPipe divides them."""
+    one: Any = WORKLOADS["amoebanet"]
+    assert (one.num_layers, one.filters) == (6, 64)
+    assert dataclasses.replace(one, classes=1000).num_weights == 3_701_096
+    wide = dataclasses.replace(one, classes=1000, num_layers=18, filters=256)
+    assert wide.num_weights == 122_470_120
 
 
 @pytest.mark.slow

@@ -9,8 +9,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tekso.framework import schedules
 from tekso.framework.context import StepContext
 from tekso.framework.execution.replica_context import ReplicaContext
+from tekso.framework.learner import Learner
+from tekso.framework.learning_step import UpdateScalars, trained_weights
+from tekso.framework.optimizers.sgd import SGD
 from tekso.models.contrastive_loss import ContrastiveLoss, Embedded
 from tekso.models.dual_encoder import DualEncoder, TextTower
 from tekso.models.layers.attention import MultiHeadAttention
@@ -54,7 +58,10 @@ def test_losses_are_those_of_the_formula_and_weight_0_is_no_contrast() -> None:
 
 def test_the_scale_is_learned_up_to_its_limit() -> None:
     layer, x = ContrastiveLoss.Params(temperature=0.5, most_scale=4.0).instantiate(), pairs()
-    for log_scale, scale, is_learned in ((math.log(3.0), 3.0, True), (math.log(9.0), 4.0, False)):
+    for log_scale, scale, is_learned in (
+        *((math.log(3.0), 3.0, True), (math.log(4.0), 4.0, True)),
+        (math.log(9.0), 4.0, False),
+    ):
         theta = layer.init(seed=1)
         theta["log_scale"] = tf.constant([log_scale], tf.float64)
         with tf.GradientTape() as tape:
@@ -63,6 +70,26 @@ def test_the_scale_is_learned_up_to_its_limit() -> None:
             total = tf.reduce_sum(nats * tf.cast(x.weights > 0, nats.dtype))
         assert float(total) == pytest.approx(formula(x, scale).sum(), rel=1e-6)
         assert (abs(float(tape.gradient(total, theta["log_scale"])[0])) > 1e-3) == is_learned
+
+
+def test_an_update_limits_the_scale_so_that_it_can_fall_again() -> None:
+    layer = ContrastiveLoss.Params(temperature=0.25, most_scale=4.0).instantiate()
+    (spec,) = layer.specs().values()
+    learner = Learner.Params(optimizer=SGD.Params(), schedule=schedules.Constant.Params(value=1.0))
+    (weight,) = trained_weights(learner.instantiate().groups({spec.path: spec}))
+    value = tf.constant([math.log(4.0)])
+    scalars = UpdateScalars(
+        tf.constant(True), {"": None}, {"": tf.constant(1.0)}, tf.constant(0, tf.int64)
+    )
+    for gradient, scale in ((-0.5, 4.0), (0.5, 4.0 * math.exp(-0.5))):
+        value, _ = weight.updated(value, tf.constant([gradient]), {}, scalars)
+        assert float(tf.exp(value)[0]) == pytest.approx(scale)
+    theta, x = layer.init(seed=1), pairs()
+    theta["log_scale"], _ = weight.updated(value, tf.constant([-9.0]), {}, scalars)
+    with tf.GradientTape() as tape:
+        tape.watch(theta["log_scale"])
+        total = tf.reduce_sum(layer.fprop(theta, x, StepContext()).nats)
+    assert abs(float(tape.gradient(total, theta["log_scale"])[0])) > 1e-3
 
 
 def test_parts_on_replicas_have_the_losses_of_the_whole_batch() -> None:

@@ -35,7 +35,7 @@ from tekso.models.layers.squeeze_excite import SqueezeExcite
 from tekso.models.layers.stack import Stack
 from tekso.models.layers.transformer import TransformerLayer
 from tekso.models.resnet import SMALL_STEM, ResNet
-from tekso.models.unet import UNet
+from tekso.models.unet import UNet, UNet3D
 from tekso.models.vision_transformer import VisionTransformer
 from tekso.tasks.classification.task import Classification
 
@@ -107,8 +107,26 @@ def unet() -> Layer.Params:
     return Averaged.Params(classes=CLASSES, num_scales=2, width=4, convs_per_scale=1)
 
 
+class AveragedVolume(UNet3D):
+    """A U-Net of volumes whose scores are the means over the volume."""
+
+    class Params(UNet3D.Params):
+        """Params of AveragedVolume."""
+
+    def pieces(self) -> list[Piece]:
+        def mean(theta: Theta, flow: Flow, ctx: Any) -> Flow:
+            return {**flow, "x": tf.reduce_mean(tf.square(flow["x"]), [1, 2, 3])}
+
+        return [*super().pieces(), Piece("mean", {}, mean)]
+
+
+def unet3d() -> Layer.Params:
+    return AveragedVolume.Params(classes=CLASSES, channels=2, num_scales=1, width=2)
+
+
 MODELS = {
     "unet": unet,
+    "unet3d": unet3d,
     "amoebanet": amoebanet,
     "resnet": resnet,
     "resnet_basic": resnet_basic,
@@ -118,10 +136,11 @@ MODELS = {
 }
 
 
-def batch(step: int) -> dict[str, np.ndarray]:
+def batch(step: int, model: str = "") -> dict[str, np.ndarray]:
     rng = np.random.default_rng(step)
+    shape = (4, 8, 12, 2) if model == "unet3d" else (SIDE, SIDE, 3)
     return {
-        "x": rng.normal(size=(EXAMPLES, SIDE, SIDE, 3)),
+        "x": rng.normal(size=(EXAMPLES, *shape)),
         "labels": rng.integers(0, CLASSES, EXAMPLES).astype(np.int32),
         "weights": rng.integers(1, 3, EXAMPLES) + 0.1,
     }
@@ -140,10 +159,11 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     execution.setup_devices(cpu_devices=job.get("devices"))
     task = task_of(job["model"]).instantiate()
     learner = Learner.Params(optimizer=Momentum.Params(), schedule=Constant.Params(value=0.1))
-    program = execution.build(task, learner.instantiate(), seed=3, batch=signature_of(batch(0)))
+    own = functools.partial(batch, model=job["model"])
+    program = execution.build(task, learner.instantiate(), seed=3, batch=signature_of(own(0)))
     program.initialize()
-    metrics = [program.train_step(batch(i), i) for i in range(job.get("steps", 2))]
-    evaluated = program.eval_step(batch(9))
+    metrics = [program.train_step(own(i), i) for i in range(job.get("steps", 2))]
+    evaluated = program.eval_step(own(9))
     state = program.state()
     return {
         "losses": [*(float(one["loss"]) for one in metrics), *map(float, evaluated["loss"])],

@@ -75,6 +75,9 @@ CASES = [
     ("transformer", "stages", pipeline(2, 4)),
     ("unet", "space", mesh("a:2;b:2", "height:a;width:b")),
     ("unet", "stages", pipeline(3)),
+    ("unet3d", "depth", mesh("data:2;model:2", "batch:data;depth:model")),
+    ("unet3d", "height_and_width", mesh("a:2;b:2", "height:a;width:b")),
+    ("unet3d", "stages", pipeline(2)),
 ]
 
 

@@ -76,7 +76,7 @@ def test_the_experiments_that_are_promised_are_there() -> None:
         ],
         "pong": ["Ssd"],
         "trees": ["Ssd"],
-        "unet": ["Digits", "Folders"],
+        "unet": ["Digits", "Folders", "Shapes", "Volumes"],
     }
     promised |= {f"image.{module}.{name}" for module, found in images.items() for name in found}
     promised |= {f"mt.{module}.{name}" for module, found in pairs.items() for name in found}

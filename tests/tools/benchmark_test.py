@@ -39,7 +39,11 @@ def test_figures_of_a_registered_experiment() -> None:
     assert record["total_weights"] == 50 * d + 4 * d * (d + 1) + 2 * d * f + f + d + 6 * d
     assert record["first_loss"] > 0
     assert {"python", "numpy"} < set(record["versions"])
-    assert "tokens/s" in benchmark.text(record)
+    rate = record["tokens_per_step"] / record["input_ms"]["median"] * 1000
+    assert record["input_tokens_per_second"] == pytest.approx(rate)
+    assert 0 <= record["wait_ms"]["min"] <= record["wait_ms"]["median"]
+    text = benchmark.text(record)
+    assert "tokens/s" in text and "with prefetching a step waits" in text
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,21 @@ def test_a_result_has_what_the_trainer_wrote(tmp_path: Path) -> None:
     )
 
 
+def test_paths_of_a_machine_are_stored_as_names(tmp_path: Path) -> None:
+    settings = {"input.cache_dir": str(tmp_path / "runs" / "first")}
+    logdir = write(tmp_path / "run", step=4, metrics=METRICS, settings=settings)
+    registered = registry.get(MODEL)().tree()
+    result = stored.result_of(logdir, registered)
+    assert str(tmp_path) not in json.dumps(result)
+    assert any(line.endswith('"first"') for line in result["params"])
+    assert any("first" in line for line in result["changes"])
+    assert stored.is_current(result, registered)
+    fixed = {"input.cache_dir": "/registered/folder"}
+    logdir = write(tmp_path / "other", step=4, metrics=METRICS, settings=fixed)
+    same = registry.get(MODEL)().tree().set(fixed)
+    assert any("/registered/folder" in line for line in stored.result_of(logdir, same)["params"])
+
+
 def test_runs_without_a_final_evaluation_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

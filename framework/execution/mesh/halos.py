@@ -1,4 +1,6 @@
-"""Halo exchange: images cut into parts along height and width, each with edges of its neighbours.
+"""Halo exchange: images cut into parts along spatial dims, each with edges of its neighbours.
+
+The spatial dims are height and width, of volumes also depth. This page shows height.
 
 DTensor has no convolution or pooling over a sharded dim. So height is reshaped to two dims: the
 parts, which are sharded, and the rows of a part, which are not:
@@ -18,7 +20,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
@@ -31,7 +33,7 @@ Reshard = Callable[[tf.Tensor, Layout], tf.Tensor]
 
 @dataclasses.dataclass(frozen=True)
 class HaloPartition:
-    """The partition of height or width, and the rows that each part needs from its neighbours.
+    """The partition of a spatial dim, and the rows that each part needs from its neighbours.
 
     Attributes:
       axis: the mesh axis of the parts; None: there is one part, with padding around it.
@@ -51,7 +53,7 @@ class HaloPartition:
 
 
 def cut(size: int, window: Window, d: int, *, axis: str | None, parts: int) -> HaloPartition:
-    """Returns the partition of height (d = 0) or width (d = 1): one part if `why_whole`."""
+    """Returns the partition of spatial dim d: one part if `why_whole`."""
     before, after = window.pads(size, d)
     total = window.output_size(size, d)
     stride, reach = window.strides[d], _reach(window, d)
@@ -64,12 +66,12 @@ def cut(size: int, window: Window, d: int, *, axis: str | None, parts: int) -> H
 
 
 def why_whole(size: int, window: Window, d: int, parts: int) -> str | None:
-    """Returns why height (d = 0) or width (d = 1) cannot be cut into parts; None if it can.
+    """Returns why spatial dim d cannot be cut into parts; None if it can.
 
     A dim that cannot be cut is gathered, and every device computes all of it. This is slower, but
     the result is the same.
     """
-    name, stride = ("height", "width")[d], window.strides[d]
+    name, stride = window.dim_names[d], window.strides[d]
     if size % parts:
         return f"{name} {size} is not divisible by {parts} parts"
     part = size // parts
@@ -90,21 +92,21 @@ def _reach(window: Window, d: int) -> int:
 
 
 class Parts:
-    """An image in parts with halos, for ops on [*outer, height, width, channels].
+    """An image in parts with halos, for ops on [*outer, *spatial, channels].
 
-    The outer dims are batch, the parts of height and the parts of width. Each sharded one stays
-    separate, and the others are merged into the last of these. So there is one outer dim, unless
-    two or three are sharded.
+    The outer dims are batch and the parts of every spatial dim. Each sharded one stays separate,
+    and the others are merged into the last of these. So there is one outer dim, unless two or more
+    are sharded.
 
     Attributes:
-      x: [*outer, height of a part with halos, width of it, channels].
+      x: [*outer, *sizes of a part with halos, channels].
       num_outer: number of the outer dims.
     """
 
     def __init__(
         self,
         x: tf.Tensor,
-        cuts: tuple[HaloPartition, HaloPartition],
+        cuts: Sequence[HaloPartition],
         *,
         batch: str | None,
         channels: str | None,
@@ -114,38 +116,43 @@ class Parts:
         """Cuts an image into parts and exchanges the halos.
 
         Args:
-          x: [batch, height, width, channels].
-          cuts: partitions of height and width.
+          x: [batch, *spatial, channels].
+          cuts: partitions of the spatial dims.
           batch: mesh axis of the batch.
           channels: mesh axis of the channels.
           reshard: returns a tensor resharded by mesh axes.
           fill: value of the padding around the image.
         """
         self._cuts, self._reshard = cuts, reshard
-        rows, columns = cuts
-        # Axes of the tiles [batch, parts, height, parts, width, channels], without channels.
-        self._axes = (batch, rows.axis, None, columns.axis, None)
-        split = [i for i in (0, 1, 3) if self._axes[i] is not None]
-        self._order = [*split, *(i for i in (0, 1, 3) if i not in split), 2, 4, 5]
+        # Axes of the tiles [batch, parts, size, parts, size, …, channels], without channels.
+        self._axes: Layout = (batch, *(axis for c in cuts for axis in (c.axis, None)))
+        self._num_all = 1 + len(cuts)
+        outer = [0, *range(1, 2 * len(cuts), 2)]
+        split = [i for i in outer if self._axes[i] is not None]
+        inner = range(2, 2 * len(cuts) + 1, 2)
+        rest = (i for i in outer if i not in split)
+        self._order = [*split, *rest, *inner, 2 * len(cuts) + 1]
         self.num_outer = max(len(split), 1)
 
         size = x.shape.as_list()
-        x = reshard(x, (batch, rows.axis, columns.axis, channels))
-        n, m = rows.parts, columns.parts
-        x = tf.reshape(x, [size[0], n, size[1] // n, m, size[2] // m, size[3]])
+        x = reshard(x, (batch, *(c.axis for c in cuts), channels))
+        pairs = zip(cuts, size[1:-1], strict=True)
+        tiles = [n for c, whole in pairs for n in (c.parts, whole // c.parts)]
+        x = tf.reshape(x, [size[0], *tiles, size[-1]])
         x = reshard(x, (*self._axes, channels))
         for d, c in enumerate(cuts):
             x = self._extended(x, 1 + 2 * d, c, channels, fill)
         x = reshard(tf.transpose(x, self._order), self._ordered(channels))
         size = x.shape.as_list()
-        self._outer = size[:3]
+        self._outer = size[: self._num_all]
         own = self.num_outer - 1
-        x = tf.reshape(x, [*size[:own], math.prod(size[own:3]), *size[3:]])
+        merged = math.prod(size[own : self._num_all])
+        x = tf.reshape(x, [*size[:own], merged, *size[self._num_all :]])
         self.x = reshard(x, self.axes(channels))
 
     def axes(self, channels: str | None) -> Layout:
         """Returns the mesh axes of x, or of outputs whose channels are sharded over `channels`."""
-        return (*self._ordered(None)[: self.num_outer], None, None, channels)
+        return (*self._ordered(None)[: self.num_outer], *[None] * len(self._cuts), channels)
 
     def whole(self, y: tf.Tensor, channels: str | None) -> tf.Tensor:
         """Returns the outputs of all parts as one image.
@@ -154,17 +161,17 @@ class Parts:
         and the surplus is sliced off.
 
         Shapes:
-          y: [*outer, outputs of a part, outputs of a part, channels], sharded over `channels`
-          returns: [batch, new height, new width, channels]
+          y: [*outer, *outputs of a part, channels], sharded over `channels`
+          returns: [batch, *outputs of the image, channels]
         """
         y = self._reshard(y, self.axes(channels))
         y = tf.reshape(y, [*self._outer, *y.shape[self.num_outer :]])
         y = self._reshard(y, self._ordered(channels))
-        y = tf.transpose(y, [self._order.index(i) for i in range(6)])
+        y = tf.transpose(y, [self._order.index(i) for i in range(len(self._order))])
         y = self._reshard(y, (*self._axes, channels))
-        batch, n, height, m, width, size = y.shape
-        y = tf.reshape(y, [batch, n * height, m * width, size])
-        axes = [self._axes[0], self._axes[1], self._axes[3], channels]
+        batch, *tiles, size = y.shape
+        y = tf.reshape(y, [batch, *map(math.prod, zip(tiles[::2], tiles[1::2], strict=True)), size])
+        axes = [self._axes[0], *(c.axis for c in self._cuts), channels]
         y = self._reshard(y, tuple(axes))
         for d, c in enumerate(self._cuts, start=1):
             if c.total < y.shape[d]:

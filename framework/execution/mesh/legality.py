@@ -31,8 +31,8 @@ OTHER_NAMES = {
 """{name of a dim in Mesh-TensorFlow's models: its name here}."""
 
 
-MAY_STAY_WHOLE = ("height", "width", "channels")
-"""Dims of images, whose sizes differ from layer to layer: a rule must fit at least one image."""
+MAY_STAY_WHOLE = ("depth", "height", "width", "channels")
+"""Dims of images and volumes, whose sizes differ from layer to layer: a rule must fit one."""
 
 
 class _Layout(Protocol):

@@ -1,9 +1,11 @@
 """Convolution and pooling on a mesh, with any dim of the image sharded.
 
-    sharded dims                    computation
-    batch only                      TensorFlow's kernels, as on one device
-    height or width only            parts with halos (halos.py), then the kernels; parts as batch
-    two or three of them, channels  parts with halos, then slices and products (`window_slices`)
+    sharded dims              computation
+    batch only                TensorFlow's kernels, as on one device
+    one spatial dim only      parts with halos (halos.py), then the kernels; parts as batch
+    several of them, channels parts with halos, then slices and products (`window_slices`)
+
+The spatial dims are height and width; of volumes also depth.
 
 Average pooling and depthwise convolution always use slices, because their kernels have no gradients
 on a mesh. Slices and products are computed in at least float32. In every case the results match a
@@ -31,14 +33,18 @@ from tekso.framework.primitives import window_slices, windows
 from tekso.framework.primitives.precision import widen
 from tekso.framework.primitives.windows import Window
 
+Cuts = tuple[HaloPartition, ...]
+"""The partitions of the spatial dims."""
+
 
 @dataclasses.dataclass(frozen=True)
 class ImageMesh:
     """The axes of a mesh that shard images, and functions that reshard tensors.
 
     Attributes:
-      axes: {dim: axis} for the dims "batch", "height", "width" and "channels" of images, and
-        "in_channels" and "out_channels" of weights; without dims that are not sharded.
+      axes: {dim: axis} for the dims "batch", "depth", "height", "width" and "channels" of images
+        and volumes, and "in_channels" and "out_channels" of weights; without dims that are not
+        sharded.
       sizes: {axis: size}.
       reshard: returns a tensor resharded by mesh axes, an axis or None for each dim.
       gathered: reshards a weight and its gradient in the same way.
@@ -55,16 +61,17 @@ class ImageMesh:
         return cls(dict(layout.rules.pairs), dict(layout.mesh.axes), reshard, gathered)
 
     def image_axes(self, shape: tf.TensorShape) -> Layout:
-        """Returns the axes of [batch, height, width, channels]; None if a size does not divide.
+        """Returns the axes of [batch, *spatial, channels]; None if a size does not divide.
 
         Raises:
           ExecutionError: the rules shard two dims of an image over one axis.
         """
         found: list[str | None] = []
-        for dim, size in zip(("batch", "height", "width", "channels"), shape, strict=True):
+        names = windows.image_dims(len(shape))
+        for dim, size in zip(names, shape, strict=True):
             axis = self._usable(dim, size, ())
             if axis is not None and axis in found:
-                other = ("batch", "height", "width", "channels")[found.index(axis)]
+                other = names[found.index(axis)]
                 raise ExecutionError(
                     f"rules {other}:{axis} and {dim}:{axis}: two dims of an image "
                     f"{shape.as_list()} cannot be sharded over one axis; set another axis for {dim}"
@@ -91,20 +98,19 @@ def convolution(
     """See `ops.convolution`.
 
     Shapes:
-      x: [batch, height, width, channels], w: [*window.shape, channels / groups, outputs]
-      b: [outputs]
-      returns: [batch, new height, new width, outputs]; outputs are sharded as "out_channels", or
+      x: [batch, *spatial, channels], w: [*window.shape, channels / groups, outputs], b: [outputs]
+      returns: [batch, *window.output_sizes(x), outputs]; outputs are sharded as "out_channels", or
         as "channels" if there is no rule for it
     """
     axes = mesh.image_axes(_static(x))
     cuts = _cuts(x, window, axes, mesh)
-    groups = x.shape[3] // w.shape[2]
-    in_axis, out_axis = _channel_axes(w.shape, groups, axes[:3], mesh)
-    w = mesh.gathered(w, (None, None, in_axis, out_axis))
+    groups = x.shape[-1] // w.shape[-2]
+    in_axis, out_axis = _channel_axes(w.shape, groups, axes[:-1], mesh)
+    w = mesh.gathered(w, (*_whole(cuts), in_axis, out_axis))
     channels = in_axis if groups == 1 else out_axis
     if channels is None and out_axis is None and _is_whole(cuts):
-        x = mesh.reshard(x, (axes[0], None, None, None))
-        y = mesh.reshard(windows.convolution(x, w, window=window), (axes[0], None, None, None))
+        whole = (axes[0], *_whole(cuts), None)
+        y = mesh.reshard(windows.convolution(mesh.reshard(x, whole), w, window=window), whole)
     else:
         parts = _parts(x, cuts, axes[0], channels, mesh)
         if parts.num_outer == 1 and channels is None and out_axis is None:
@@ -121,14 +127,14 @@ def depthwise_convolution(
     """See `ops.depthwise_convolution`.
 
     Shapes:
-      x: [batch, height, width, channels], w: [*window.shape, channels, multiplier]
+      x: [batch, *spatial, channels], w: [*window.shape, channels, multiplier]
       b: [channels * multiplier]
-      returns: [batch, new height, new width, channels * multiplier]
+      returns: [batch, *window.output_sizes(x), channels * multiplier]
     """
     axes = mesh.image_axes(_static(x))
     cuts = _cuts(x, window, axes, mesh)
-    w = mesh.gathered(w, (None, None, axes[3], None))
-    parts = _parts(x, cuts, axes[0], axes[3], mesh)
+    w = mesh.gathered(w, (*_whole(cuts), axes[-1], None))
+    parts = _parts(x, cuts, axes[0], axes[-1], mesh)
     y = window_slices.depthwise_convolution(
         widen(parts.x),
         widen(w),
@@ -137,70 +143,72 @@ def depthwise_convolution(
         dilations=window.dilations,
     )
     y = tf.cast(y, x.dtype)
-    return _with_bias(parts.whole(y, axes[3]), b, axes[0], axes[3], mesh)
+    return _with_bias(parts.whole(y, axes[-1]), b, axes[0], axes[-1], mesh)
 
 
 def average_pool(x: tf.Tensor, *, window: Window, mesh: ImageMesh) -> tf.Tensor:
     """See `ops.average_pool`."""
     axes = mesh.image_axes(_static(x))
     cuts = _cuts(x, window, axes, mesh)
-    parts = _parts(x, cuts, axes[0], axes[3], mesh)
+    parts = _parts(x, cuts, axes[0], axes[-1], mesh)
     total = window_slices.window_sum(
         widen(parts.x), shape=window.shape, sizes=_outputs(cuts), strides=window.strides
     )
-    counts = windows.element_counts(x.shape[1], x.shape[2], window)
-    y = parts.whole(total, axes[3]) / tf.constant(counts, total.dtype)
-    return _settled(tf.cast(y, x.dtype), axes[0], axes[3], mesh)
+    counts = windows.element_counts(x.shape[1:-1], window)
+    y = parts.whole(total, axes[-1]) / tf.constant(counts, total.dtype)
+    return _settled(tf.cast(y, x.dtype), axes[0], axes[-1], mesh)
 
 
 def max_pool(x: tf.Tensor, *, window: Window, mesh: ImageMesh) -> tf.Tensor:
     """See `ops.max_pool`."""
     axes = mesh.image_axes(_static(x))
     cuts = _cuts(x, window, axes, mesh)
-    if axes[3] is None and _is_whole(cuts):
-        whole = (axes[0], None, None, None)
+    if axes[-1] is None and _is_whole(cuts):
+        whole = (axes[0], *_whole(cuts), None)
         y = mesh.reshard(windows.max_pool(mesh.reshard(x, whole), window), whole)
         return _settled(y, axes[0], None, mesh)
-    parts = _parts(x, cuts, axes[0], axes[3], mesh, fill=float("-inf"))
-    if parts.num_outer == 1 and axes[3] is None:
+    parts = _parts(x, cuts, axes[0], axes[-1], mesh, fill=float("-inf"))
+    if parts.num_outer == 1 and axes[-1] is None and x.shape.rank == 4:
         y = tf.nn.max_pool2d(parts.x, window.shape, window.strides, "VALID")
     else:
         y = window_slices.window_max(
             parts.x, shape=window.shape, sizes=_outputs(cuts), strides=window.strides
         )
-    return _settled(parts.whole(y, axes[3]), axes[0], axes[3], mesh)
+    return _settled(parts.whole(y, axes[-1]), axes[0], axes[-1], mesh)
 
 
 def _static(x: tf.Tensor) -> tf.TensorShape:
-    if x.shape.rank != 4 or not x.shape.is_fully_defined():
+    if x.shape.rank not in (4, 5) or not x.shape.is_fully_defined():
         raise ExecutionError(
-            f"images on a mesh need 4 dims of known sizes, [batch, height, width, channels], "
-            f"but the shape is {x.shape}"
+            f"images on a mesh need 4 dims of known sizes, [batch, height, width, channels], and "
+            f"volumes 5, [batch, depth, height, width, channels], but the shape is {x.shape}"
         )
     return x.shape
 
 
-def _cuts(
-    x: tf.Tensor, window: Window, axes: Layout, mesh: ImageMesh
-) -> tuple[HaloPartition, HaloPartition]:
-    rows, columns = (
-        cut(x.shape[1 + d], window, d, axis=axes[1 + d], parts=mesh.parts(axes[1 + d]))
-        for d in (0, 1)
+def _cuts(x: tf.Tensor, window: Window, axes: Layout, mesh: ImageMesh) -> Cuts:
+    return tuple(
+        cut(size, window, d, axis=axis, parts=mesh.parts(axis))
+        for d, (size, axis) in enumerate(zip(x.shape[1:-1], axes[1:-1], strict=True))
     )
-    return rows, columns
 
 
-def _is_whole(cuts: tuple[HaloPartition, HaloPartition]) -> bool:
+def _is_whole(cuts: Cuts) -> bool:
     return all(c.axis is None for c in cuts)
 
 
-def _outputs(cuts: tuple[HaloPartition, HaloPartition]) -> tuple[int, int]:
-    return cuts[0].outputs, cuts[1].outputs
+def _whole(cuts: Cuts) -> Layout:
+    """Returns the axes of spatial dims that are not sharded."""
+    return (None,) * len(cuts)
+
+
+def _outputs(cuts: Cuts) -> tuple[int, ...]:
+    return tuple(c.outputs for c in cuts)
 
 
 def _parts(
     x: tf.Tensor,
-    cuts: tuple[HaloPartition, HaloPartition],
+    cuts: Cuts,
     batch: str | None,
     channels: str | None,
     mesh: ImageMesh,
@@ -213,7 +221,7 @@ def _channel_axes(
     shape: tf.TensorShape, groups: int, taken: Layout, mesh: ImageMesh
 ) -> tuple[str | None, str | None]:
     """Returns the axes that shard the inputs and the outputs of a weight in a step."""
-    inputs, outputs = shape[2:]
+    inputs, outputs = shape[-2:]
     if groups > 1:  # only the groups can be sharded
         in_axis, outputs = None, groups
     else:
@@ -229,7 +237,7 @@ def _by_slices(
     groups: int,
     axes: tuple[str | None, str | None],
     window: Window,
-    cuts: tuple[HaloPartition, HaloPartition],
+    cuts: Cuts,
     mesh: ImageMesh,
 ) -> tf.Tensor:
     """Returns the outputs of the parts; `axes` shard the inputs and the outputs of w.
@@ -239,12 +247,11 @@ def _by_slices(
     """
     x, (in_axis, out_axis) = widen(parts.x), axes
     dtype, w = parts.x.dtype, widen(w)
-    kernel, inputs, outputs = w.shape[:2], w.shape[2], w.shape[3]
+    kernel, (inputs, outputs) = w.shape[:-2], w.shape[-2:]
     if groups > 1:
         lead: Layout = (out_axis,)
         x = _to_front(tf.reshape(x, [*x.shape[:-1], groups, inputs]))
-        w = tf.reshape(w, [*kernel, inputs, groups, outputs // groups])
-        w = tf.transpose(w, [3, 0, 1, 2, 4])
+        w = _to_front(tf.reshape(w, [*kernel, inputs, groups, outputs // groups]))
     else:
         lead = tuple(axis for axis in (out_axis, in_axis) if axis is not None)
         n, m = mesh.parts(in_axis), mesh.parts(out_axis)
@@ -256,11 +263,12 @@ def _by_slices(
             ones = mesh.reshard(ones, (out_axis, *[None] * x.shape.rank))
             x = tf.expand_dims(x, 0) * ones
         w = tf.reshape(w, [*kernel, n, inputs // n, m, outputs // m])
-        w = tf.transpose(w, [4, 2, 0, 1, 3, 5])
+        at = len(kernel)
+        w = tf.transpose(w, [at + 2, at, *range(at), at + 1, at + 3])
         one = [d for d, axis in enumerate((out_axis, in_axis)) if axis is None]
         w = tf.squeeze(w, one) if one else w
     x = mesh.reshard(x, (*lead, *parts.axes(None)))
-    w = mesh.gathered(w, (*lead, None, None, None, None))
+    w = mesh.gathered(w, (*lead, *_whole(cuts), None, None))
     y = window_slices.convolution(
         x, w, sizes=_outputs(cuts), strides=window.strides, dilations=window.dilations
     )
@@ -288,7 +296,6 @@ def _with_bias(
 
 
 def _settled(y: tf.Tensor, batch: str | None, channels: str | None, mesh: ImageMesh) -> tf.Tensor:
-    """Constrains outputs: channels as they were computed, height and width by the rules."""
-    height, width = mesh.image_axes(y.shape)[1:3]
-    height, width = (None if axis == channels else axis for axis in (height, width))
-    return mesh.reshard(y, (batch, height, width, channels))
+    """Constrains outputs: channels as they were computed, spatial dims by the rules."""
+    spatial = (None if axis == channels else axis for axis in mesh.image_axes(y.shape)[1:-1])
+    return mesh.reshard(y, (batch, *spatial, channels))

@@ -86,7 +86,7 @@ def test_average_pool_is_the_mean_of_what_lies_inside(name: str) -> None:
     if window.shape[0] <= x.shape[1]:
         form = functools.partial(window_slices.window_sum, shape=window.shape)
         sums = value_and_gradients(lambda x: by_slices(form, x, window), x)
-        counts = windows.element_counts(7, 6, window)
+        counts = windows.element_counts((7, 6), window)
         np.testing.assert_allclose(sums[0] / counts, direct[0], rtol=1e-12, atol=1e-14)
 
 

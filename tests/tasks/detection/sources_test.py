@@ -104,7 +104,7 @@ def write_voc(
     (folder / "a.png").write_bytes(png(pixels.astype(np.uint8)))
     objects = "".join(
         f"<object><name>{name}</name><difficult>{int(name == 'bush')}</difficult><bndbox>"
-        f"<xmin>{left}</xmin><ymin>{top}</ymin><xmax>{right}</xmax><ymax>{bottom}</ymax>"
+        f"<xmin>{left + 1}</xmin><ymin>{top + 1}</ymin><xmax>{right}</xmax><ymax>{bottom}</ymax>"
         "</bndbox></object>"
         for name, top, left, bottom, right in boxes
     )
@@ -120,6 +120,10 @@ def test_voc_images_are_cut_into_tiles_that_cover_them(tmp_path: Path) -> None:
     np.testing.assert_array_equal(whole[1].objects.boxes, [box[1:] for box in boxes])
     assert whole[1].objects.is_crowd.tolist() == [False, False, True]
     assert isinstance(whole[1].image, bytes)
+    assert (
+        "<xmin>1</xmin><ymin>1</ymin><xmax>4</xmax><ymax>4</ymax>"
+        in (tmp_path / "a.xml").read_text()
+    )  # VOC's pixels are 1, 2, …, and a box has its last ones
 
     tiles = params.copy().set(tile=10).instantiate()
     assert len(tiles) == 2 * 3

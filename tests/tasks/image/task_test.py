@@ -17,12 +17,14 @@ from tekso.framework.input.skips import InputError
 from tekso.framework.run.saved_model import ExportModule
 from tekso.models.mlp import Mlp
 from tekso.tasks.image import drawing
+from tekso.tasks.image.crops import Crops
 from tekso.tasks.image.files import ImageFolders
 from tekso.tasks.image.image_input import KnownImages
 from tekso.tasks.image.input import Images
 from tekso.tasks.image.mixing import Mixup
 from tekso.tasks.image.preparation import pixels_of
 from tekso.tasks.image.scoring import ImageScoring, confusion_lines, confusions
+from tekso.tasks.image.sources import ImageArrays
 from tekso.tasks.image.task import ImageClassification
 
 RNG = np.random.default_rng(1)
@@ -235,3 +237,49 @@ def test_titles_of_a_gallery_are_cut_or_wrapped() -> None:
 
 def _size(png: bytes) -> int:
     return int.from_bytes(png[20:24], "big")  # the height
+
+
+def test_ten_crops_are_the_centre_and_the_corners_and_their_mirror_images() -> None:
+    image = np.arange(6 * 9, dtype=np.uint8).reshape(6, 9, 1)
+    found = Crops.Params(fraction=0.5).instantiate().of(image, 3)  # 3 of 6 rows: not resized
+    centre = np.full((3, 3), 1)
+    corners = [image[:3, :3], image[:3, 6:], image[3:, :3], image[3:, 6:]]
+    assert found.shape == (10, 3, 3, 1) and centre.shape == found[0, ..., 0].shape
+    for one, wanted in zip(found[1:5], corners, strict=True):
+        np.testing.assert_array_equal(one, wanted)
+    assert image[1, 3] < found[0, 0, 0] < image[2, 3] + 9  # between rows 1 and 2: interpolated
+    np.testing.assert_array_equal(found[5:], found[:5, :, ::-1])
+    few = Crops.Params(fraction=1.0, places=["centre"], mirrors="none").instantiate()
+    assert few.of(image[:, :6], 6).tolist() == [image[:, :6].tolist()]
+    for wrong in ({"fraction": 0.0}, {"places": []}):
+        with pytest.raises(ValueError, match=r"fraction is .* and places is"):
+            Crops.Params(**wrong).instantiate()
+
+
+def test_the_mean_of_the_probabilities_of_crops_is_counted_once_per_image(tmp_path: Path) -> None:
+    rng, labels = np.random.default_rng(0), np.arange(11) % 7
+    pixels = rng.integers(256, size=(11, 9, 12), dtype=np.uint8)
+    np.savez(tmp_path / "a.npz", images=pixels, labels=labels)
+    source = ImageArrays.Params(file=str(tmp_path / "a.npz"), dev_file=str(tmp_path / "a.npz"))
+    train = images(source=source, channels=1, image_size=5, mean=[0.5])
+    dev = HeldOut.Params(batch_size=4).instantiate(train=train)
+    crops = Crops.Params(places=["centre", "top_right"])
+    task = task_of(train.instantiate(), crops=crops, scoring=None, num_classes=7)
+    theta = task.init(3)
+    program = EagerProgram(theta)
+    assert task.score(program, dev, is_last=False) is None
+    result = task.score(program, dev, is_last=True)
+    assert program.calls == 3 * 4  # batches x crops
+
+    w, b = (theta.model.layers[0][name].numpy() for name in ("w", "b"))
+    hits, top_5 = [], []
+    for image, label in zip(pixels, labels, strict=True):
+        x = crops.instantiate().of(image[:, :, None], 5).reshape(4, -1) / 255 - 0.5
+        scores = x @ w + b
+        mean = (np.exp(scores) / np.exp(scores).sum(1, keepdims=True)).mean(0)
+        hits.append(mean.argmax() == label)
+        top_5.append(label in np.argsort(-mean)[:5])
+    assert result.figures == pytest.approx(
+        {"crops/accuracy": np.mean(hits), "crops/top_5_accuracy": np.mean(top_5)}
+    )
+    assert 0 < np.mean(top_5) < 1

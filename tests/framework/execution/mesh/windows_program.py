@@ -32,13 +32,22 @@ from tekso.framework.primitive import PRIMITIVES
 from tekso.framework.primitives.windows import Window
 from tekso.framework.theta import Theta, flatten
 from tekso.models.layers.convolution import Conv2D, DepthwiseConv2D
+from tekso.models.layers.convolution_3d import Conv3D
 from tekso.models.layers.convolution_transpose import ConvTranspose2D
+from tekso.models.layers.convolution_transpose_3d import ConvTranspose3D
 from tekso.models.layers.drop_block import DropBlock
 from tekso.models.layers.group_norm import GroupNorm
 from tekso.models.layers.normalization import BatchNorm
-from tekso.models.layers.pooling import AveragePool, GlobalAveragePool, MaxPool
+from tekso.models.layers.pooling import (
+    AveragePool,
+    AveragePool3D,
+    GlobalAveragePool,
+    MaxPool,
+    MaxPool3D,
+)
 
 BATCH, HEIGHT, WIDTH, CHANNELS, OUTPUTS = 4, 16, 24, 8, 12
+VOLUMES = (2, 8, 12, 16, 4)
 
 LAYOUT = MeshLayout(MeshShape.parse(sys.argv[1]), Rules.parse(sys.argv[2]))
 NAMES = [f"CPU:{i}" for i in range(LAYOUT.mesh.size)]
@@ -213,13 +222,41 @@ def cases() -> dict[str, Case]:
     return found
 
 
-def of_layers(*params: Any) -> Case:
+def volumes() -> dict[str, Case]:
+    """Returns the cases of volumes, [batch, depth, height, width, channels], by name."""
+    channels = VOLUMES[-1]
+    sizes: Any = {"input_dim": channels, "output_dim": 6}
+    layers = {
+        "conv 3x3x3": Conv3D.Params(**sizes),
+        "conv 3x2x1 strides 2, 1, 2": Conv3D.Params(
+            **sizes, kernel_shape=(3, 2, 1), strides=(2, 1, 2)
+        ),
+        "conv 3x3x3 valid": Conv3D.Params(**sizes, padding="VALID"),
+        "conv 3x3x3 dilated in groups": Conv3D.Params(**sizes, dilations=(2, 1, 2), num_groups=2),
+        "transposed 2x2x2": ConvTranspose3D.Params(**sizes),
+        "transposed 3x2x4": ConvTranspose3D.Params(**sizes, kernel_shape=(3, 2, 4)),
+        "max 3x3x3": MaxPool3D.Params(window_shape=(3, 3, 3)),
+        "average 3x2x3": AveragePool3D.Params(window_shape=(3, 2, 3)),
+    }
+    found = {f"volume {name}": of_layers(one, shape=VOLUMES) for name, one in layers.items()}
+    found["volume network"] = of_layers(
+        Conv3D.Params(input_dim=channels, output_dim=4, activation="relu"),
+        BatchNorm.Params(dim=4),
+        MaxPool3D.Params(),
+        Conv3D.Params(input_dim=4, output_dim=4, activation="relu"),
+        ConvTranspose3D.Params(input_dim=4, output_dim=4),
+        shape=VOLUMES,
+    )
+    return found
+
+
+def of_layers(*params: Any, shape: tuple[int, ...] = (BATCH, HEIGHT, WIDTH, CHANNELS)) -> Case:
     """Layers one after the other, and the sums of the statistics that they collect.
 
     In float64, so that no rounding decides which element is the largest, or above 0.
     """
     layers = [p.instantiate() for p in params]
-    x = np.random.default_rng(1).normal(size=(BATCH, HEIGHT, WIDTH, CHANNELS)) + 1
+    x = np.random.default_rng(1).normal(size=shape) + 1
     weights, dims = {}, {}
     for i, layer in enumerate(layers):
         for path, value in flatten(layer.init(7 + i)).items():
@@ -270,7 +307,7 @@ def axes_of(case: Case, name: str) -> Layout:
 
 def main() -> None:
     results = {}
-    for name, case in cases().items():
+    for name, case in (cases() | volumes()).items():
         if not re.fullmatch(sys.argv[3], name):
             continue
         plain = [tf.constant(value) for value in case.inputs.values()]

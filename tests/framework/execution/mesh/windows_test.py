@@ -37,14 +37,15 @@ def assert_equal_numbers(results: dict[str, Any]) -> None:
     for case, result in results.items():
         assert "error" not in result, f"{case}: {result}"
         # Sums in another order: float32 rounding; the cases of layers are in float64.
-        allowed = 1e-11 if case in FLOAT64 else 5e-6
+        is_wide = case in FLOAT64 or case.startswith("volume")
+        allowed = 1e-11 if is_wide else 5e-6
         for part, difference in result["differences"].items():
             assert difference < allowed, f"{case}: {part}"
 
 
 @pytest.mark.slow
 def test_images_split_over_space_have_the_same_numbers() -> None:
-    results = run("model:4", "height:model", ".*")
+    results = run("model:4", "height:model", "(?!volume).*")
     assert len(results) == 48
     assert_equal_numbers(results)
     for case in ("conv 3x3", "conv 3x3 stride 2", "depthwise 3x3", "max 3x3 stride 2"):
@@ -110,6 +111,29 @@ def test_images_in_other_layouts_have_the_same_numbers(mesh: str, rules: str) ->
     assert len(results) == 14
     assert_equal_numbers(results)
     assert results["network"]["layout"] == LAYOUTS[mesh, rules]  # [batch, channels]
+
+
+VOLUME_LAYOUTS = {
+    ("model:2", "depth:model"): ["unsharded", "model", "unsharded", "unsharded"],
+    ("model:2", "height:model"): ["unsharded", "unsharded", "model", "unsharded"],
+    ("model:2", "width:model"): ["unsharded", "unsharded", "unsharded", "model"],
+    ("a:2;b:2", "depth:a;height:b"): ["unsharded", "a", "b", "unsharded"],
+    ("a:2;b:2", "depth:a;width:b"): ["unsharded", "a", "unsharded", "b"],
+    ("a:2;b:2;c:2", "depth:a;height:b;width:c"): ["unsharded", "a", "b", "c"],
+}
+
+
+@pytest.mark.parametrize(("mesh", "rules"), sample(VOLUME_LAYOUTS, quick=[]))
+def test_volumes_split_over_any_dims_have_the_same_numbers(mesh: str, rules: str) -> None:
+    results = run(mesh, rules, "volume .*")
+    assert len(results) == 9
+    assert_equal_numbers(results)
+    assert results["volume network"]["layout"][:4] == VOLUME_LAYOUTS[mesh, rules]
+
+
+def test_two_dims_of_a_volume_on_one_axis_are_refused() -> None:
+    with pytest.raises(ExecutionError, match=r"depth:model and width:model.*\[2, 8, 6, 8, 1\]"):
+        images("depth:model;width:model").image_axes(tf.TensorShape([2, 8, 6, 8, 1]))
 
 
 def test_a_dim_that_cannot_be_cut_is_left_whole_for_a_reason() -> None:
