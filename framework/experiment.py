@@ -254,6 +254,12 @@ class Run(Configurable):
             "ratios and histograms by layer, in weights.jsonl and TensorBoard; 0: none.",
             default=0,
         )
+        checkpoint_buffer_mb: int = param(
+            "Memory in MB that a checkpoint may need while training continues. Values that are not "
+            "yet written need memory of their own when a step replaces them, so a step waits "
+            "before it replaces more. The size of the state: no step waits.",
+            default=64,
+        )
         keep_last_checkpoints: int = param("Number of most recent checkpoints to keep.", default=3)
         keep_best: KeepBest.Params = param(
             "Which checkpoints are kept because of their evaluation.", default=KeepBest.Params()
@@ -284,6 +290,7 @@ class Run(Configurable):
             "log_every_steps": 1,
             "eval_every_steps": 0,
             "checkpoint_every_steps": 0,
+            "checkpoint_buffer_mb": 0,
             "weight_figures_every_steps": 0,
             "keep_last_checkpoints": 1,
             "keep_best.count": 0,

@@ -92,6 +92,7 @@ class _Watchdog:
 
 
 _ACTIVE: list[_Watchdog] = []
+_PATIENCE = [0.0]  # least factors of the limit
 
 
 @contextlib.contextmanager
@@ -114,9 +115,19 @@ def waiting(
         yield
         return
     usual_s = _ACTIVE[-1].limit_s
-    limit_s = limit_s or usual_s * factor
+    limit_s = limit_s or usual_s * max(factor, *_PATIENCE)
     with _ACTIVE[-1].waiting(name, limit_s=limit_s, interruptible=interruptible):
         yield
+
+
+@contextlib.contextmanager
+def patient(factor: float) -> Iterator[None]:
+    """Lets waits in the block last at least `factor` times the usual limit."""
+    _PATIENCE.append(factor)
+    try:
+        yield
+    finally:
+        _PATIENCE.remove(factor)
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from tekso.framework.params import Params
 from tekso.framework.params import tree as params_tree
 from tekso.framework.theta import SEPARATOR
 from tekso.models.layers.lora import Lora
-from tekso.models.layers.projections import ProjectionLayer
+from tekso.models.layers.projections import AdaptedLayer
 
 P = TypeVar("P", bound=Params)
 
@@ -36,10 +36,11 @@ def merged_weights(layer: Layer, weights: Mapping[str, np.ndarray]) -> dict[str,
     """
     specs, plain = layer.specs(), dict(weights)
     for part in layer.walk():
-        if not isinstance(part, ProjectionLayer):
+        if not isinstance(part, AdaptedLayer):
             continue
         for name, lora in part.adapted():
             path = SEPARATOR.join(filter(None, [part.path, name]))
             a, b = (plain.pop(f"{path}_lora_{factor}") for factor in "ab")
-            plain[path] = lora.merged(plain[path], a, b, stacked=specs[path].stacked)
+            stacked = specs[path].stacked + part.num_separate
+            plain[path] = lora.merged(plain[path], a, b, stacked=stacked)
     return plain

@@ -19,6 +19,8 @@ from tekso.models.layers.convolution import Conv2D
 from tekso.models.layers.dropout import Dropout
 from tekso.models.layers.frames import FrameSequence
 from tekso.models.layers.linear import Linear
+from tekso.models.layers.lora import Lora
+from tekso.models.layers.projections import KERNEL_ADAPTER_DOC
 from tekso.models.layers.recurrent import RecurrentStack
 from tekso.models.layers.recurrent_cells import LstmCell
 from tekso.models.layers.sizes import with_sizes
@@ -49,6 +51,7 @@ class ConvSubsampling(Layer):
         num_filters: int | None = param(
             "Outputs of each convolution. None: output_dim.", default=None
         )
+        kernel_adapter: Lora.Params | None = param(KERNEL_ADAPTER_DOC, default=None)
 
     first: Conv2D
     second: Conv2D
@@ -58,7 +61,12 @@ class ConvSubsampling(Layer):
         super().__init__(params)
         p = self.params
         filters = p.num_filters or p.output_dim
-        halving = Conv2D.Params(output_dim=filters, strides=(2, 2), activation="relu")
+        halving = Conv2D.Params(
+            output_dim=filters,
+            strides=(2, 2),
+            activation="relu",
+            kernel_adapter=p.kernel_adapter,
+        )
         self.child("first", halving.copy().set(input_dim=1))
         self.child("second", halving.copy().set(input_dim=filters))
         height = -(-p.input_dim // 4)

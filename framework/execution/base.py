@@ -12,11 +12,12 @@ from tekso.framework import batch_part
 from tekso.framework.batch_part import BatchPart, RowsOf
 from tekso.framework.cluster import Cluster
 from tekso.framework.execution.errors import ExecutionError
-from tekso.framework.execution.shards import Shard
+from tekso.framework.execution.shards import Shard, Slices
 from tekso.framework.execution.state import ReadKey, Stored, checked_state
+from tekso.framework.execution.update_gate import UpdateGate
 from tekso.framework.learning_step import LearnerBase
 from tekso.framework.params import Configurable
-from tekso.framework.signature import Signature, num_examples
+from tekso.framework.signature import Signature
 from tekso.framework.step import Step
 from tekso.framework.task import Task
 from tekso.framework.weight_spec import WeightSpec
@@ -134,6 +135,10 @@ class ExecutionProgram(abc.ABC):
         specs = self.specs()
         self.assign(lambda key, where: specs[key].initial_value(self._step.seed, where))
 
+    def initial_value(self, key: str, where: Slices) -> np.ndarray:
+        """Returns a slice of the value that `initialize` gives a key."""
+        return self.specs()[key].initial_value(self._step.seed, where)
+
     def restore(self, read: Callable[[str], Stored], keys: Set[str]) -> None:
         """Restores the state from a checkpoint; each process reads the shards of its devices.
 
@@ -148,20 +153,39 @@ class ExecutionProgram(abc.ABC):
         self.assign(lambda key, where: values[key][where])
 
     @abc.abstractmethod
-    def assign(self, value: ReadKey) -> None:
-        """Sets the whole state; each process reads only the slices that its devices store."""
+    def assign(self, value: ReadKey, keys: Set[str] | None = None) -> None:
+        """Sets the state; each process reads only the slices that its devices store.
+
+        Args:
+          value: returns a slice of the new value of a key.
+          keys: keys to set, of a state that was set before; None: all.
+        """
 
     @abc.abstractmethod
-    def state(self) -> dict[str, np.ndarray]:
-        """Returns a host copy of the whole state; all processes must call it."""
+    def state(self, keys: Set[str] | None = None) -> dict[str, np.ndarray]:
+        """Returns a host copy of the state; all processes must call it.
+
+        Args:
+          keys: keys to return; None: all.
+        """
 
     @abc.abstractmethod
     def shards(self) -> Iterator[Shard]:
         """Yields the pieces of the state that this process stores in a checkpoint.
 
-        The pieces of all processes together are the state, without overlap. Read them before the
-        next training step. All processes must iterate over them.
+        The pieces of all processes together are the state, without overlap. A piece refers to the
+        value that it has now, also after later steps. All processes must iterate over them.
         """
+
+    def hold_updates(self, gate: UpdateGate) -> bool:
+        """Lets every training step wait for a gate before it changes the state, if possible.
+
+        Call it before the first step.
+
+        Returns: whether it does; otherwise, wait for the gate before every step.
+        """
+        del gate
+        return False
 
     def own_rows(self, *, training: bool) -> RowsOf | None:
         """Returns which examples of a global batch this process needs; None: all of them.
@@ -236,21 +260,6 @@ def parts_of(size: int, most: int) -> int:
     return next(parts for parts in range(most, 0, -1) if size % parts == 0)
 
 
-def check_adds_gradients(step: Step, execution: str) -> None:
-    """Checks that the gradients of several losses are only added.
-
-    Raises:
-      ExecutionError: the task combines them in another way.
-    """
-    if step.separates_losses:
-        raise ExecutionError(
-            f"task.gradients is {type(step.task.gradients).__name__}, which needs the gradient of "
-            f"every task, but --execution={execution} computes only their sum: use "
-            "--execution=data_parallel or mesh_sharded, or "
-            "--set task.gradients=tekso.framework.gradient_combination:SumOfGradients"
-        )
-
-
 def num_examples_of(batch: Batch) -> int:
     """Returns the number of examples in the global batch.
 
@@ -261,18 +270,3 @@ def num_examples_of(batch: Batch) -> int:
     if len(set(sizes.values())) != 1:
         raise ExecutionError(f"arrays of a batch have different leading dims: {sizes}")
     return batch_part.num_examples(batch)
-
-
-def part_of(batch: Signature, parts: int) -> Signature:
-    """Returns the signature of one of several equal parts of a batch.
-
-    Raises:
-      ExecutionError: the batch does not divide into equal parts.
-    """
-    size = num_examples(batch)
-    if size % parts:
-        raise ExecutionError(
-            f"input.batch_size {size} does not divide evenly over {parts} accumulation steps "
-            "(learner.accumulation_steps)"
-        )
-    return {name: ((size // parts, *shape[1:]), dtype) for name, (shape, dtype) in batch.items()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -23,8 +23,9 @@ from tekso.framework.execution.batch_parts import (
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.process_sums import ProcessSums
 from tekso.framework.execution.replica_context import ReplicaContext, replica_number, summed
-from tekso.framework.execution.shards import Owners, Shard, Slices, chunks, cut_out, whole
-from tekso.framework.execution.state import ReadKey
+from tekso.framework.execution.shards import Owners, Shard, chunks, cut_out, whole
+from tekso.framework.execution.state import ReadKey, chosen
+from tekso.framework.execution.update_gate import UpdateGate
 from tekso.framework.primitives.fusion import XlaFusion, no_fusion
 from tekso.framework.state import State
 from tekso.framework.step import Flat, Step, Sums, added
@@ -50,6 +51,7 @@ class DataParallelProgram(ExecutionProgram):
         self.num_replicas = strategy.num_replicas_in_sync * self._processes.size
         self._accumulation = accumulation or step.learner.params.accumulation_steps
         self._variables: State[tf.Variable] = State({}, {})
+        self._gate: UpdateGate | None = None
         self._fusions: dict[Any, XlaFusion] = {}
         self._compiled_functions: dict[Any, Callable[..., Any]] = {}
         self._calls: dict[Any, Callable[..., Any]] = {}
@@ -59,11 +61,11 @@ class DataParallelProgram(ExecutionProgram):
 
     # --- state ---
 
-    def assign(self, value: ReadKey) -> None:
+    def assign(self, value: ReadKey, keys: Set[str] | None = None) -> None:
         """See `ExecutionProgram`."""
         variables = self._variables.keyed()
         with self._strategy.scope():
-            for key, spec in self.specs().items():
+            for key, spec in chosen(self.specs(), keys).items():
                 array = value(key, whole(spec.shape))
                 if key in variables:
                     variables[key].assign(array)
@@ -79,18 +81,17 @@ class DataParallelProgram(ExecutionProgram):
                     )
         self._variables = State.of_keys(variables)
 
-    def state(self) -> dict[str, np.ndarray]:
+    def state(self, keys: Set[str] | None = None) -> dict[str, np.ndarray]:
         """See `ExecutionProgram`."""
-        return self._variables.map(lambda variable: variable.numpy()).keyed()
+        variables = chosen(self._variables.keyed(), keys)
+        return {key: variable.numpy() for key, variable in variables.items()}
 
     def shards(self) -> Iterator[Shard]:
         """See `ExecutionProgram`; the state, which all processes have, is divided among them."""
         owners, processes = Owners(self._processes.process), range(self._processes.size)
         for key, variable in self._variables.keyed().items():
-
-            def read(where: Slices, variable: tf.Variable = variable) -> tf.Tensor:
-                return cut_out(variable.read_value(), where, whole(variable.shape))
-
+            # The value shares the memory of the variable.
+            read = functools.partial(cut_out, variable.read_value(), of=whole(variable.shape))
             for shard in chunks(key, variable.shape, variable.dtype.name, read):
                 if owners.is_own(shard, processes):
                     yield shard
@@ -99,6 +100,14 @@ class DataParallelProgram(ExecutionProgram):
         """Returns the variables of every replica."""
         variables = self._variables.keyed().values()
         return [own for v in variables for own in getattr(v, "values", (v,))]
+
+    def hold_updates(self, gate: UpdateGate) -> bool:
+        """See `ExecutionProgram`; the op that waits runs on a CPU only."""
+        if any(tf.config.list_logical_devices(kind) for kind in ("GPU", "TPU")):
+            return False
+        gate.use_in_graphs()
+        self._gate = gate
+        return True
 
     # --- training ---
 
@@ -112,7 +121,7 @@ class DataParallelProgram(ExecutionProgram):
     def train_step(self, batch: Batch, step: int) -> dict[str, Any]:
         """See `ExecutionProgram`."""
         batch = self.own_part(batch, training=True)
-        return self._train(self._place(batch), tf.constant(step, tf.int64))
+        return dict(self._train(self._place(batch), tf.constant(step, tf.int64)))
 
     def _place(self, batch: Batch, *, even: bool = True, dim: int = 0) -> Any:
         """Splits a batch over the replicas: into equal parts, or as equal as possible.
@@ -187,6 +196,8 @@ class DataParallelProgram(ExecutionProgram):
         """Computes and applies a step in a replica; returns the metrics of the global batch."""
         weight = self._all_reduce(self._step.loss_weight(batch))
         gradients, sums = self._replica_gradients(batch, step, weight)
+        if self._gate is not None:
+            gradients, sums = self._gate.passed((gradients, sums))
         old = self._variables.map(tf.convert_to_tensor)
         new, metrics = self.updated(old, gradients, sums, step, replica=replica_number())
         for mapping, values in zip(self._variables, new, strict=True):
@@ -350,7 +361,7 @@ class DataParallelProgram(ExecutionProgram):
     def _eval_graph(self, batch: Flat, first: int, whole: int) -> dict[str, Any]:
         """Returns the sums of the examples of this process, from `first` on, of a batch."""
         sums = self._strategy.run(self._replica_eval, args=(batch, first, whole))
-        return tf.nest.map_structure(self._reduce, sums)
+        return dict(tf.nest.map_structure(self._reduce, sums))
 
     def _replica_eval(self, batch: Flat, first: int, whole: int) -> dict[str, Any]:
         weights, size = self._evaluation_weights(), size_of(batch)
@@ -361,7 +372,7 @@ class DataParallelProgram(ExecutionProgram):
 
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
         start = first + part_start(whole, self._strategy.num_replicas_in_sync, replica)
-        return side_by_side(batch, start, parts_of(size, self._towers), tower)[1]
+        return dict(side_by_side(batch, start, parts_of(size, self._towers), tower)[1])
 
     def _eval_tower(self, key: tuple[int, int], whole: int) -> Callable[..., Any]:
         def compute(weights: Flat, part: Flat, offset: tf.Tensor) -> Any:

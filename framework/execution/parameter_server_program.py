@@ -19,7 +19,7 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,7 @@ from tekso.framework.execution.base import Batch, ExecutionProgram, num_examples
 from tekso.framework.execution.data_parallel_program import DataParallelProgram
 from tekso.framework.execution.shards import Shard
 from tekso.framework.execution.state import ReadKey
+from tekso.framework.execution.update_gate import UpdateGate
 from tekso.framework.execution.worker_pool import BROKEN_CONNECTION, LostServerError, WorkerPool
 from tekso.framework.state import State
 from tekso.framework.step import Flat, Step, Sums, added
@@ -93,18 +94,24 @@ class ParameterServerProgram(ExecutionProgram):
 
     # --- state ---
 
-    def assign(self, value: ReadKey) -> None:
+    def assign(self, value: ReadKey, keys: Set[str] | None = None) -> None:
         """See `ExecutionProgram`."""
-        self._local.assign(value)
+        local = self._local if keys is None else self._fetched()
+        local.assign(value, keys)
         self._send_state()
 
-    def state(self) -> dict[str, np.ndarray]:
+    def state(self, keys: Set[str] | None = None) -> dict[str, np.ndarray]:
         """See `ExecutionProgram`."""
-        return self._fetched().state()
+        return self._fetched().state(keys)
 
     def shards(self) -> Iterator[Shard]:
         """See `ExecutionProgram`."""
         return self._fetched().shards()
+
+    def hold_updates(self, gate: UpdateGate) -> bool:
+        """See `ExecutionProgram`; a step changes only the state on the servers."""
+        del gate
+        return True
 
     def _send_state(self) -> None:
         """Copies the state of the local program to the parameter servers."""

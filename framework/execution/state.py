@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Set
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 import tensorflow as tf
 
-from tekso.framework.execution.errors import ExecutionError
+from tekso.framework.execution.errors import ExecutionError, joined
 from tekso.framework.weight_spec import WeightSpec
+
+T = TypeVar("T")
 
 
 class Stored(Protocol):
@@ -50,6 +52,11 @@ class _Converted:
         return tf.cast(self.stored[where], self.dtype)
 
 
+def chosen(found: Mapping[str, T], keys: Set[str] | None) -> Mapping[str, T]:
+    """Returns the items with some keys, in their order; all if `keys` is None."""
+    return found if keys is None else {key: v for key, v in found.items() if key in keys}
+
+
 def checked_state(
     specs: Mapping[str, WeightSpec], read: Callable[[str], Stored], keys: Set[str]
 ) -> dict[str, Stored]:
@@ -67,8 +74,7 @@ def checked_state(
         if state[key].shape != specs[key].shape:
             problems.append(f"{key} is {list(state[key].shape)}, must be {list(specs[key].shape)}")
     if problems:
-        more = f"; and {len(problems) - 8} more" if len(problems) > 8 else ""
         raise ExecutionError(
-            f"the checkpoint does not fit the model and learner: {'; '.join(problems[:8])}{more}"
+            f"the checkpoint does not fit the model and learner: {joined(problems)}"
         )
     return state

@@ -86,6 +86,14 @@ class Checkpoint:
         """
         return self._files.read(key)
 
+    def read_slice(self, key: str, where: Slices) -> np.ndarray:
+        """Returns a part of the array of a key; reads only the pieces that overlap it.
+
+        Raises:
+          DamagedCheckpointError: as in `read`.
+        """
+        return np.asarray(self._files.read_slice(key, where))
+
     def stored(
         self, key: str, *, damaged: Callable[[DamagedCheckpointError], None] | None = None
     ) -> StoredTensor:

@@ -5,9 +5,9 @@
     checkpoints.wait()  # now it is on the disk
     good = checkpoints.newest_good()  # a Checkpoint, or None if there is none yet
 
-A save hands the state over to a thread that writes it, piece by piece, with at most 64 MB in
-between. It returns when the last piece is handed over, so small states are written while training
-continues; of large ones, only the end. The disk is synchronized in the background.
+A save takes references to the tensors of the state and returns. A thread writes them, piece by
+piece, while training continues. A training step waits before it replaces more tensors that are not
+yet written than fit into `buffer_bytes`; see `gate`.
 
 A damaged checkpoint is skipped with a warning; it is never deleted.
 """
@@ -22,8 +22,8 @@ from typing import Literal
 from absl import logging
 
 from tekso.framework import files, watchdog
-from tekso.framework.execution import shards as state_shards
 from tekso.framework.execution.shards import Shard
+from tekso.framework.execution.update_gate import UpdateGate
 from tekso.framework.run import checkpoint_files
 from tekso.framework.run.checkpoint_errors import DeletedCheckpointError
 from tekso.framework.run.checkpoint_files import (
@@ -33,19 +33,21 @@ from tekso.framework.run.checkpoint_files import (
     Description,
     DiskFullError,
 )
-from tekso.framework.run.handover import Handover, grouped, hand_over, size_bytes_of
 from tekso.framework.run.lease import unused
 from tekso.framework.run.process_group import ProcessGroup
 from tekso.framework.run.ranking import Ranking
 from tekso.framework.run.tensor_files import Piece
+from tekso.framework.run.unwritten import Unwritten, grouped
 
 __all__ = [
     "Checkpoint", "CheckpointError", "Checkpoints", "DamagedCheckpointError", "Description",
     "DiskFullError",
 ]  # fmt: skip
 
+BUFFER_BYTES = 1 << 26
 _STEP = "step_"
 _LEAVING = ".deleted_"
+Goal = Literal["min", "max"]
 
 
 class Checkpoints:
@@ -63,6 +65,11 @@ class Checkpoints:
       warn: called with the text of a warning.
       group: the processes of the run.
       check: called before anything is written or deleted; raises an error if it must not be.
+      buffer_bytes: memory for values that a training step has replaced before they were written.
+
+    Attributes:
+      gate: closed while more than `buffer_bytes` wait to be written. Steps should wait for it; if
+        they do not, the values that wait stay the same and take memory.
     """
 
     def __init__(
@@ -72,16 +79,18 @@ class Checkpoints:
         keep_last: int = 3,
         keep_best: int = 0,
         metric: str = "",
-        goal: Literal["min", "max"] = "min",
+        goal: Goal = "min",
         warn: Callable[[str], None] = logging.warning,
         group: ProcessGroup | None = None,
         check: Callable[[], None] = lambda: None,
+        buffer_bytes: int = BUFFER_BYTES,
     ) -> None:
         if keep_last < 1 or keep_best < 0:
             raise ValueError(
                 f"keep_last is {keep_last} and keep_best {keep_best}, expected at least 1 and 0"
             )
-        self.directory = directory
+        self.directory, self.buffer_bytes = directory, buffer_bytes
+        self.gate = UpdateGate(f"the file system to write a checkpoint in {directory}")
         self._keep_last = keep_last
         self._ranking = Ranking(metric, goal, count=keep_best, warn=warn)
         self._warn, self._group, self._check = warn, group or ProcessGroup(), check
@@ -100,13 +109,13 @@ class Checkpoints:
         self._ranking.read(self._paths())
 
     def save(self, shards: Callable[[], Iterable[Shard]], description: Description) -> None:
-        """Waits until the previous checkpoint is written, then reads the state and writes one.
+        """Waits until the previous checkpoint is written, then begins to write one.
 
-        It returns when the state is read; the write may not have ended. All processes must call
-        it. Does nothing if the checkpoint of this step was the last one saved or read.
+        All processes must call it. Does nothing if the checkpoint of this step was the last one
+        saved or read.
 
         Args:
-          shards: returns the pieces of the state that this process stores.
+          shards: returns the pieces of the state that this process stores, with their values.
           description: step, model, params, metrics and input; the rest is filled in.
 
         Raises:
@@ -118,12 +127,8 @@ class Checkpoints:
             return
         self._saved = description.step
         self._ranking.add(description.step, description.metrics)
-        parts = list(grouped(shards()))
-        # In memory are a part that is read and one that is written.
-        handover: Handover[list[Piece]] = Handover(2 * state_shards.CHUNK_BYTES)
-        size_bytes = sum(map(size_bytes_of, parts))
-        self._pending = self._writer.submit(self._receive, handover, description, size_bytes)
-        hand_over(parts, handover)
+        parts = Unwritten(grouped(shards()), most_bytes=self.buffer_bytes, gate=self.gate)
+        self._pending = self._writer.submit(self._write_and_close, parts, description)
 
     def check(self) -> None:
         """Raises the error of a failed write, without waiting for a write in progress."""
@@ -155,13 +160,11 @@ class Checkpoints:
         """Ranks only checkpoints after a step; see `comparable`."""
         self._ranking.forget_until(step)
 
-    def _receive(
-        self, handover: Handover[list[Piece]], description: Description, size_bytes: int
-    ) -> None:
+    def _write_and_close(self, parts: Unwritten, description: Description) -> None:
         try:
-            self._write(handover, description, size_bytes)
+            self._write(parts, description, parts.size_bytes)
         finally:
-            handover.close()
+            parts.close()
 
     def _write(
         self, parts: Iterable[Sequence[Piece]], description: Description, size_bytes: int
@@ -337,12 +340,13 @@ class Checkpoints:
         except DamagedCheckpointError as error:
             raise DamagedCheckpointError(f"checkpoint {path} is damaged: {error}") from error
 
-    def best(self, metric: str, goal: Literal["min", "max"]) -> Checkpoint:
+    def best(self, metric: str, goal: Goal, *, unread: bool = False) -> Checkpoint:
         """Opens the best checkpoint.
 
         Args:
           metric: "evaluation/metric" by which the best is chosen.
           goal: whether the smallest or the largest value of the metric is best.
+          unread: as in `open`.
 
         Raises:
           CheckpointError: no checkpoint has the metric, or the best one is damaged.
@@ -351,7 +355,7 @@ class Checkpoints:
         ranking.read(self._paths())
         while (step := ranking.best()) not in (None, deleted):
             try:
-                return self._open(self.path(step or 0))
+                return self._open(self.path(step or 0), unread=unread)
             except DeletedCheckpointError:  # training has found a better one
                 deleted = step
                 ranking.read(self._paths())

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import itertools
 import re
 import shlex
@@ -23,13 +24,14 @@ import numpy as np
 from tekso.framework import files
 from tekso.framework.counting import counted
 from tekso.framework.execution.base import ExecutionProgram
+from tekso.framework.execution.shards import Slices
 from tekso.framework.input.assets import inherit, learned_assets
 from tekso.framework.path_patterns import PathPatterns
 from tekso.framework.run import weight_path_text
+from tekso.framework.run.initialized import Initialized
 from tekso.framework.run.warm_start_sources import WarmStartError, open_source
 from tekso.framework.run.weight_files import StoredWeights
 from tekso.framework.run.weight_scales import left_out_problem, scale_problem, stored_scales
-from tekso.framework.run.weights import read_weight
 from tekso.framework.state import WEIGHTS
 from tekso.framework.tables import table
 from tekso.framework.theta import SEPARATOR
@@ -37,30 +39,6 @@ from tekso.framework.weight_spec import WeightSpec
 
 _MOST_PROBLEMS = 8  # in a message
 _VOCAB = "vocab"  # the dim of weights that have a row for each token
-
-
-@dataclasses.dataclass(frozen=True)
-class Initialized:
-    """Where one weight of a new run comes from.
-
-    Attributes:
-      spec: of the weight.
-      name: of the source in `run.warm_start`; "" if the weight keeps its initial value.
-      keys: paths in the checkpoint: one, or one for each layer of a stack.
-      row: which layer of a stack in the checkpoint; None: the weight is none of a stack there.
-      shape: in the checkpoint.
-    """
-
-    spec: WeightSpec
-    name: str = ""
-    keys: tuple[str, ...] = ()
-    row: int | None = None
-    shape: tuple[int, ...] = ()
-
-    @property
-    def is_partial(self) -> bool:
-        """Whether only a part of the weight is taken from the checkpoint."""
-        return bool(self.name) and self.shape != self.spec.shape
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,35 +63,18 @@ class InitialWeights:
         Raises:
           WarmStartError: a weight of a checkpoint is not finite.
         """
-        state = program.state()
         taken = {WEIGHTS + weight.spec.path: weight for weight in self.weights if weight.name}
 
-        def read(key: str) -> np.ndarray:
-            if (weight := taken.get(key)) is not None:
-                return self._value(weight, state[key])
-            return state[key]
-
-        program.restore(read, state.keys())
-
-    def _value(self, weight: Initialized, initial: np.ndarray) -> np.ndarray:
-        """The value of a weight, in the shape and dtype of its initial value."""
-        checkpoint, use = self.checkpoints[weight.name], self.uses[weight.name]
-        arrays = [read_weight(key, checkpoint.read, checkpoint.keys, use) for key in weight.keys]
-        if weight.row is not None:
-            arrays = [arrays[0][weight.row]]
-        found = np.stack(arrays).reshape(weight.shape)
-        if not np.isfinite(found.astype(np.float64)).all():
-            raise WarmStartError(
-                f"{' and '.join(weight.keys[:2])} of {checkpoint.path} has values that are not "
-                "finite: take an earlier checkpoint"
+        def value(key: str, where: Slices) -> np.ndarray:
+            weight = taken[key]
+            return weight.value(
+                self.checkpoints[weight.name],
+                self.uses[weight.name],
+                where,
+                initial=functools.partial(program.initial_value, key),
             )
-        found = found.astype(initial.dtype)
-        if not weight.is_partial:
-            return found
-        value = initial.copy()
-        common = tuple(slice(min(a, b)) for a, b in zip(found.shape, value.shape, strict=True))
-        value[common] = found[common]
-        return value
+
+        program.assign(value, taken.keys())
 
     def lines(self) -> list[str]:
         """Returns the table of what comes from where.

@@ -11,8 +11,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from tekso.framework import execution, files, task_results
+from tekso.framework import execution, files, task_results, watchdog
 from tekso.framework.counting import counted
+from tekso.framework.execution.update_gate import UpdateGate
 from tekso.framework.planning.measured_step import measured_step_of
 from tekso.framework.run import (
     initial_weights,
@@ -97,8 +98,8 @@ def _train(job: Job, group: ProcessGroup) -> int:
             if outcome.stopped_by is not None:
                 path = checkpoints.path(outcome.step)
                 name = outcome.stopped_by.name
-                told = summary.stopped(name, outcome.step, run.steps, path)
-                for line in told + time_use.lines(report.time_use.seconds()):
+                lines = summary.stopped(name, outcome.step, run.steps, path)
+                for line in lines + time_use.lines(report.time_use.seconds()):
                     job.console.line(line)
                 return exit_code(outcome.stopped_by)
             report.progress(outcome.step, "decoding")
@@ -191,6 +192,10 @@ def _loop(
         around.append(profile.around)
     if every:
         around.append(WeightFigures(parts.program, every, report.weights).around)
+    state_bytes = sum(spec.size_bytes for spec in parts.program.specs().values())
+    fits = state_bytes <= checkpoints.buffer_bytes
+    held = fits or parts.program.hold_updates(checkpoints.gate)
+    around.insert(0, functools.partial(_around_steps, checkpoints.gate, report, held))
     return TrainingLoop(
         program=parts.program,
         task=parts.task,
@@ -218,6 +223,27 @@ def _loop(
 
 
 @contextlib.contextmanager
+def _around_steps(
+    gate: UpdateGate, report: Report, held: bool, first: int, last: int
+) -> Iterator[None]:
+    """Lets a call of steps wait for values that it replaces to be written.
+
+    Args:
+      gate: of the checkpoints.
+      report: attributes the time of the wait to the checkpoint.
+      held: whether the steps themselves wait.
+      first: number of the first step.
+      last: number of the last step.
+    """
+    del first, last
+    if not held:
+        with report.time_use.during(time_use.CHECKPOINT):
+            gate.wait()
+    with watchdog.patient(1.0 if gate.is_open else watchdog.PREPARING):
+        yield
+
+
+@contextlib.contextmanager
 def _all_of(contexts: Sequence[AroundSteps], first: int, last: int) -> Iterator[None]:
     """Enters the contexts of a call of steps."""
     with contextlib.ExitStack() as stack:
@@ -232,7 +258,7 @@ def _profile(job: Job) -> StepProfile | None:
         return None
     first, last = job.profile_steps
     folder = job.logdir.file("profile")
-    return StepProfile(first, last, folder=folder, tell=job.console.line)
+    return StepProfile(first, last, folder=folder, log=job.console.line)
 
 
 def _incidents(job: Job, parts: Assembly) -> Incidents:

@@ -112,7 +112,11 @@ def _params_of(text: str, path: str) -> Any:
 
 
 def open_run(
-    path: str, which: str | None = None, *, warn: Callable[[str], None] = logging.warning
+    path: str,
+    which: str | None = None,
+    *,
+    warn: Callable[[str], None] = logging.warning,
+    unread: bool = False,
 ) -> OpenedRun:
     """Opens a checkpoint, given its own folder or the folder of its run.
 
@@ -121,6 +125,7 @@ def open_run(
         of a checkpoint is the nearest parent folder with a `params.txt`.
       which: the checkpoint of the run: a step, a path, "best" or "last"; None: the newest good one.
       warn: called with the text of a warning.
+      unread: verify the bytes of tensors when they are read, instead of now.
 
     Raises:
       CheckpointError: there is no such checkpoint, or it is damaged.
@@ -128,14 +133,16 @@ def open_run(
     path, name = split(path)
     which = which or name
     if which is None and files.exists(files.join(path, checkpoint_files.DESCRIPTION)):
-        return OpenedRun(Checkpoints(os.path.dirname(path), warn=warn).open(path), _logdir_of(path))
+        found = Checkpoints(os.path.dirname(path), warn=warn).open(path, unread=unread)
+        return OpenedRun(found, _logdir_of(path))
     logdir = Logdir(path)
     checkpoints = Checkpoints(logdir.checkpoints, warn=warn)
     if which not in (None, BEST, LAST):
         other, name = split(which or "")
-        found = open_run(other, name, warn=warn).checkpoint if name else checkpoints.open(other)
-        return OpenedRun(found, logdir)
-    newest = checkpoints.newest_good()
+        if name:
+            return OpenedRun(open_run(other, name, warn=warn, unread=unread).checkpoint, logdir)
+        return OpenedRun(checkpoints.open(other, unread=unread), logdir)
+    newest = checkpoints.newest_good(unread=unread)
     if newest is None:
         advice = "give the folder of a run that saved a checkpoint, or the folder of a checkpoint"
         raise CheckpointError(
@@ -145,7 +152,7 @@ def open_run(
     if which != BEST:
         return run
     tree = run.tree()
-    best = checkpoints.best(metric_of(tree, "keep_best"), goal_of(tree, "keep_best"))
+    best = checkpoints.best(metric_of(tree, "keep_best"), goal_of(tree, "keep_best"), unread=unread)
     return OpenedRun(best, logdir)
 
 

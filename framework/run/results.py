@@ -26,7 +26,12 @@ from tekso.framework.run.report.lines import duration, magnitude
 
 FOLDER = "results"
 _MOST_FIGURES = 5
-_LENGTH = ("run.log_every_steps", "run.decode_at_end", "run.keep_last_checkpoints")
+_LENGTH = (
+    "run.log_every_steps",
+    "run.decode_at_end",
+    "run.keep_last_checkpoints",
+    "run.checkpoint_buffer_mb",
+)
 """Settings that change no figure."""
 
 

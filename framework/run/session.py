@@ -27,16 +27,16 @@ from tekso.framework import files, registry, task_results
 from tekso.framework.context import Mode, StepContext
 from tekso.framework.execution.base import signature_of
 from tekso.framework.experiment import Experiment
-from tekso.framework.learning_step import EMA
+from tekso.framework.learning_step import APPLIED, EMA
 from tekso.framework.params.types import type_name
 from tekso.framework.run import evaluation, initial_weights
 from tekso.framework.run.assembly import assemble
 from tekso.framework.run.checkpoints import Checkpoints
 from tekso.framework.run.job import checkpoints_of
 from tekso.framework.run.logdir import Logdir
-from tekso.framework.run.session_arrays import dtype_of, narrowed, not_named
+from tekso.framework.run.session_arrays import as_type, dtype_of, narrowed, not_named
 from tekso.framework.run.stop_signals import uninterrupted
-from tekso.framework.run.weights import Use, check_use, read_weight
+from tekso.framework.run.weights import Use, check_use, weight_key
 from tekso.framework.signature import Signature
 from tekso.framework.state import LEARNER, WEIGHTS
 from tekso.framework.task import Scored, Task
@@ -267,11 +267,10 @@ class Session:
           use: "training", or "evaluation": moving averages if the learner keeps them.
         """
         check_use(use)
-        state = self.program.state()
-        flat = {
-            path: tf.constant(read_weight(path, state.__getitem__, state.keys(), use))
-            for path in self.task.specs()
-        }
+        keys, count = self.program.specs().keys(), self.program.state({LEARNER + APPLIED})
+        wanted = {p: weight_key(p, count.__getitem__, keys, use) for p in self.task.specs()}
+        state = self.program.state(set(wanted.values()))
+        flat = {path: tf.constant(state.pop(key)) for path, key in wanted.items()}
         return self.task.theta(flat)
 
     def assign(self, theta: Mapping[str, Any], *, path: str = "") -> None:
@@ -286,26 +285,27 @@ class Session:
             weight is changed.
         """
         _refuse(not_named(theta, "session.theta()"))
-        state, problems = self.program.state(), []
+        specs, problems = self.program.specs(), []
+        arrays: dict[str, np.ndarray] = {}  # those of the caller, without a copy
         for name, value in flatten(theta, path).items():
             array, key = np.asarray(value), WEIGHTS + name
-            if key not in state:
+            if key not in specs:
                 problems.append(f"unknown {name}")
             elif not (tf.as_dtype(array.dtype).is_floating or array.dtype.kind in "biu"):
-                problems.append(f"{name} has the dtype {array.dtype}, expected {state[key].dtype}")
-            elif array.shape != state[key].shape:
-                shape = list(state[key].shape)
+                problems.append(f"{name} has the dtype {array.dtype}, expected {specs[key].dtype}")
+            elif array.shape != specs[key].shape:
+                shape = list(specs[key].shape)
                 problems.append(f"{name} has the shape {list(array.shape)}, expected {shape}")
+            elif not np.isfinite(as_type(array, specs[key].dtype)).all():
+                problems.append(f"{name} has values that are not finite")
             else:
-                state[key] = array.astype(state[key].dtype)
-                if not np.isfinite(state[key].astype(np.float64)).all():
-                    problems.append(f"{name} has values that are not finite")
                 average = f"{LEARNER}{name}{SEPARATOR}{EMA}"
-                if average in state:
-                    state[average] = array.astype(state[average].dtype)
+                arrays |= {k: array for k in (key, average) if k in specs}
         if problems:
             raise SessionError(f"the weights do not fit the task: {'; '.join(problems[:8])}")
-        self.program.restore(state.__getitem__, state.keys())
+        self.program.assign(
+            lambda key, where: as_type(arrays[key][where], specs[key].dtype), arrays.keys()
+        )
 
     def save(self, logdir: str) -> str:
         """Writes the folder of a run with a checkpoint of this step; returns the checkpoint's path.

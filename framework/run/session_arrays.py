@@ -17,6 +17,11 @@ def dtype_of(value: Any) -> np.dtype[Any]:
     return np.dtype(found)
 
 
+def as_type(array: np.ndarray, dtype: str) -> np.ndarray:
+    """Returns an array with a type of TensorFlow; the array itself if it has this type."""
+    return array.astype(tf.as_dtype(dtype).as_numpy_dtype, copy=False)
+
+
 def narrowed(value: Any) -> Any:
     """Returns an array or a tensor of examples; float64 becomes float32."""
     array = value if isinstance(value, tf.Tensor) else np.asarray(value)

@@ -19,6 +19,8 @@ class WarmStartError(ValueError):
 def open_source(name: str, params: Any, warn: Callable[[str], None]) -> tuple[StoredWeights, str]:
     """Returns the weights of a source, and the folder of its run's tokenizers, or "".
 
+    The bytes of a checkpoint are verified when its weights are read.
+
     Args:
       name: of the source in `run.warm_start`.
       params: its WarmStart.Params.
@@ -34,7 +36,7 @@ def open_source(name: str, params: Any, warn: Callable[[str], None]) -> tuple[St
     try:
         if is_weight_file(path):
             return open_weights(path), ""
-        run = open_run(path, warn=warn)
+        run = open_run(path, warn=warn, unread=True)
     except CheckpointError as error:
         error.args = (f"{setting} is {path!r}: {error}",)
         raise

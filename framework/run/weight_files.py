@@ -15,7 +15,7 @@ import contextlib
 import functools
 import hashlib
 import os
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any, Protocol
 
 import numpy as np
@@ -23,6 +23,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from tekso.framework import bounded, files
+from tekso.framework.execution.shards import Slices
 from tekso.framework.run import checkpoint_files, disk_space
 from tekso.framework.run.checkpoint_files import CheckpointError, Description
 from tekso.framework.state import WEIGHTS
@@ -56,6 +57,10 @@ class StoredWeights(Protocol):
 
     def read(self, key: str) -> np.ndarray:
         """Returns the whole array of a key."""
+        ...
+
+    def read_slice(self, key: str, where: Slices) -> np.ndarray:
+        """Returns a part of the array of a key; reads little more than this part."""
         ...
 
     def shape(self, key: str) -> tuple[int, ...]:
@@ -113,9 +118,18 @@ class WeightFile:
         Raises:
           CheckpointError: it has a data type that NumPy does not have.
         """
+        return self._read(key, lambda name: self._shards[name].get_tensor(name))
+
+    def read_slice(self, key: str, where: Slices) -> np.ndarray:
+        """Returns a part of the array of a key; raises as `read`."""
+        if not where:
+            return self.read(key)
+        return self._read(key, lambda name: self._shards[name].get_slice(name)[where])
+
+    def _read(self, key: str, read: Callable[[str], Any]) -> np.ndarray:
         name = key.removeprefix(WEIGHTS)
         try:
-            return np.asarray(self._shards[name].get_tensor(name))
+            return np.asarray(read(name))
         except (SafetensorError, AttributeError, TypeError) as error:
             dtype = self._shards[name].get_slice(name).get_dtype()
             raise CheckpointError(
@@ -129,7 +143,7 @@ class WeightFile:
         return tuple(self._shards[name].get_slice(name).get_shape())
 
     def _check_checksum(self, shard: str, names: Sequence[str], wanted: str | None) -> None:
-        if wanted is not None and wanted != _checksum({name: self.read(name) for name in names}):
+        if wanted is not None and wanted != _checksum(names, self.read):
             raise CheckpointError(
                 f"{shard} is damaged: the bytes of its tensors have changed (sha256 differs)"
             )
@@ -189,7 +203,8 @@ def write_weights(
     place = f"{path}.unfinished"
     try:
         about = {} if description is None else {_DESCRIPTION: description.to_json()}
-        save_file(arrays, place, {**metadata, **about, _SHA256: _checksum(arrays)})
+        sha256 = _checksum(arrays, arrays.__getitem__)
+        save_file(arrays, place, {**metadata, **about, _SHA256: sha256})
         files.sync(place)
         files.rename(place, path)
     except (SafetensorError, OSError) as error:
@@ -220,9 +235,10 @@ def _check_index(path: str, names: Sequence[str]) -> None:
         raise CheckpointError(f"{path} names {missing[0]}, but the folder does not have it")
 
 
-def _checksum(arrays: Mapping[str, np.ndarray]) -> str:
+def _checksum(names: Iterable[str], read: Callable[[str], np.ndarray]) -> str:
+    """Returns the SHA-256 of tensors, which are read one after the other."""
     digest = hashlib.sha256()
-    for name in sorted(arrays):
+    for name in sorted(names):
         digest.update(name.encode())
-        digest.update(np.require(arrays[name], requirements="C").reshape(-1).view("u1").data)
+        digest.update(np.require(read(name), requirements="C").reshape(-1).view("u1").data)
     return digest.hexdigest()

@@ -117,12 +117,17 @@ def read_weight(
       keys: keys of the state.
       use: "training": the weight; "evaluation": its moving average, if there is one.
     """
+    return read(weight_key(path, read, keys, use))
+
+
+def weight_key(path: str, read: Callable[[str], np.ndarray], keys: Set[str], use: Use) -> str:
+    """Returns the key of a weight of a state, or of its moving average; see `read_weight`."""
     average = f"{LEARNER}{path}{SEPARATOR}{EMA}"
     if use == "evaluation" and average in keys:
         applied = LEARNER + APPLIED
         if applied not in keys or not bool(is_first_update(read(applied))):
-            return read(average)
-    return read(WEIGHTS + path)
+            return average
+    return WEIGHTS + path
 
 
 def _rows(layer: Layer, index: int | Sequence[int] | None) -> tuple[int, ...]:

@@ -15,7 +15,9 @@ from tekso.framework.primitives.activations import Activation
 from tekso.framework.primitives.windows import Padding
 from tekso.framework.theta import Theta
 from tekso.models.layers.convolution import Conv2D
+from tekso.models.layers.lora import Lora
 from tekso.models.layers.normalization import BatchNorm, Norm
+from tekso.models.layers.projections import KERNEL_ADAPTER_DOC
 from tekso.models.layers.sizes import with_sizes
 
 
@@ -41,6 +43,7 @@ class ConvNorm(Layer):
         norm: Norm.Params = param("Normalisation.", default=BatchNorm.Params())
         init: Initializer.Params = param("Initializer of w.", default=HeNormal.Params())
         activation: Activation = param("Applied to the output.", default="identity")
+        kernel_adapter: Lora.Params | None = param(KERNEL_ADAPTER_DOC, default=None)
 
     conv: Conv2D
     norm: Norm
@@ -58,6 +61,7 @@ class ConvNorm(Layer):
             num_groups=p.num_groups,
             init=p.init,
             use_bias=False,
+            kernel_adapter=p.kernel_adapter,
         )
         self.child("conv", conv)
         self.child("norm", with_sizes(p.norm, dim=p.output_dim).set(dtype=p.dtype))

@@ -12,7 +12,9 @@ convolution have "in_channels" and "out_channels". Mesh rules for them:
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -25,6 +27,8 @@ from tekso.framework.params import REQUIRED, param
 from tekso.framework.primitives.activations import Activation
 from tekso.framework.primitives.windows import Padding, Window
 from tekso.framework.theta import Theta
+from tekso.models.layers.lora import Lora
+from tekso.models.layers.projections import KERNEL_ADAPTER_DOC, AdaptedLayer
 
 
 class Conv2DBase(Layer):
@@ -77,7 +81,60 @@ class Conv2DBase(Layer):
         return ops.constrain_image(ctx, ops.activate(ctx, self.params.activation, y))
 
 
-class Conv2D(Conv2DBase):
+class AdaptedKernel(AdaptedLayer):
+    """Base of the convolutions whose kernel w may have an adapter.
+
+    The update of conv(x, w) is (alpha / rank) * conv(dropout(x), lora_a) @ lora_b.
+
+    Shapes:
+      as in the subclasses
+    Weights:
+      w: [kernel height, kernel width, input channels, output channels]
+      w_lora_a: [kernel height, kernel width, input channels, rank]
+      w_lora_b: [rank, output channels]
+    """
+
+    class Params(AdaptedLayer.Params):
+        """Params of a convolution with an adapter."""
+
+        kernel_adapter: Lora.Params | None = param(KERNEL_ADAPTER_DOC, default=None)
+
+    adapter_field = "kernel_adapter"
+
+    def adapt_kernel(self, shape: Sequence[int]) -> None:
+        """Declares the weights of the adapter of the kernel."""
+        dims = (None, None, "in_channels", "out_channels")
+        self.adapt("w", shape, dims=dims, num_contracted=3)
+
+    def updated(
+        self,
+        theta: Theta,
+        x: tf.Tensor,
+        y: tf.Tensor,
+        ctx: StepContext,
+        convolve: Callable[[tf.Tensor, tf.Tensor], tf.Tensor],
+    ) -> tf.Tensor:
+        """Returns y and the update of the adapter.
+
+        Args:
+          theta: the weights.
+          x: the input.
+          y: `convolve(x, w)`, possibly with the bias.
+          ctx: the step context.
+          convolve: `convolve(x, kernel)` is the convolution without bias.
+
+        Shapes:
+          x: [batch, height, width, input channels]
+          y: [batch, new height, new width, output channels]
+          returns: as y
+        """
+        if (lora := self.lora("w")) is None:
+            return y
+        x = ops.dropout(ctx, x, lora.params.dropout_rate, self, "w_lora")
+        return y + lora.scale * ops.project(ctx, convolve(x, theta.w_lora_a), theta.w_lora_b)
+
+
+class Conv2D(Conv2DBase, AdaptedKernel):
     """y = activation(conv(x, w) + b).
 
     Shapes:
@@ -87,11 +144,13 @@ class Conv2D(Conv2DBase):
       w: [kernel height, kernel width, input_dim / num_groups, output_dim],
         dims (None, None, "in_channels", "out_channels")
       b: [output_dim], dims ("out_channels",); starts at 0
+      w_lora_a, w_lora_b: with an adapter (see AdaptedKernel)
     Raises:
-      ValueError: num_groups does not divide both sizes, or the last dim of x is not input_dim.
+      ValueError: num_groups does not divide both sizes, or is not 1 with an adapter; the last dim
+        of x is not input_dim.
     """
 
-    class Params(Conv2DBase.Params):
+    class Params(Conv2DBase.Params, AdaptedKernel.Params):
         """Params of Conv2D."""
 
         input_dim: int = param("Number of channels of the input.", default=REQUIRED)
@@ -108,10 +167,16 @@ class Conv2D(Conv2DBase):
                 f"Conv2D: num_groups {p.num_groups} must divide input_dim {p.input_dim} and "
                 f"output_dim {p.output_dim}"
             )
+        if p.num_groups > 1 and p.kernel_adapter is not None:
+            raise ValueError(
+                f"{p.path_of('kernel_adapter')} is set, but the convolution has {p.num_groups} "
+                "groups: only convolutions with one group have adapters; set it to None"
+            )
         area = math.prod(p.kernel_shape)
+        shape = [*p.kernel_shape, p.input_dim // p.num_groups, p.output_dim]
         self.weight(
             "w",
-            [*p.kernel_shape, p.input_dim // p.num_groups, p.output_dim],
+            shape,
             dims=(None, None, "in_channels", "out_channels"),
             init=p.init,
             fan_in=area * p.input_dim // p.num_groups,
@@ -119,6 +184,7 @@ class Conv2D(Conv2DBase):
         )
         if p.use_bias:
             self.weight("b", [p.output_dim], dims=("out_channels",), init=Zeros.Params())
+        self.adapt_kernel(shape)
 
     def fprop(self, theta: Theta, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
         """See the class."""
@@ -130,7 +196,9 @@ class Conv2D(Conv2DBase):
         self.output_size(x.shape[1], x.shape[2])
         b = theta.b if p.use_bias else None
         x = tf.cast(x, theta.w.dtype)
-        return self._finish(ops.convolution(ctx, x, theta.w, b, window=self.window), ctx)
+        y = ops.convolution(ctx, x, theta.w, b, window=self.window)
+        convolve = functools.partial(ops.convolution, ctx, window=self.window)
+        return self._finish(self.updated(theta, x, y, ctx, convolve), ctx)
 
 
 class DepthwiseConv2D(Conv2DBase):
@@ -199,6 +267,9 @@ class SeparableConv2D(Conv2DBase):
         input_dim: int = param("Number of channels of the input.", default=REQUIRED)
         output_dim: int = param("Number of channels of the output.", default=REQUIRED)
         multiplier: int = param("Outputs of each channel between the two.", default=1)
+        kernel_adapter: Lora.Params | None = param(
+            "Low-rank update of the pointwise kernel, for fine-tuning; None: none.", default=None
+        )
 
     depthwise: DepthwiseConv2D
     pointwise: Conv2D
@@ -225,6 +296,7 @@ class SeparableConv2D(Conv2DBase):
             init=p.init,
             use_bias=p.use_bias,
             activation=p.activation,
+            kernel_adapter=p.kernel_adapter,
         )
         self.child("depthwise", depthwise)
         self.child("pointwise", pointwise)

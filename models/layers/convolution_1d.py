@@ -13,6 +13,8 @@ from tekso.framework.params import REQUIRED, param
 from tekso.framework.primitives.activations import Activation
 from tekso.framework.theta import Theta
 from tekso.models.layers.convolution import Conv2D
+from tekso.models.layers.lora import Lora
+from tekso.models.layers.projections import KERNEL_ADAPTER_DOC
 
 
 class Conv1D(Layer):
@@ -44,6 +46,7 @@ class Conv1D(Layer):
         use_bias: bool = param("Whether to add a bias.", default=True)
         init: Initializer.Params = param("Initializer of w.", default=HeNormal.Params())
         activation: Activation = param("Applied to the output.", default="identity")
+        kernel_adapter: Lora.Params | None = param(KERNEL_ADAPTER_DOC, default=None)
 
     conv: Conv2D
 
@@ -62,6 +65,7 @@ class Conv1D(Layer):
             use_bias=p.use_bias,
             init=p.init,
             activation=p.activation,
+            kernel_adapter=p.kernel_adapter,
         )
         self.child("conv", conv)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -10,14 +11,14 @@ import tensorflow as tf
 from tekso.framework import ops
 from tekso.framework.context import StepContext
 from tekso.framework.initializers import HeNormal, Initializer, Zeros
-from tekso.framework.layer import Layer
 from tekso.framework.params import REQUIRED, param
 from tekso.framework.primitives.activations import Activation
 from tekso.framework.primitives.windows import Window
 from tekso.framework.theta import Theta
+from tekso.models.layers.convolution import AdaptedKernel
 
 
-class ConvTranspose2D(Layer):
+class ConvTranspose2D(AdaptedKernel):
     """The transpose of a convolution with padding SAME: height and width grow by the strides.
 
     y[i * stride + k - before] += x[i] w[k], where `before` is the padding of the convolution. It is
@@ -31,12 +32,13 @@ class ConvTranspose2D(Layer):
       w: [kernel height, kernel width, input_dim, output_dim],
         dims (None, None, "in_channels", "out_channels")
       b: [output_dim], dims ("out_channels",); starts at 0
+      w_lora_a, w_lora_b: with an adapter (see AdaptedKernel)
     Raises:
       ValueError: a size is below 1, or the last dim of x is not input_dim.
     Source: Dumoulin & Visin 2016, "A guide to convolution arithmetic", chapter 4.
     """
 
-    class Params(Layer.Params):
+    class Params(AdaptedKernel.Params):
         """Params of ConvTranspose2D."""
 
         input_dim: int = param("Number of channels of the input.", default=REQUIRED)
@@ -65,6 +67,7 @@ class ConvTranspose2D(Layer):
         )
         if p.use_bias:
             self.weight("b", [p.output_dim], dims=("out_channels",), init=Zeros.Params())
+        self.adapt_kernel([*p.kernel_shape, p.input_dim, p.output_dim])
 
     def fprop(self, theta: Theta, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
         """See the class."""
@@ -74,21 +77,25 @@ class ConvTranspose2D(Layer):
                 f"ConvTranspose2D: x has shape {x.shape}, but its last dim must be input_dim, "
                 f"{p.input_dim}"
             )
-        x, w = tf.cast(x, theta.w.dtype), theta.w
-        b = theta.b if p.use_bias else None
-        if p.kernel_shape == p.strides:
-            y = self._blocks(x, w, ctx)
-            y = y if b is None else y + b
-        else:
-            x = ops.constrain_image(ctx, self._stretched(x))
-            w = _reversed(w, p.strides)
-            window = Window((w.shape[0], w.shape[1]), (1, 1), (1, 1), "SAME")
-            y = ops.convolution(ctx, x, w, b, window=window)
+        x = tf.cast(x, theta.w.dtype)
+        y = self._convolved(ctx, x, theta.w, theta.b if p.use_bias else None)
+        y = self.updated(theta, x, y, ctx, functools.partial(self._convolved, ctx))
         return ops.constrain_image(ctx, ops.activate(ctx, p.activation, y))
+
+    def _convolved(
+        self, ctx: StepContext, x: tf.Tensor, w: tf.Tensor, b: tf.Tensor | None = None
+    ) -> tf.Tensor:
+        if self.params.kernel_shape == self.params.strides:
+            y = self._blocks(x, w, ctx)
+            return y if b is None else y + b
+        x = ops.constrain_image(ctx, self._stretched(x))
+        w = _reversed(w, self.params.strides)
+        window = Window((w.shape[0], w.shape[1]), (1, 1), (1, 1), "SAME")
+        return ops.convolution(ctx, x, w, b, window=window)
 
     def _blocks(self, x: tf.Tensor, w: tf.Tensor, ctx: StepContext) -> tf.Tensor:
         """Returns the outputs if every input makes a block of its own."""
-        (n, m), size = self.params.strides, self.params.output_dim
+        (n, m), size = self.params.strides, w.shape[3]
         w = tf.transpose(w, [2, 3, 0, 1])  # the channels first, so that they may be sharded
         w = tf.reshape(w, [1, 1, w.shape[0], size * n * m])
         y = ops.convolution(ctx, x, w, window=Window((1, 1), (1, 1), (1, 1), "VALID"))

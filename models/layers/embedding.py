@@ -10,13 +10,13 @@ import tensorflow as tf
 from tekso.framework import ops
 from tekso.framework.context import StepContext
 from tekso.framework.initializers import Initializer, LecunNormal
-from tekso.framework.layer import Layer
 from tekso.framework.params import REQUIRED, param
 from tekso.framework.theta import Theta
 from tekso.models.layers import vocabulary
+from tekso.models.layers.adapted_table import TableLayer
 
 
-class Embedding(Layer):
+class Embedding(TableLayer):
     """Looks up vectors by id; the table can also be used for a tied softmax.
 
     Shapes:
@@ -25,11 +25,12 @@ class Embedding(Layer):
       tied softmax: `logits` of x [..., dim] is [..., rows], `cross_entropy` is [...]
     Weights:
       table: [rows, dim], dims ("vocab", "embed"); rows is vocab_size, padded
+      table_lora_a, table_lora_b: with an adapter (see Lora)
     Source:
       Factor sqrt(dim): Vaswani et al. 2017, section 3.4. Tied: Press & Wolf 2017.
     """
 
-    class Params(Layer.Params):
+    class Params(TableLayer.Params):
         """Params of Embedding."""
 
         vocab_size: int = param("Number of vectors.", default=REQUIRED)
@@ -54,6 +55,7 @@ class Embedding(Layer):
             fan_in=p.dim,
             fan_out=p.vocab_size,
         )
+        self.adapt_table("table", self._rows, p.dim)
 
     def fprop(self, theta: Theta, ids: tf.Tensor, ctx: StepContext) -> tf.Tensor:
         """Returns the vectors of ids.
@@ -62,7 +64,7 @@ class Embedding(Layer):
           ids: [...] int in [0, vocab_size)
           returns: [..., dim], dtype of the table
         """
-        return self._scaled(ops.lookup(ctx, theta.table, ids))
+        return self._scaled(self.rows_of(theta, "table", ids, ctx))
 
     def fprop_shared(
         self, theta: Theta, ids: tf.Tensor, ctx: StepContext
@@ -72,8 +74,8 @@ class Embedding(Layer):
         The values are the same as from `fprop`. Using the returned weights in the softmax makes the
         gradient of the table cheaper.
         """
-        x, table = ops.lookup_shared(ctx, theta.table, ids)
-        return self._scaled(x), Theta(theta, table=table)
+        x, theta = self.rows_shared(theta, "table", ids, ctx)
+        return self._scaled(x), theta
 
     def _scaled(self, x: tf.Tensor) -> tf.Tensor:
         return x * math.sqrt(self.params.dim) if self.params.scale == "sqrt_dim" else x
@@ -85,7 +87,7 @@ class Embedding(Layer):
           x: [..., dim]
           returns: [..., rows], dtype of x; -1e9 for padding rows
         """
-        y = ops.logits(ctx, x, theta.table)
+        y = self.scores(theta, "table", x, ctx)
         bias = vocabulary.padding_bias(self.params.vocab_size, self._rows, y.dtype)
         return y if bias is None else y + bias
 
@@ -104,10 +106,11 @@ class Embedding(Layer):
           x: [..., dim], labels: [...] int in [0, vocab_size)
           returns: [...] float32
         """
+        x, table = self.joined(theta, "table", x, ctx)
         return ops.cross_entropy(
             ctx,
             x,
-            theta.table,
+            table,
             labels,
             bias=vocabulary.padding_bias(self.params.vocab_size, self._rows),
             label_smoothing=label_smoothing,

@@ -2,7 +2,9 @@
 
     y = x @ w + b + (alpha / rank) * dropout(x) @ lora_a @ lora_b
 
-`lora_b` starts at 0, so a model with adapters begins with exactly the outputs of the model without.
+Of a table, the rows of lora_a are looked up or multiplied like those of the table; of a
+convolution, lora_a is a kernel with `rank` outputs; of experts, each has its own factors. `lora_b`
+starts at 0, so a model with adapters begins with exactly the outputs of the model without.
 """
 
 from __future__ import annotations
@@ -71,6 +73,8 @@ class Lora(Configurable):
         dims: Sequence[str | None],
         *,
         num_contracted: int,
+        num_separate: int = 0,
+        fan_in: int | None = None,
     ) -> None:
         """Declares the two weights of the update of a matrix.
 
@@ -79,25 +83,26 @@ class Lora(Configurable):
           name: name of the matrix.
           shape: its shape.
           dims: its dim names.
-          num_contracted: number of its first dims that are contracted with the input.
+          num_contracted: number of its dims that are contracted with the input.
+          num_separate: number of dims before these; every index has factors of its own.
+          fan_in: for the initializer of lora_a; None: the size of the contracted dims.
         """
-        p, n = self.params, num_contracted
-        inner, outer = math.prod(shape[:n]), math.prod(shape[n:])
+        p, s, n = self.params, num_separate, num_separate + num_contracted
         layer.weight(
             f"{name}_lora_a",
             [*shape[:n], p.rank],
             dims=(*dims[:n], "rank"),
             init=p.init,
-            fan_in=inner,
+            fan_in=math.prod(shape[s:n]) if fan_in is None else fan_in,
             fan_out=p.rank,
         )
         layer.weight(
             f"{name}_lora_b",
-            [p.rank, *shape[n:]],
-            dims=("rank", *dims[n:]),
+            [*shape[:s], p.rank, *shape[n:]],
+            dims=(*dims[:s], "rank", *dims[n:]),
             init=Zeros.Params(),
             fan_in=p.rank,
-            fan_out=outer,
+            fan_out=math.prod(shape[n:]),
             scale=self.scale,
         )
 

@@ -21,13 +21,14 @@ import tensorflow as tf
 from tekso.framework import ops
 from tekso.framework.context import StepContext
 from tekso.framework.initializers import GlorotUniform, Initializer, Zeros
-from tekso.framework.layer import Layer
 from tekso.framework.params import REQUIRED, param
 from tekso.framework.primitives.activations import Activation
 from tekso.framework.theta import Theta
 from tekso.models.layers.dropout import Dropout
 from tekso.models.layers.expert_routing import Router, SwitchRouter
 from tekso.models.layers.feed_forward import FeedForwardBase
+from tekso.models.layers.lora import Lora
+from tekso.models.layers.projections import ADAPTER_DOC, AdaptedLayer
 from tekso.models.layers.sizes import with_sizes
 
 
@@ -75,6 +76,10 @@ class MixtureOfExperts(FeedForwardBase):
             default="relu",
         )
         use_bias: bool = param("Whether to add biases.", default=True)
+        expert_adapter: Lora.Params | None = param(
+            "Low-rank update of the matrices of every expert, for fine-tuning; None: none.",
+            default=None,
+        )
 
     takes_padding = True
 
@@ -91,7 +96,11 @@ class MixtureOfExperts(FeedForwardBase):
         self.child("router", with_sizes(p.router, **sizes))
         is_gated = p.experts == "gated"
         expand = ExpertLinear.Params(
-            dtype=p.dtype, output_dim=p.hidden_dim, use_bias=p.use_bias, init=p.init
+            dtype=p.dtype,
+            output_dim=p.hidden_dim,
+            use_bias=p.use_bias,
+            init=p.init,
+            expert_adapter=p.expert_adapter,
         )
         expand = with_sizes(expand, **sizes)
         if is_gated:
@@ -108,6 +117,7 @@ class MixtureOfExperts(FeedForwardBase):
                 use_bias=p.use_bias,
                 init=p.output_init or p.init,
                 dims=("mlp", "embed"),
+                expert_adapter=p.expert_adapter,
             ),
         )
 
@@ -157,7 +167,7 @@ class MixtureOfExperts(FeedForwardBase):
         return ctx.constrain(x, ("experts", "expert_batch", None, last))
 
 
-class ExpertLinear(Layer):
+class ExpertLinear(AdaptedLayer):
     """Projects the last dim with a matrix per expert: y_e = activation(x_e @ w_e + b_e).
 
     Shapes:
@@ -166,9 +176,11 @@ class ExpertLinear(Layer):
     Weights:
       w: [num_experts, input_dim, output_dim], dims "experts" and `dims`
       b: [num_experts, output_dim], dims "experts" and the last of `dims`; starts at 0
+      w_lora_a, w_lora_b: with an adapter, [num_experts, input_dim, rank] and [num_experts, rank,
+        output_dim]
     """
 
-    class Params(Layer.Params):
+    class Params(AdaptedLayer.Params):
         """Params of ExpertLinear."""
 
         num_experts: int = param("Number of experts.", default=REQUIRED)
@@ -182,6 +194,10 @@ class ExpertLinear(Layer):
         dims: tuple[str | None, str | None] = param(
             "Dim names of an expert's matrix: input, output.", default=("embed", "mlp")
         )
+        expert_adapter: Lora.Params | None = param(ADAPTER_DOC, default=None)
+
+    adapter_field = "expert_adapter"
+    num_separate = 1
 
     def __init__(self, params: Any) -> None:
         super().__init__(params)
@@ -194,6 +210,8 @@ class ExpertLinear(Layer):
             fan_in=p.input_dim,
             fan_out=p.output_dim,
         )
+        sizes = [p.num_experts, p.input_dim, p.output_dim]
+        self.adapt("w", sizes, dims=("experts", *p.dims))
         if p.use_bias:
             shape = [p.num_experts, p.output_dim]
             self.weight("b", shape, dims=("experts", p.dims[1]), init=Zeros.Params())
@@ -203,4 +221,14 @@ class ExpertLinear(Layer):
         y = tf.einsum("ebci,eio->ebco", x, theta.w)
         if self.params.use_bias:
             y += tf.expand_dims(tf.expand_dims(theta.b, 1), 1)
+        if (lora := self.lora("w")) is not None:
+            if lora.params.dropout_rate and ctx.is_training:
+                # Dropout needs examples on dim 0; see MixtureOfExperts.
+                x = tf.transpose(x, [1, 0, 2, 3])
+                x = ops.dropout(ctx, x, lora.params.dropout_rate, self, "w_lora")
+                x = tf.transpose(x, [1, 0, 2, 3])
+                x = ctx.constrain(x, ("experts", "expert_batch", None, self.params.dims[0]))
+            low = tf.einsum("ebci,eir->ebcr", x, theta.w_lora_a)
+            low = ctx.constrain(low, ("experts", "expert_batch", None, None))
+            y += lora.scale * tf.einsum("ebcr,ero->ebco", low, theta.w_lora_b)
         return ops.activate(ctx, self.params.activation, y)

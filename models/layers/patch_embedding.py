@@ -12,6 +12,8 @@ from tekso.framework.layer import Layer
 from tekso.framework.params import REQUIRED, param
 from tekso.framework.theta import Theta
 from tekso.models.layers.convolution import Conv2D
+from tekso.models.layers.lora import Lora
+from tekso.models.layers.projections import KERNEL_ADAPTER_DOC
 
 
 class PatchEmbedding(Layer):
@@ -34,6 +36,7 @@ class PatchEmbedding(Layer):
         dim: int = param("Size of an embedded patch.", default=REQUIRED)
         patch_size: int = param("Height and width of a patch.", default=16)
         init: Initializer.Params = param("Initializer of w.", default=LecunNormal.Params())
+        kernel_adapter: Lora.Params | None = param(KERNEL_ADAPTER_DOC, default=None)
 
     projection: Conv2D
 
@@ -48,6 +51,7 @@ class PatchEmbedding(Layer):
             strides=(p.patch_size, p.patch_size),
             padding="VALID",
             init=p.init,
+            kernel_adapter=p.kernel_adapter,
         )
         self.child("projection", projection)
 

@@ -10,14 +10,14 @@ import tensorflow as tf
 from tekso.framework import counter_hash, ops
 from tekso.framework.context import StepContext
 from tekso.framework.initializers import Initializer, LecunNormal, Zeros
-from tekso.framework.layer import Layer
 from tekso.framework.params import REQUIRED, param
 from tekso.framework.primitives.precision import widen
 from tekso.framework.theta import Theta
 from tekso.models.layers import vocabulary
+from tekso.models.layers.adapted_table import TableLayer
 
 
-class Softmax(Layer):
+class Softmax(TableLayer):
     """Softmax of x @ w^T + b over a vocabulary.
 
     `Embedding` has the same methods, which use its table (tied softmax).
@@ -29,9 +29,10 @@ class Softmax(Layer):
     Weights:
       w: [rows, input_dim], dims ("vocab", "embed"); rows is vocab_size, padded
       b: [rows], dims ("vocab",); starts at 0
+      w_lora_a, w_lora_b: with an adapter (see Lora)
     """
 
-    class Params(Layer.Params):
+    class Params(TableLayer.Params):
         """Params of Softmax."""
 
         input_dim: int = param("Size of the last dim of the input.", default=REQUIRED)
@@ -52,6 +53,7 @@ class Softmax(Layer):
             fan_in=p.input_dim,
             fan_out=p.vocab_size,
         )
+        self.adapt_table("w", self._rows, p.input_dim)
         if p.use_bias:
             self.weight("b", [self._rows], dims=("vocab",), init=Zeros.Params())
 
@@ -62,7 +64,7 @@ class Softmax(Layer):
           x: [..., input_dim]
           returns: [..., rows], dtype of x; -1e9 for padding rows
         """
-        y = ops.logits(ctx, x, theta.w)
+        y = self.scores(theta, "w", x, ctx)
         bias = self._bias(theta, y.dtype)
         return y if bias is None else y + tf.cast(bias, y.dtype)
 
@@ -94,10 +96,11 @@ class Softmax(Layer):
           x: [..., input_dim], labels: [...] int in [0, vocab_size)
           returns: [...] float32
         """
+        x, w = self.joined(theta, "w", x, ctx)
         return ops.cross_entropy(
             ctx,
             x,
-            theta.w,
+            w,
             labels,
             bias=self._bias(theta),
             label_smoothing=label_smoothing,
@@ -162,11 +165,13 @@ class SampledSoftmax(Softmax):
             )
         p = self.params
         samples = self.sample(ctx)
+        x, w = self.joined(theta, "w", x, ctx)
         # Constrained: on a mesh, the products would shard the gathered rows along "embed", and a
         # transposition cannot reshard.
-        w_ES = tf.transpose(ops.lookup(ctx, theta.w, samples))
-        sampled = ops.project(ctx, x, ctx.constrain(w_ES, ("embed", None)))
-        rows = ops.lookup(ctx, theta.w, labels)
+        w_ES = tf.transpose(ops.lookup(ctx, w, samples))
+        embed = "embed" if self.lora("w") is None else None
+        sampled = ops.project(ctx, x, ctx.constrain(w_ES, (embed, None)))
+        rows = ops.lookup(ctx, w, labels)
         true = tf.reduce_sum(widen(x) * widen(rows), -1)
         sampled = widen(sampled)
         if p.use_bias:

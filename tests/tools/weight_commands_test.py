@@ -97,11 +97,12 @@ def test_there_and_back_every_bit_is_kept(capsys: pytest.CaptureFixture[str], dt
 def test_merged_matrices_give_the_logits_of_the_adapted_model(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    save("run", {"*.adapter": LORA, "learner.frozen": FROZEN, "learner.ema_decay": 0.5})
+    adapters = {"*.adapter": LORA, "*.table_adapter": LORA}
+    save("run", {**adapters, "learner.frozen": FROZEN, "learner.ema_decay": 0.5})
     Path("run/assets").mkdir()
     Path("run/assets/words.txt").write_text("to be")
     assert run("merge", "--logdir=run", "--output=merged") == 0, capsys.readouterr().err
-    assert "merged the adapters of 12 matrices of run/checkpoints" in capsys.readouterr().out
+    assert "merged the adapters of 13 matrices of run/checkpoints" in capsys.readouterr().out
     np.testing.assert_allclose(logits("merged"), logits("run"), rtol=1e-4, atol=1e-4)
     merged = open_run("merged")
     assert not [key for key in merged.checkpoint.keys if "_lora_" in key]

@@ -24,6 +24,7 @@ _LENGTH = {  # fields that say for how long a run goes, not what is trained
     "run.steps",
     "run.log_every_steps",
     "run.keep_last_checkpoints",
+    "run.checkpoint_buffer_mb",
     "run.decode_at_end",
     "run.weight_figures_every_steps",
 }

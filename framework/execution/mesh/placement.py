@@ -15,7 +15,7 @@ import tensorflow as tf
 from tensorflow.experimental import dtensor
 
 from tekso.framework.execution.mesh.layouts import Layout
-from tekso.framework.execution.mesh.workarounds.tensors import copies, separated
+from tekso.framework.execution.workarounds.tensors import copies, separated
 
 
 class Placement:
@@ -71,15 +71,18 @@ class Placement:
         found: dict[Any, tuple[tuple[slice, ...], list[int]]] = {}
         for number, at in enumerate(itertools.product(*map(range, self._sizes.values()))):
             where = self.slices(shape, axes, dict(zip(names, at, strict=True)))
-            _, processes = found.setdefault(_hashable(where), (where, []))
+            _, processes = found.setdefault(hashable(where), (where, []))
             if number // per_process not in processes:
                 processes.append(number // per_process)
         return [(where, tuple(processes)) for where, processes in found.values()]
 
-    def shard(self, x: tf.Tensor, where: tuple[slice, ...], axes: Layout) -> tf.Tensor:
-        """Returns the shard at `where` of a sharded tensor, which a local device has."""
-        places = (self.slices(x.shape, axes, location) for location in self._locations)
-        return dtensor.unpack(x)[list(places).index(where)]
+    def local_shards(self, x: tf.Tensor, axes: Layout) -> dict[Any, tf.Tensor]:
+        """Returns {hashable slices: shard} of the shards of a tensor that local devices have."""
+        places = [hashable(self.slices(x.shape, axes, at)) for at in self._locations]
+        found: dict[Any, tf.Tensor] = {}
+        for place, shard in zip(places, dtensor.unpack(x), strict=True):
+            found.setdefault(place, shard)
+        return found
 
     def place(
         self,
@@ -92,13 +95,13 @@ class Placement:
         made: dict[Any, tf.Tensor] = {}
         for location in self._locations:
             where = self.slices(shape, axes, location)
-            key = _hashable(where)
+            key = hashable(where)
             if key not in made:
                 made[key] = tf.constant(part(where), dtype)
         parts = []
         for location in self._locations:
             where = self.slices(shape, axes, location)
-            parts.append(made[_hashable(where)])
+            parts.append(made[hashable(where)])
         return dtensor.pack(parts, self.layout(axes))
 
     def put(self, array: Any, axes: Layout | None = None) -> tf.Tensor:
@@ -144,9 +147,10 @@ class Placement:
         """Returns x[index], sharded by axes. For use in a step."""
         return separated(self.reshard(tf.gather(x, index), axes))
 
-    def whole(self, x: tf.Tensor) -> np.ndarray:
+    def to_host(self, x: tf.Tensor) -> np.ndarray:
         """Returns a sharded tensor as an array on the host; every process must call it."""
-        return dtensor.unpack(self.gathered(x))[0].numpy()
+        array: np.ndarray = dtensor.unpack(self.gathered(x))[0].numpy()
+        return array
 
     def gathered(self, x: tf.Tensor) -> tf.Tensor:
         """Returns a sharded tensor, replicated; every process must call it."""
@@ -159,5 +163,6 @@ class Placement:
         return dtensor.unpack(x)[0]
 
 
-def _hashable(where: tuple[slice, ...]) -> tuple[tuple[int, int], ...]:
+def hashable(where: tuple[slice, ...]) -> tuple[tuple[int, int], ...]:
+    """Returns slices as pairs of start and stop, which can be keys of a dict."""
     return tuple((s.start, s.stop) for s in where)

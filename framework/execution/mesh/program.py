@@ -11,7 +11,7 @@ over the global batch, and the code has no explicit all-reduce.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from typing import Any, Literal
 
 import numpy as np
@@ -25,15 +25,16 @@ from tekso.framework.execution.base import (
     num_examples_of,
     parts_of,
 )
+from tekso.framework.execution.batch_parts import size_of
 from tekso.framework.execution.mesh import step_context
 from tekso.framework.execution.mesh.calls import Calls, MeshCalls, OneDeviceCalls
 from tekso.framework.execution.mesh.context import MeshContext
 from tekso.framework.execution.mesh.layouts import Layout, MeshLayout
-from tekso.framework.execution.mesh.placement import Placement
+from tekso.framework.execution.mesh.placement import Placement, hashable
 from tekso.framework.execution.mesh.step_errors import ADVICE, compiled
-from tekso.framework.execution.mesh.workarounds.tensors import new_variable
-from tekso.framework.execution.shards import Owners, Shard, Slices, chunks, cut_out, is_sliceable
-from tekso.framework.execution.state import ReadKey
+from tekso.framework.execution.shards import Owners, Shard, chunks, cut_out, is_sliceable
+from tekso.framework.execution.state import ReadKey, chosen
+from tekso.framework.execution.workarounds.tensors import new_variable
 from tekso.framework.primitives.fusion import Fuse, no_fusion
 from tekso.framework.state import State
 from tekso.framework.step import Flat, Step, Sums
@@ -116,11 +117,11 @@ class MeshProgram(ExecutionProgram):
 
     # --- state ---
 
-    def assign(self, value: ReadKey) -> None:
+    def assign(self, value: ReadKey, keys: Set[str] | None = None) -> None:
         """See `ExecutionProgram`."""
         self._calls.forget()
         variables, stored = self._variables.keyed(), self._stored.keyed()
-        for key, spec in self.specs().items():
+        for key, spec in chosen(self.specs(), keys).items():
             shard = functools.partial(value, key)
             placed = self._placement.place(shard, spec.shape, stored[key], spec.dtype)
             if key in variables:
@@ -129,30 +130,25 @@ class MeshProgram(ExecutionProgram):
                 variables[key] = new_variable(placed)
         self._variables = State.of_keys(variables)
 
-    def state(self) -> dict[str, np.ndarray]:
+    def state(self, keys: Set[str] | None = None) -> dict[str, np.ndarray]:
         """See `ExecutionProgram`."""
-        whole = self._placement.whole
-        return self._variables.map(lambda variable: whole(variable.read_value())).keyed()
+        variables = chosen(self._variables.keyed(), keys)
+        return {key: self._placement.to_host(v.read_value()) for key, v in variables.items()}
 
     def shards(self) -> Iterator[Shard]:
         """See `ExecutionProgram`; replicated shards are divided among the processes by bytes."""
         owners = Owners(self._placement.process)
         variables, stored = self._variables.keyed(), self._stored.keyed()
         for key, spec in self.specs().items():
-            value, axes = variables[key].read_value, stored[key]
+            value, axes = variables[key].read_value(), stored[key]
             if not is_sliceable(spec.dtype):
-                axes = (None,) * len(axes)
-                value = functools.partial(self._placement.gathered, value())
+                axes, value = (None,) * len(axes), self._placement.gathered(value)
+            local = self._placement.local_shards(value, axes)
             for where, processes in self._placement.shards(spec.shape, axes):
-                read = functools.partial(self._read_shard, value, axes, where)
+                read = functools.partial(cut_out, local.get(hashable(where)), of=where)
                 for shard in chunks(key, spec.shape, spec.dtype, read, where):
                     if owners.is_own(shard, processes):
                         yield shard
-
-    def _read_shard(
-        self, value: Callable[[], tf.Tensor], axes: Layout, shard: Slices, where: Slices
-    ) -> tf.Tensor:
-        return cut_out(self._placement.shard(value(), shard, axes), where, shard)
 
     def _read(self) -> State[tf.Tensor]:
         return self._variables.map(lambda variable: variable.read_value())
@@ -234,7 +230,7 @@ class MeshProgram(ExecutionProgram):
 
     def _train_graph(self, batch: Flat, step: tf.Tensor) -> Flat:
         total_weight = self._step.loss_weight(batch)
-        found = self._gradients(batch, 0, step[0], total_weight, _size(batch))
+        found = self._gradients(batch, 0, step[0], total_weight, size_of(batch))
         return self._update(*found, total_weight, step[0])
 
     def _part_graph(self, batch: Flat, step: tf.Tensor, number: tf.Tensor) -> Any:
@@ -250,7 +246,7 @@ class MeshProgram(ExecutionProgram):
             name: self._placement.taken(x, number[0], (axis, *[None] * (x.shape.rank - 2)))
             for name, x in batch.items()
         }
-        found = self._gradients(part, number[0] * size, step[0], total_weight, _size(whole))
+        found = self._gradients(part, number[0] * size, step[0], total_weight, size_of(whole))
         return found, total_weight
 
     def _update_graph(
@@ -278,7 +274,7 @@ class MeshProgram(ExecutionProgram):
     ) -> tuple[Flat, Sums]:
         """Returns the gradients and sums of a part of a batch of `num_examples`."""
         weights = {path: v.read_value() for path, v in self._variables.weights.items()}
-        ctx = self._context("train", step, offset, _size(batch), num_examples)
+        ctx = self._context("train", step, offset, size_of(batch), num_examples)
 
         def forward() -> tuple[LossSums, MeshContext]:
             return self._loss.sums(self._used(weights, ctx), batch, ctx, step), ctx
@@ -303,7 +299,7 @@ class MeshProgram(ExecutionProgram):
         return {name: tuple(map(self._placement.local, pair)) for name, pair in sums.items()}
 
     def _eval_graph(self, batch: Flat) -> dict[str, Any]:
-        ctx = self._context("eval", 0, 0, _size(batch))
+        ctx = self._context("eval", 0, 0, size_of(batch))
         weights = self._step.evaluation_weights(self._read())
         end = self._loss.sums(self._used(weights, ctx), batch, ctx, 0)
         sums = self._step.evaluation_sums(end, batch, ctx)
@@ -326,8 +322,3 @@ class MeshProgram(ExecutionProgram):
         weights = self._step.cast(self._step.evaluation_weights(self._read()))
         stored = self._stored.weights
         return {path: self._placement.reshard(w, stored[path]) for path, w in weights.items()}
-
-
-def _size(batch: Mapping[str, tf.Tensor]) -> int:
-    """Returns the number of examples."""
-    return next(iter(batch.values())).shape[0]

@@ -10,7 +10,6 @@ unpacked into its shards on one mesh, and packed from them on the next.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -22,15 +21,15 @@ from tekso.framework.context import Examples
 from tekso.framework.execution.mesh import step_context
 from tekso.framework.execution.mesh.context import MeshContext
 from tekso.framework.execution.mesh.layouts import Layout, MeshLayout
-from tekso.framework.execution.mesh.placement import Placement
+from tekso.framework.execution.mesh.placement import Placement, hashable
 from tekso.framework.execution.mesh.step_errors import compiled, explained
-from tekso.framework.execution.mesh.workarounds.compiler import SERIAL
-from tekso.framework.execution.mesh.workarounds.retracing import recompiled
-from tekso.framework.execution.mesh.workarounds.tensors import TOO_MANY_TO_FOLD, new_variable
-from tekso.framework.execution.mesh.workarounds.unsupported_ops import refuse_unsupported
 from tekso.framework.execution.pipeline.graph_cut import Subgraph
 from tekso.framework.execution.pipeline.stage_backend import Kind, Part, Specs, StageBackend
 from tekso.framework.execution.shards import Slices
+from tekso.framework.execution.workarounds.compiler import SERIAL
+from tekso.framework.execution.workarounds.retracing import recompiled
+from tekso.framework.execution.workarounds.tensors import TOO_MANY_TO_FOLD, new_variable
+from tekso.framework.execution.workarounds.unsupported_ops import refuse_unsupported
 from tekso.framework.primitives.fusion import MarkedFusion, no_fusion
 from tekso.framework.step import Flat
 from tekso.framework.weight_spec import WeightSpec
@@ -115,7 +114,7 @@ class MeshBackend(StageBackend):
     def gather(self, x: tf.Tensor) -> tf.Tensor:
         """See `StageBackend`."""
         with SERIAL:
-            return tf.constant(self._placement.whole(x))
+            return tf.constant(self._placement.to_host(x))
 
     # --- variables ---
 
@@ -144,15 +143,13 @@ class MeshBackend(StageBackend):
 
     def shards(
         self, variable: tf.Variable, spec: WeightSpec, kind: Kind
-    ) -> Iterator[tuple[Slices, Callable[[], tf.Tensor]]]:
+    ) -> Iterator[tuple[Slices, tf.Tensor]]:
         """See `StageBackend`."""
         axes = self._axes(spec, kind)
-        for where, _ in self._placement.shards(spec.shape, axes):
-            yield where, functools.partial(self._read_shard, variable, where, axes)
-
-    def _read_shard(self, variable: tf.Variable, where: Slices, axes: Layout) -> tf.Tensor:
         with SERIAL:
-            return self._placement.shard(variable.read_value(), where, axes)
+            local = self._placement.local_shards(variable.read_value(), axes)
+        for where, _ in self._placement.shards(spec.shape, axes):
+            yield where, local[hashable(where)]
 
     # --- functions ---
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -41,6 +41,7 @@ from tekso.framework.execution.pipeline.stage_update import CopyGradients, Stage
 from tekso.framework.execution.pipeline.workers import StageError, Worker, Workers, reason_of
 from tekso.framework.execution.shards import Shard
 from tekso.framework.execution.state import ReadKey
+from tekso.framework.execution.update_gate import UpdateGate
 from tekso.framework.exit_codes import ExitCode
 from tekso.framework.signature import Signature
 from tekso.framework.step import Flat, Step, Sums, added, joined_sums
@@ -81,7 +82,7 @@ class PipelineProgram(ExecutionProgram):
         self._state = StageState(plan.stage_plan, step, backends)
         self._evaluation = StageEvaluation(step, plan, self._state, self._specs, backends[0])
         num_workers = max(plan.num_replicas * plan.num_devices, len(stages))
-        self._workers = Workers(num_workers)
+        self._workers, self._gate = Workers(num_workers), UpdateGate()
         self._decide = tf.function(step.decide, autograph=False)
         self._replan, self._first = replan, (_shape(batch), plan)
         self._functions: Functions = {}
@@ -93,18 +94,23 @@ class PipelineProgram(ExecutionProgram):
 
     # --- state ---
 
-    def assign(self, value: ReadKey) -> None:
+    def assign(self, value: ReadKey, keys: Set[str] | None = None) -> None:
         """See `ExecutionProgram`."""
-        self._state.assign(value)
+        self._state.assign(value, keys)
         self._evaluation.forget()
 
-    def state(self) -> dict[str, np.ndarray]:
+    def state(self, keys: Set[str] | None = None) -> dict[str, np.ndarray]:
         """See `ExecutionProgram`."""
-        return assembled(self._state.shards())
+        return assembled(s for s in self._state.shards() if keys is None or s.key in keys)
 
     def shards(self) -> Iterator[Shard]:
         """See `ExecutionProgram`."""
         return storable(self._state.shards())
+
+    def hold_updates(self, gate: UpdateGate) -> bool:
+        """See `ExecutionProgram`."""
+        self._gate = gate
+        return True
 
     # --- training ---
 
@@ -117,7 +123,9 @@ class PipelineProgram(ExecutionProgram):
             self._workers.map(lambda functions: functions.begin(), list(self._functions.values()))
             tensors = {name: tf.convert_to_tensor(array) for name, array in batch.items()}
             total_weight = self._step.loss_weight(tensors)
-            return self._update(self._summed(batch, step, total_weight), total_weight, step)
+            sums = self._summed(batch, step, total_weight)
+            self._gate.wait()
+            return self._update(sums, total_weight, step)
 
     def _prepare(self, batch: Signature) -> None:
         """Traces and cuts the functions of all stages for batches of one shape, once for each.

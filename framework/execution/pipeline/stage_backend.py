@@ -8,7 +8,6 @@ tensor to another backend. The rest of a pipeline is the same for both.
 from __future__ import annotations
 
 import abc
-import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
@@ -90,8 +89,8 @@ class StageBackend(abc.ABC):
     @abc.abstractmethod
     def shards(
         self, variable: tf.Variable, spec: WeightSpec, kind: Kind
-    ) -> Iterator[tuple[Slices, Callable[[], tf.Tensor]]]:
-        """Yields the distinct shards of a variable: where they are, and a function that reads."""
+    ) -> Iterator[tuple[Slices, tf.Tensor]]:
+        """Yields the distinct shards of a variable: where they are, and their present values."""
 
     # --- functions ---
 
@@ -208,13 +207,14 @@ class DeviceBackend(StageBackend):
 
     def shards(
         self, variable: tf.Variable, spec: WeightSpec, kind: Kind
-    ) -> Iterator[tuple[Slices, Callable[[], tf.Tensor]]]:
+    ) -> Iterator[tuple[Slices, tf.Tensor]]:
         """See `StageBackend`."""
-        yield whole(spec.shape), functools.partial(self.read, variable)
+        yield whole(spec.shape), self.read(variable)
 
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """See `StageBackend`."""
-        return tf.function(function, autograph=False)
+        compiled: Callable[..., Any] = tf.function(function, autograph=False)
+        return compiled
 
     def call(self, function: Callable[..., Any], *args: Any) -> Any:
         """See `StageBackend`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -57,14 +57,16 @@ class StageState:
 
     # --- values ---
 
-    def assign(self, value: ReadKey) -> None:
-        """Sets all variables; creates them on the first call."""
+    def assign(self, value: ReadKey, keys: Set[str] | None = None) -> None:
+        """Sets the variables of some keys; None: of all, and creates them on the first call."""
         own = zip(self._backends[0], self._by_stage.specs, self._by_stage.rows, strict=True)
         for stage, (backend, specs, rows) in enumerate(own):
             found = []
             for i, (kind, prefix) in enumerate(_KINDS):
                 variables = dict(self.stages[stage][i])
                 for path, spec in specs[i].items():
+                    if keys is not None and prefix + path not in keys:
+                        continue
                     part = _shifted(value, prefix + path, rows[i][path])
                     if path in variables:
                         backend.assign(variables[path], part, spec, kind)
@@ -73,6 +75,8 @@ class StageState:
                 found.append(variables)
             self.stages[stage] = State(*found)
         for path in self._step.learner.counters():
+            if keys is not None and LEARNER + path not in keys:
+                continue
             number = tf.constant(value(LEARNER + path, ()), self._step.specs.slots[path].dtype)
             if path in self._counts:
                 self._counts[path].assign(number)
@@ -90,11 +94,11 @@ class StageState:
                     continue
                 seen.add(key)
                 spec = self._by_stage.specs[stage][i][path]
-                for where, read in backend.shards(variable, spec, kind):
+                for where, shard in backend.shards(variable, spec, kind):
                     of = _moved(where, rows[0] if rows is not None else 0)
-                    yield from _chunks(key, specs[key], read, of)
+                    yield from _chunks(key, specs[key], shard, of)
         for path, count in self._counts.items():
-            yield from _chunks(LEARNER + path, specs[LEARNER + path], count.read_value, ())
+            yield from _chunks(LEARNER + path, specs[LEARNER + path], count.read_value(), ())
 
     def counts(self) -> Flat:
         """Returns the counts of the learner."""
@@ -183,11 +187,9 @@ def _moved(where: Slices, rows: int) -> Slices:
     return (slice(where[0].start + rows, where[0].stop + rows), *where[1:])
 
 
-def _chunks(
-    key: str, spec: WeightSpec, read: Callable[[], tf.Tensor], of: Slices
-) -> Iterator[Shard]:
-    """Yields the chunks of a shard; `read` returns its value, and `of` is its position."""
-    return chunks(key, spec.shape, spec.dtype, lambda where: cut_out(read(), where, of), of)
+def _chunks(key: str, spec: WeightSpec, shard: tf.Tensor, of: Slices) -> Iterator[Shard]:
+    """Yields the chunks of a shard; `of` is its position."""
+    return chunks(key, spec.shape, spec.dtype, lambda where: cut_out(shard, where, of), of)
 
 
 def storable(shards: Iterable[Shard]) -> Iterator[Shard]:

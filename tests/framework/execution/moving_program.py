@@ -81,10 +81,7 @@ def check_written_while_training(program: Any, step: int) -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         checkpoints = Checkpoints(folder)
-        with (
-            mock.patch.object(shards, "CHUNK_BYTES", 1 << 25),  # all of the state is one part
-            mock.patch.object(tensor_files, "write", write_later),
-        ):
+        with mock.patch.object(tensor_files, "write", write_later):
             checkpoints.save(program.shards, Description(step=step, model="m", params=""))
             program.train_step(batch("repeated", step), step)
             may_write.set()

@@ -9,7 +9,7 @@ import recurrent_pairs
 import tensorflow as tf
 
 from tekso.framework import ops
-from tekso.framework.params import Params
+from tekso.framework.params import Params, param
 from tekso.framework.task import LossSums, Task
 from tekso.framework.theta import Theta
 from tekso.models.encoder_decoder import EncoderDecoder
@@ -101,14 +101,23 @@ def prefix_lm() -> Params:
 
 
 def adapted() -> Params:
-    """A repeated stack whose projections have adapters."""
+    """A repeated stack whose projections have adapters, and a tied table with one."""
     stack = RepeatedStack.Params(num_layers=2, layer=layer(dropout_rate=0.0))
     lora = Lora.Params(rank=2, alpha=16.0, dropout_rate=0.1)
     params = language_model(stack, dropout_rate=0.0).set({"*.adapter": lora})
-    return params.set({"*.attention.adapter.only": ["q", "out"]})
+    return params.set({"*.attention.adapter.only": ["q", "out"], "*.table_adapter": lora})
 
 
-FROZEN = {"adapted": ["(?!.*_lora_[ab]$).*"]}
+def adapted_experts() -> Params:
+    """Experts, a table of tokens and the softmax have adapters."""
+    lora = Lora.Params(rank=2, alpha=16.0, dropout_rate=0.1)
+    stack = Stack.Params(num_layers=1, layer=layer(feed_forward=experts(TopKRouter.Params())))
+    params = language_model(stack, dropout_rate=0.0, softmax=Softmax.Params(use_bias=True))
+    return params.set({"*.table_adapter": lora, "*.expert_adapter": lora})
+
+
+_ALL_BUT_ADAPTERS = ["(?!.*_lora_[ab]$).*"]
+FROZEN = dict.fromkeys(("adapted", "adapted_experts", "adapted_images"), _ALL_BUT_ADAPTERS)
 """Patterns of frozen weights by model."""
 
 PAIRED = ("translation", "repeated_translation", "untied_translation", "prefix")
@@ -121,13 +130,17 @@ class ImageTask(Task):
     class Params(Task.Params):
         """Params of ImageTask."""
 
+        kernel_adapter: Lora.Params | None = param("Of the convolutions.", default=None)
+
     def __init__(self, params: Any) -> None:
         super().__init__(params)
-        self.child("first", Conv2D.Params(input_dim=3, output_dim=8))
+        lora = self.params.kernel_adapter
+        self.child("first", Conv2D.Params(input_dim=3, output_dim=8, kernel_adapter=lora))
         self.child("norm", BatchNorm.Params(dim=8))
         self.child("maximum", MaxPool.Params())
         self.child("depthwise", DepthwiseConv2D.Params(input_dim=8, activation="relu"))
-        self.child("second", Conv2D.Params(input_dim=8, output_dim=16, strides=(2, 2)))
+        second = Conv2D.Params(input_dim=8, output_dim=16, strides=(2, 2), kernel_adapter=lora)
+        self.child("second", second)
         self.child("average", AveragePool.Params(window_shape=(2, 2), strides=(1, 1)))
         self.child("all", GlobalAveragePool.Params())
         self.child("classifier", Linear.Params(input_dim=16, output_dim=CLASSES))
@@ -160,6 +173,10 @@ MODELS = {
         RepeatedStack.Params(num_layers=3, layer=Rematerialize.Params(layer=noisy_layer()))
     ),
     "adapted": adapted,
+    "adapted_experts": adapted_experts,
+    "adapted_images": lambda: ImageTask.Params(
+        kernel_adapter=Lora.Params(rank=2, alpha=16.0, dropout_rate=0.1)
+    ),
     "untied": lambda: language_model(
         Stack.Params(num_layers=1, layer=layer()),
         softmax=Softmax.Params(use_bias=True),
@@ -203,7 +220,7 @@ def batch(model: str, step: int, *, size: int = BATCH) -> dict[str, np.ndarray]:
     if model in recurrent_pairs.MODELS:
         return recurrent_pairs.batch(step, size)
     rng = np.random.default_rng(step)
-    if model == "images":
+    if model in ("images", "adapted_images"):
         return {
             "images": rng.normal(size=(size, SIDE, SIDE, 3)).astype(np.float32),
             "labels": rng.integers(0, CLASSES, size).astype(np.int32),

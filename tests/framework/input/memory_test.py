@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import processes
 import pytest
 
 PROGRAM = Path(__file__).parents[2] / "corpus_memory.py"
+LIMITED = PROGRAM.with_name("address_space.py")
+HEADROOM = 48 << 20
 
 
 @pytest.mark.parametrize(
@@ -31,3 +34,33 @@ def test_a_large_corpus_takes_little_memory(tmp_path: Path, kind: str, megabytes
         )
     assert max(first["peak_bytes"], again["peak_bytes"]) < most, done.stderr
     assert first["digest"] == again["digest"]
+
+
+def train(folder: Path, limit: int, megabytes: int) -> Any:
+    """Trains on a corpus in the folder, in an address space with a limit."""
+    (folder / "text").mkdir(parents=True)
+    block = "".join(f"line {i} of a text that is as long as others\n" for i in range(25_000))
+    with open(folder / "text" / "a.txt", "w") as file:
+        for _ in range(megabytes * 1_000_000 // len(block) + 1):
+            file.write(block)
+    flags = [
+        *("--model=lm.text_files.Bytes", f"--logdir={folder}/run", "--steps=2", "--log_every=1"),
+        f"--set=input.files={folder}/text/*.txt",
+        *("--set=input.batch_size=2", "--set=*.num_layers=1", "--set=execution.towers=1"),
+        *("--set=eval_inputs.dev.max_batches=1", "--set=run.decode_at_end=false"),
+        "--set=execution.xla=none",
+    ]
+    return processes.run([LIMITED, str(limit), *flags], timeout=300)
+
+
+@pytest.mark.slow
+def test_a_run_over_a_corpus_larger_than_the_memory_it_is_given(tmp_path: Path) -> None:
+    alone = train(tmp_path / "small", 0, 1)
+    assert alone.returncode == 0, alone.stderr
+    limit = int(alone.stdout.splitlines()[-1]) + HEADROOM
+    done = train(tmp_path / "large", limit, 250)
+    assert done.returncode == 0, done.stdout + done.stderr
+    cached = (tmp_path / "large" / "run" / "assets" / "tokens").rglob("*")
+    assert sum(path.stat().st_size for path in cached if path.is_file()) > 4 * HEADROOM
+    losses = (tmp_path / "large" / "run" / "metrics.jsonl").read_text().count('"train"')
+    assert losses == 2

@@ -1,15 +1,22 @@
 """Saves and restores a state that is nearly all weights, and prints memory and time; JSON.
 
-Arguments: a folder; "save" or "restore"; execution; number of weights; bytes of each weight.
-There are as many slots as weights, of the same size. For 2 GB, with a largest tensor of 256 MB:
+Arguments: a folder; "save", "train" or "restore"; execution; number of weights; bytes of each
+weight; for "train", the number of examples of a batch. There are as many slots as weights, of the
+same size. For 2 GB, with a largest tensor of 256 MB:
 
     cd tests/framework/run
     python checkpoint_memory_program.py /tmp/run save data_parallel 4 268435456
+    python checkpoint_memory_program.py /tmp/run train data_parallel 4 268435456 128
     python checkpoint_memory_program.py /tmp/run restore mesh_sharded 4 268435456
 
+"train" begins a save and runs training steps until the checkpoint is complete.
+
 state          bytes of weights and slots
-more           bytes at the peak of the save or restore, above those of the state and the program
-blocked_s      seconds until `save` or `restore` returned
+more           bytes at the peak of the save or restore, above those of the state and the program;
+               of "train", above the peak of steps without a save
+step_s         seconds of a step without a save: the median
+blocked_s      seconds until `save` or `restore` returned; of "train", also the seconds by which the
+               steps until the checkpoint was complete took longer than without a save
 total_s        seconds until the checkpoint was complete
 equal          whether the restored state has the values that were saved
 """
@@ -19,6 +26,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import statistics
 import sys
 import time
 from pathlib import Path
@@ -52,7 +60,7 @@ EXECUTIONS: dict[str, Any] = {
 
 
 class Tables(Task):
-    """Weights [rows, COLUMNS], which nothing reads."""
+    """Weights w [rows, COLUMNS]; the loss is the sum of all x @ w."""
 
     class Params(Task.Params):
         """Params of Tables."""
@@ -70,11 +78,14 @@ class Tables(Task):
         return tf.constant(1.0)
 
     def pieces(self) -> list[Piece]:
-        def last(theta: Any, flow: Flow, ctx: Any) -> Flow:
-            return {**flow, LOSS_SUM: tf.constant(0.0), METRICS: {}}
+        def first(theta: Any, flow: Flow, ctx: Any) -> Flow:
+            products = [flow["x"] @ theta[f"w{i}"] for i in range(self.params.count)]
+            return {**flow, "y": tf.add_n(products)}
 
-        own = {"": self}
-        return [Piece("first", own, lambda theta, flow, ctx: flow), Piece("last", {}, last)]
+        def last(theta: Any, flow: Flow, ctx: Any) -> Flow:
+            return {**flow, LOSS_SUM: tf.reduce_sum(flow["y"]), METRICS: {}}
+
+        return [Piece("first", {"": self}, first), Piece("last", {}, last)]
 
 
 class Ramp:
@@ -91,7 +102,11 @@ class Ramp:
         return np.broadcast_to(rows[:, np.newaxis], shape)
 
 
-def built(name: str, count: int, size_bytes: int) -> ExecutionProgram:
+def batch_of(examples: int, rows: int) -> dict[str, np.ndarray]:
+    return {"x": np.full((examples, rows), 1e-6, np.float32)}
+
+
+def built(name: str, count: int, size_bytes: int, examples: int = 2) -> ExecutionProgram:
     execution = EXECUTIONS[name].instantiate()
     execution.setup_devices()
     rows = size_bytes // (4 * COLUMNS)
@@ -99,8 +114,43 @@ def built(name: str, count: int, size_bytes: int) -> ExecutionProgram:
     learner = Learner.Params(
         optimizer=Momentum.Params(), schedule=Constant.Params(value=0.01)
     ).instantiate()
-    batch = signature_of({"x": np.ones((2, 1), np.float32)})
+    batch = signature_of(batch_of(examples, rows))
     return execution.build(task, learner, seed=1, batch=batch)
+
+
+def train(program: ExecutionProgram, checkpoints: Checkpoints, batch: Any) -> dict[str, Any]:
+    """Measures steps without a save, and a save with the steps until it is complete."""
+    waits = not program.hold_updates(checkpoints.gate)
+    step = 0
+
+    def timed_step() -> float:
+        nonlocal step
+        begin = time.perf_counter()
+        if waits:
+            checkpoints.gate.wait()
+        float(program.train_step(batch, step)["loss"])
+        step += 1
+        return time.perf_counter() - begin
+
+    timed_step(), timed_step()
+    reset_peak()
+    usual_s = statistics.median(timed_step() for _ in range(3))
+    usual_peak = memory("VmHWM")
+    reset_peak()
+    begin = time.perf_counter()
+    checkpoints.save(program.shards, Description(step=step, model="m", params=""))
+    blocked_s = time.perf_counter() - begin
+    while not checkpoints.steps():
+        blocked_s += timed_step() - usual_s
+    total_s = time.perf_counter() - begin
+    checkpoints.wait()
+    more = memory("VmHWM") - usual_peak
+    return {"step_s": usual_s, "blocked_s": blocked_s, "total_s": total_s, "more": more}
+
+
+def reset_peak() -> None:
+    gc.collect()
+    Path("/proc/self/clear_refs").write_text("5")  # the peak is that from now on
 
 
 def memory(name: str) -> int:
@@ -116,11 +166,16 @@ def main() -> None:
     wanted = {key: Ramp(key, spec.shape, spec.dtype) for key, spec in specs.items()}
     checkpoints = Checkpoints(folder)
     record: dict[str, Any] = {"state": sum(spec.size_bytes for spec in specs.values())}
-    if phase == "save":
+    if phase != "restore":
         program.restore(wanted.__getitem__, set(specs))
         checkpoints.prepare()
-    gc.collect()
-    Path("/proc/self/clear_refs").write_text("5")  # the peak is that from now on
+    if phase == "train":
+        rows = int(sys.argv[5]) // (4 * COLUMNS)
+        record |= train(program, checkpoints, batch_of(int(sys.argv[6]), rows))
+        checkpoints.close()
+        print(json.dumps(record))
+        return
+    reset_peak()
     before, begin = memory("VmRSS"), time.perf_counter()
     if phase == "save":
         checkpoints.save(program.shards, Description(step=1, model="m", params=""))

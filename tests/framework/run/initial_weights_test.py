@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from small_pictures import write_folders
 
+from tekso.framework.execution.shards import Slices
 from tekso.framework.initializers import Normal, Zeros
 from tekso.framework.input import assets
 from tekso.framework.input.arrays import Arrays
@@ -58,14 +59,31 @@ class Program:
     """Holds a state; takes another as an execution does."""
 
     def __init__(self, layer: Layer) -> None:
-        self._state = {f"weights/{p}": s.initial_value(7) for p, s in layer.specs().items()}
+        self._specs = {f"weights/{path}": spec for path, spec in layer.specs().items()}
+        self._state = {key: spec.initial_value(7) for key, spec in self._specs.items()}
         self._state["learner/body/w/momentum"] = np.full(3, 5.0, np.float32)
 
     def state(self) -> dict[str, np.ndarray]:
         return dict(self._state)
 
-    def restore(self, read: Callable[[str], np.ndarray], keys: Set[str]) -> None:
-        self._state = {key: np.array(read(key)) for key in keys}
+    def initial_value(self, key: str, where: Slices) -> np.ndarray:
+        return self._specs[key].initial_value(7, where)
+
+    def assign(self, value: Callable[[str, Slices], np.ndarray], keys: Set[str]) -> None:
+        for key in keys:
+            array = np.empty_like(self._state[key])
+            for where in self.slices_of(array):
+                array[where] = value(key, where)
+            self._state[key] = array
+
+    def slices_of(self, array: np.ndarray) -> list[Slices]:
+        """Each of four devices has some rows and columns."""
+        rows = (slice(0, 1), slice(1, array.shape[0]))
+        columns = (slice(0, array.shape[-1] - 1), slice(array.shape[-1] - 1, array.shape[-1]))
+        if array.ndim == 1:
+            return [(one,) for one in rows]
+        inner = tuple(slice(0, n) for n in array.shape[1:-1])
+        return [(r, *inner, c) for r in rows for c in columns]
 
 
 def run_with(folder: Path, weights: Mapping[str, np.ndarray], **others: Any) -> str:

@@ -62,7 +62,10 @@ def main(folder: str) -> None:
     found["averages_differ"] = all(moved)
     second = Session("lm.text_files.Bytes", {**files(folder), **SETTINGS})
     found["second"] = [f["loss"] for f in second.train(1)]
+    assign, assigned = second.program.assign, []
+    second.program.assign = lambda value, keys: (assigned.extend(keys), assign(value, keys))
     second.assign(load_weights(task.model, f"{folder}/run"), path="model")
+    found["assigned_keys"] = sorted(assigned)
     found["assigned"] = all(
         np.array_equal(value, loaded[path]) for path, value in flatten(second.theta()).items()
     )

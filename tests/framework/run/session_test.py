@@ -62,6 +62,9 @@ def test_gradients_and_loss_on_arrays_are_those_of_the_first_step(found: Any, tr
 def test_weights_of_a_run_are_loaded_with_and_without_averages(found: Any) -> None:
     assert found["training"] and found["evaluation"] and found["averages_differ"]
     assert found["assigned"]
+    averages = [key for key in found["assigned_keys"] if key.startswith("learner/")]
+    weights = [key for key in found["assigned_keys"] if key.startswith("weights/model/")]
+    assert len(averages) == len(weights) == len(found["assigned_keys"]) / 2 > 0  # no other slots
 
 
 def test_a_child_layer_takes_its_weights(found: Any) -> None:

@@ -101,6 +101,15 @@ ODD = {
     "adapted": [
         {"mesh": "data:2;model:2", "rules": f"batch:data;{TENSOR}"},
     ],
+    "adapted_experts": [
+        {"mesh": "data:2;model:2", "rules": "batch:data;experts:data;mlp:model;vocab:model"},
+        {"mesh": "model:2", "rules": "embed:model"},
+    ],
+    "adapted_images": [
+        {"mesh": "data:2;model:2", "rules": "batch:data;height:model"},
+        {"mesh": "model:2", "rules": "channels:model;out_channels:model"},
+        {"mesh": "model:2", "rules": "channels:model;in_channels:model"},
+    ],
     "untied": [
         {"mesh": "data:2;model:2", "rules": f"batch:data;{TENSOR};positions:data"},
         {"mesh": "model:2", "rules": "length:model;vocab:model"},

@@ -123,6 +123,7 @@ def test_process_killed_in_the_middle_of_a_sharded_write(
     if execution == "data_parallel":  # all processes have the whole state, and divide it
         args = ["--model=ending.experiments.Small", f"--logdir={tmp_path}", "--steps=10"]
         args += ["--execution=data_parallel", "--deterministic", "--set=execution.xla=none"]
+    args.append("--set=run.checkpoint_buffer_mb=0")  # steps wait as those of a large state
     deadline = time.monotonic() + DEADLINE_S
     first = Trainer(package, *args, cluster, "--process=0")
     second = Trainer(package, *args, cluster, "--process=1", END_AT_FILE="2")

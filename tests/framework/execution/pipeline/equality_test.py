@@ -93,6 +93,7 @@ def test_float64_with_values_that_jump_stages_and_a_shared_table() -> None:
         ("repeated", [pipeline(3, 4, "zero_bubble_h1", "all")]),
         ("moe", [pipeline(2, 4, "interleaved_1f1b", "all")]),
         ("adapted", [pipeline(2, 4, "1f1b", "all")]),
+        ("adapted_experts", [pipeline(3, 4, "1f1b", "none")]),
         ("untied", [pipeline(2, 4, "zero_bubble_h1", "except_last")]),
         ("sampled", [pipeline(2, 4, "1f1b", "none")]),
         ("remat", [pipeline(2, 2, "1f1b", "none", xla="clusters")]),
