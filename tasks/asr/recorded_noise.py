@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from tekso.framework import files
-from tekso.framework.input.skips import Origin, SkipReport, Skips, reason_of
+from tekso.framework.input.skips import InputError, Origin, SkipReport, Skips, reason_of
 from tekso.framework.params import REQUIRED, Configurable, param
 from tekso.tasks.asr.audio import AudioError, Samples, read_audio
 from tekso.tasks.asr.utterances import int16_samples
@@ -71,7 +71,10 @@ class RecordedNoise(Configurable):
             self._noises.append(kept)
             self._powers.append(power)
         if not self._noises:
-            raise self._skips.nothing_left()
+            raise InputError(
+                f"{p.path_of('files')} is {p.files!r}, but none of these files can be used: "
+                f"{self._skips.report}\nRepair them, or name other files"
+            )
 
     def skipped(self) -> SkipReport:
         """Returns a report of the files that were skipped."""

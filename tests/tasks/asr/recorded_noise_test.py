@@ -76,7 +76,7 @@ def test_broken_and_silent_files_are_named_counted_and_skipped(folder: Path) -> 
     assert found["silent.wav"] == "silent" and found["broken.wav"].startswith("not audio")
     with pytest.raises(InputError, match=r"more than .*max_skipped=1 are malformed"):
         params(folder, max_skipped=1).instantiate(sample_rate=8000)
-    with pytest.raises(InputError, match="nothing is left to read: 1 skipped"):
+    with pytest.raises(InputError, match="none of these files can be used: 1 skipped"):
         params(folder, files=f"{folder}/silent.wav").instantiate(sample_rate=8000)
 
 
