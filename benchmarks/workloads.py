@@ -3,7 +3,7 @@
 Every framework trains the same model on the same batch, in float32, with Adam at 1e-3. The models
 begin with the same weights, which Tekso draws and exports.
 
-Legend: B batch, T length, D width, F feed-forward width, L layers, V vocabulary, K beam.
+Legend: B batch, T length, D width, F feed-forward width, L layers, V vocabulary, K beam, N samples.
 """
 
 from __future__ import annotations
@@ -151,6 +151,100 @@ class ResNet:
 
 
 @dataclasses.dataclass(frozen=True)
+class Conformer:
+    """Conformer blocks as torchaudio defines them, and a softmax over tokens in every frame.
+
+    They have no relative positions.
+    """
+
+    vocab_size: int
+    dim: int
+    num_heads: int
+    num_layers: int
+    kernel_size: int
+    length: int
+    batch_size: int
+
+    unit = "frames"
+
+    @property
+    def hidden_dim(self) -> int:
+        """Width of the feed-forward layers."""
+        return 4 * self.dim
+
+    @property
+    def units(self) -> int:
+        """Frames of a step."""
+        return self.batch_size * self.length
+
+    @property
+    def num_weights(self) -> int:
+        """Number of trained weights."""
+        d, v = self.dim, self.vocab_size
+        block = 23 * d * d + (30 + self.kernel_size) * d
+        return self.num_layers * block + (d + 1) * v
+
+    @property
+    def flops(self) -> int:
+        """FLOPs of matrix products and convolutions: forward, and twice that backward."""
+        d, length = self.dim, self.length
+        block = 23 * d * d + 2 * length * d + self.kernel_size * d
+        return 6 * (self.num_layers * block + self.vocab_size * d) * self.units
+
+    def batch(self) -> Batch:
+        """Returns random frames [B, T, D] and labels [B, T]."""
+        random = np.random.default_rng(0)
+        shape = (self.batch_size, self.length)
+        return {
+            "x": random.standard_normal((*shape, self.dim), np.float32),
+            "labels": random.integers(0, self.vocab_size, shape, np.int32),
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class FrontEnd:
+    """Log-mel features of recordings, as Kaldi's: 25 ms frames every 10 ms; nothing is trained.
+
+    Each step computes the features of the whole batch. What is compared, instead of a loss, is the
+    mean feature.
+    """
+
+    sample_rate: int
+    num_channels: int
+    seconds: int
+    batch_size: int
+
+    unit = "seconds of audio"
+
+    @property
+    def units(self) -> int:
+        """Seconds of audio of a step."""
+        return self.batch_size * self.seconds
+
+    @property
+    def num_weights(self) -> int:
+        """There are none."""
+        return 0
+
+    @property
+    def fft_length(self) -> int:
+        """Length of the Fourier transform: the next power of two of a frame."""
+        return 1 << math.ceil(math.log2(self.sample_rate // 40))
+
+    @property
+    def flops(self) -> int:
+        """FLOPs of the Fourier transforms and of the product with the mel weights."""
+        size = self.fft_length
+        transform = 5 * size * int(math.log2(size)) // 2
+        return self.units * 100 * (transform + (size + 2) * self.num_channels)
+
+    def batch(self) -> Batch:
+        """Returns noise, [B, N] float32 in [-1, 1)."""
+        shape = (self.batch_size, self.seconds * self.sample_rate)
+        return {"samples": np.random.default_rng(0).uniform(-0.5, 0.5, shape).astype(np.float32)}
+
+
+@dataclasses.dataclass(frozen=True)
 class BeamSearch:
     """Beam search with an encoder-decoder Transformer; every target has `steps` tokens."""
 
@@ -198,7 +292,7 @@ class BeamSearch:
         return {"source_ids": np.random.default_rng(0).integers(2, self.vocab_size, shape, "i4")}
 
 
-Workload = Transformer | Lstm | ResNet | BeamSearch
+Workload = Transformer | Lstm | ResNet | Conformer | FrontEnd | BeamSearch
 
 WORKLOADS: dict[str, Workload] = {
     # lm.benchmark.Small and lm.benchmark.Wide
@@ -206,6 +300,8 @@ WORKLOADS: dict[str, Workload] = {
     "transformer_wide": Transformer(16_384, 512, 8, 6, length=128, batch_size=8),
     "lstm": Lstm(256, 512, 2, length=50, batch_size=32),
     "resnet": ResNet(64, 100, 64, (2, 2, 2, 2), batch_size=32),
+    "conformer": Conformer(1000, 256, 4, 6, kernel_size=31, length=200, batch_size=8),
+    "front_end": FrontEnd(16_000, 80, seconds=15, batch_size=8),
     "beam_search": BeamSearch(
         8192, 256, 4, 3, source_length=32, steps=32, beam_size=4, batch_size=16
     ),
@@ -217,6 +313,8 @@ TINY: dict[str, Workload] = {
     "transformer_wide": Transformer(60, 32, 4, 2, length=6, batch_size=2),
     "lstm": Lstm(50, 16, 2, length=5, batch_size=2),
     "resnet": ResNet(32, 10, 8, (1, 1), batch_size=2),
+    "conformer": Conformer(20, 16, 2, 1, kernel_size=3, length=7, batch_size=3),
+    "front_end": FrontEnd(8000, 20, seconds=1, batch_size=2),
     "beam_search": BeamSearch(50, 16, 2, 1, source_length=5, steps=4, beam_size=2, batch_size=2),
 }
 """The same workloads in sizes that only check the code."""

@@ -91,6 +91,19 @@ def size_bytes(path: str) -> int:
         return os.path.getsize(path) if is_local(path) else int(_gfile().stat(path).length)
 
 
+def stamp(path: str) -> tuple[int, int] | None:
+    """Returns the size in bytes and the time of the last change in ns; None: no such file."""
+    try:
+        with _named(path):
+            if is_local(path):
+                status = os.stat(path)
+                return status.st_size, status.st_mtime_ns
+            remote = _gfile().stat(path)
+            return int(remote.length), int(remote.mtime_nsec)
+    except OSError:
+        return None
+
+
 def open(path: str, mode: str = "rb") -> IO[Any]:
     """Opens a file. Text is UTF-8, and line ends are not converted."""
     with _named(path):

@@ -116,12 +116,11 @@ def check_function(root: Layer | None, function: Callable[[], Any]) -> None:
       ForeignVariableError: the function creates or reads a variable, or draws random numbers.
     """
 
-    @tf.function(autograph=False)
     def traced() -> None:
         with refused(root):
             function()
 
-    traced.get_concrete_function()
+    tf.function(traced, autograph=False).get_concrete_function()
 
 
 @contextlib.contextmanager

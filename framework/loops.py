@@ -13,6 +13,9 @@ from typing import Any
 import tensorflow as tf
 
 from tekso.framework.context import StepContext, isolated
+from tekso.framework.late_gradients import LateGradients, without_late_gradients
+from tekso.framework.nests import filled, stacked, tensors
+from tekso.framework.primitives.custom_gradient import custom_gradient
 from tekso.framework.primitives.precision import widen
 from tekso.framework.theta import Theta
 
@@ -28,32 +31,35 @@ def scan(
 ) -> tuple[Any, Any]:
     """See `ops.scan`."""
     num_iterations = iterations_of(xs)
+    late = LateGradients(ctx, theta)
     # The loop sums the gradients of theta over iterations in the dtype of what its body captures.
     wide = tf.nest.map_structure(lambda t: widen(t) if _is_16_bits(t) else t, theta)
 
     def run_iteration(i: Any, state: Any, x: Any) -> tuple[Any, Any, Any]:
-        inner = isolated(ctx).fold(i + first)
+        inner = late.deferring(isolated(ctx).fold(i + first))
         own = tf.nest.map_structure(
             lambda w, t: tf.cast(w, t.dtype) if _is_16_bits(t) else w, wide, theta
         )
         after, y = body(own, state, x, inner)
         tf.nest.map_structure(check_same, state, after)
         sums = inner.collected.sums
-        stacked = {"statistic": sums["statistic"]}
-        return after, (y, stacked), {k: v for k, v in sums.items() if k != "statistic"}
+        statistics = {"statistic": sums["statistic"]}
+        summed = {k: v for k, v in sums.items() if k != "statistic"}
+        return after, (y, statistics, late.inputs()), summed
 
     if tf.executing_eagerly():
         state, ys, summed = _python_loop(run_iteration, num_iterations, state, xs)
     else:
-        state, ys, summed = _graph_loop(run_iteration, num_iterations, state, xs)
-    y, stacked = ys
+        state, ys, summed = _graph_loop(run_iteration, num_iterations, state, xs, late)
+    y, statistics, projected = ys
+    late.finish(projected)
     ctx.collected.merge(summed)
-    ctx.collected.merge(stacked)
+    ctx.collected.merge(statistics)
     return state, y
 
 
 def _is_16_bits(x: Any) -> bool:
-    return tf.is_tensor(x) and x.dtype.is_floating and x.dtype.size == 2
+    return bool(tf.is_tensor(x) and x.dtype.is_floating and x.dtype.size == 2)
 
 
 def iterations_of(xs: Any) -> int:
@@ -87,45 +93,41 @@ def _python_loop(
         state, y, sums = run_iteration(i, state, tf.nest.map_structure(lambda x, i=i: x[i], xs))
         ys.append(y)
         summed = sums if summed is None else tf.nest.map_structure(tf.add, summed, sums)
-    return state, tf.nest.map_structure(lambda *y: _stack(y), *ys), summed
-
-
-def _stack(values: tuple[Any, ...]) -> Any:
-    return None if values[0] is None else tf.stack(values)
+    return state, stacked(ys), summed
 
 
 def _graph_loop(
-    run_iteration: Callable[..., Any], num_iterations: int, state: Any, xs: Any
+    run_iteration: Callable[..., Any],
+    num_iterations: int,
+    state: Any,
+    xs: Any,
+    late: LateGradients,
 ) -> tuple[Any, Any, Any]:
     structure: dict[str, Any] = {}
 
     def probe() -> list[tf.Tensor]:
         first = tf.nest.map_structure(lambda x: x[0], xs)
+        late.start()
         _, y, sums = run_iteration(tf.constant(0), state, first)
         structure["y"], structure["sums"] = y, sums
-        return [v for v in tf.nest.flatten((y, sums)) if v is not None]
+        return tensors((y, sums))
 
     # Traced once outside of the program, only to find out what the body returns and collects.
     tf.function(probe, autograph=False).get_concrete_function()
-    present = [y is not None for y in tf.nest.flatten(structure["y"])]
-
-    def chosen(y: Any) -> list[tf.Tensor]:
-        return [value for value in tf.nest.flatten(y) if value is not None]
-
+    products = [_unstacked(x) for x in late.zeros(num_iterations)]
     # No TensorArray for None: XLA cannot differentiate an array that is never written.
     arrays = [
         tf.TensorArray(y.dtype, num_iterations, element_shape=y.shape)
-        for y in chosen(structure["y"])
+        for y in tensors(structure["y"])
     ]
-    inputs = tf.nest.map_structure(
-        lambda x: tf.TensorArray(x.dtype, num_iterations, element_shape=x.shape[1:]).unstack(x), xs
-    )
+    inputs = tf.nest.map_structure(_unstacked, xs)
     zeros = tf.nest.map_structure(lambda s: tf.zeros(s.shape, s.dtype), structure["sums"])
 
     def loop_body(i: Any, state: Any, arrays: Any, summed: Any) -> Any:
         x = tf.nest.map_structure(lambda array: array.read(i), inputs)
+        late.start([array.read(i) for array in products])
         new_state, y, sums = run_iteration(i, state, x)
-        arrays = [a.write(i, value) for a, value in zip(arrays, chosen(y), strict=True)]
+        arrays = [a.write(i, value) for a, value in zip(arrays, tensors(y), strict=True)]
         return i + 1, new_state, arrays, tf.nest.map_structure(tf.add, summed, sums)
 
     _, state, arrays, summed = tf.while_loop(
@@ -134,9 +136,11 @@ def _graph_loop(
         (tf.constant(0), state, arrays, zeros),
         maximum_iterations=num_iterations,
     )
-    stacks = iter([a.stack() for a in arrays])
-    flat_y = [next(stacks) if there else None for there in present]
-    return state, tf.nest.pack_sequence_as(structure["y"], flat_y), summed
+    return state, filled(structure["y"], [a.stack() for a in arrays]), summed
+
+
+def _unstacked(x: tf.Tensor) -> tf.TensorArray:
+    return tf.TensorArray(x.dtype, x.shape[0], element_shape=x.shape[1:]).unstack(x)
 
 
 def check_same(before: Any, after: Any) -> None:
@@ -153,21 +157,16 @@ def rematerialize(
 ) -> Any:
     """See `ops.rematerialize`."""
     everything = (theta, inputs)
-    leaves = tf.nest.flatten(everything)
-    present = [x is not None for x in leaves]
     structure: dict[str, Any] = {}
 
     def run(*args: tf.Tensor) -> list[tf.Tensor]:
-        given = iter(args)
-        weights, unpacked = tf.nest.pack_sequence_as(
-            everything, [next(given) if there else None for there in present]
-        )
-        inner = isolated(ctx)
+        weights, unpacked = filled(everything, args)
+        inner = without_late_gradients(isolated(ctx))
         output = function(weights, *unpacked, inner)
         structure["all"] = (output, inner.collected.sums)
-        return [v for v in tf.nest.flatten(structure["all"]) if v is not None]
+        return tensors(structure["all"])
 
-    @tf.custom_gradient
+    @custom_gradient
     def recomputed(*args: tf.Tensor) -> Any:
         outputs = run(*args)
 
@@ -198,11 +197,7 @@ def rematerialize(
 
         return outputs, grad
 
-    outputs = iter(tf.nest.flatten(recomputed(*[x for x in leaves if x is not None])))
-    output, sums = structure["all"]
-    output, sums = tf.nest.pack_sequence_as(
-        (output, sums),
-        [None if v is None else next(outputs) for v in tf.nest.flatten((output, sums))],
-    )
+    outputs = tf.nest.flatten(recomputed(*tensors(everything)))
+    output, sums = filled(structure["all"], outputs)
     ctx.collected.merge(sums)
     return output

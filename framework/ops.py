@@ -24,20 +24,23 @@ from tekso.framework.primitive import primitive
 from tekso.framework.primitives import (
     activations,
     attention,
+    batch_normalization,
     normalization,
     projection,
+    recurrence,
     rotation,
     softmax_cross_entropy,
     windows,
 )
 from tekso.framework.primitives import dropout as dropouts
 from tekso.framework.primitives import lookup as lookups
+from tekso.framework.primitives.batch_normalization import BatchNormed
 from tekso.framework.primitives.windows import Window
 from tekso.framework.theta import Theta
 
 MESH = "tekso.framework.execution.mesh.forms"
 VOCAB = "tekso.framework.execution.mesh.vocab"
-WORKAROUNDS = "tekso.framework.execution.mesh.workarounds.forms"
+WORKAROUNDS = "tekso.framework.execution.workarounds.forms"
 RECORDED = "tekso.framework.planning.tracing:TracingContext"
 
 IMAGE_DIMS = ("batch", "height", "width", "channels")
@@ -94,10 +97,62 @@ def rms_norm(ctx: StepContext, x: tf.Tensor, scale: tf.Tensor, *, epsilon: float
     return normalization.rms_norm(x, scale, epsilon=epsilon, fuse=ctx.fuse)
 
 
+@primitive(mesh=MESH, planning=None)
+def batch_norm(
+    ctx: StepContext,
+    x: tf.Tensor,
+    scale: tf.Tensor,
+    bias: tf.Tensor,
+    counted: tf.Tensor | None,
+    *,
+    epsilon: float,
+) -> BatchNormed:
+    """Normalises x with the mean and variance of all examples that run at the same time.
+
+    Returns y = (x - mean) / sqrt(variance + epsilon) * scale + bias, the mean of all replicas, and
+    of the elements of this replica that count their number, their sum, and the sum of squares of
+    (x - mean). The statistics are in float32 at least; only y has a gradient.
+
+    Shapes:
+      x: [batch, ..., dim], scale, bias: [dim]
+      counted: bool [batch, ..., 1], elements that count in the statistics; None: all
+      returns: y like x; mean, total, squares [dim]; count []
+    Source: Ioffe & Szegedy 2015, algorithm 1.
+    """
+    return batch_normalization.batch_norm(
+        x,
+        scale,
+        bias,
+        counted,
+        epsilon=epsilon,
+        sum_over_replicas=lambda value: sum_over_replicas(ctx, value),
+        fuse=ctx.fuse,
+    )
+
+
 @primitive(mesh=None, planning=RECORDED)
 def activate(ctx: StepContext, name: str, x: tf.Tensor) -> tf.Tensor:
     """Applies a named activation (see primitives/activations.py) to every element."""
     return activations.activate(name, x, fuse=ctx.fuse)
+
+
+@primitive(mesh=MESH, planning=None)
+def lstm_update(
+    ctx: StepContext,
+    inputs: tf.Tensor,
+    recurrent: tf.Tensor,
+    memory: tf.Tensor,
+    *,
+    forget_bias: float,
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the output and the next memory of an LSTM; see LstmCell for the formula.
+
+    Shapes:
+      inputs, recurrent: [batch, 4, units], the two products that are added to the gates i, f, g, o
+      memory: [batch, units]
+      returns: output [batch, units], memory [batch, units]
+    """
+    return recurrence.lstm_update(inputs, recurrent, memory, forget_bias=forget_bias, fuse=ctx.fuse)
 
 
 @primitive(mesh=None, planning=RECORDED)

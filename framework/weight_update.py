@@ -116,7 +116,7 @@ def select(condition: tf.Tensor, chosen: tf.Tensor, otherwise: tf.Tensor) -> tf.
     """Returns one of two tensors of the same shape, depending on a scalar condition.
 
     The condition is reshaped to their rank, because on a mesh `tf.where` with a scalar condition
-    and sharded tensors crashes the process (`execution/mesh/workarounds`).
+    and sharded tensors crashes the process (`execution/workarounds`).
     """
     rank = len(chosen.shape)
     return tf.where(tf.reshape(condition, [1] * rank), chosen, otherwise)

@@ -1,6 +1,6 @@
 """Primitives that layers call only because of defects of DTensor: on one device, they are one op.
 
-`execution/mesh/workarounds/forms.py` has their forms on a mesh, and describes the defects.
+`execution/workarounds/forms.py` has their forms on a mesh, and describes the defects.
 """
 
 from __future__ import annotations

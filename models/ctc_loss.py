@@ -21,6 +21,7 @@ import tensorflow as tf
 
 from tekso.framework import ops
 from tekso.framework.context import StepContext
+from tekso.framework.primitives.custom_gradient import custom_gradient
 from tekso.framework.primitives.precision import widen
 from tekso.framework.theta import Theta
 from tekso.models.layers.frames import frame_mask
@@ -55,7 +56,7 @@ def ctc_loss(
     logits = ctx.constrain(logits, ("batch", None, None))
     lattice = _Lattice(labels, num_frames, num_labels, blank_id, logits.shape[1])
 
-    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    @custom_gradient
     def loss(logits: tf.Tensor) -> Any:
         log_probs = tf.maximum(tf.nn.log_softmax(widen(logits)), IMPOSSIBLE)
         emit_TBS = lattice.emissions(log_probs)

@@ -40,7 +40,7 @@ class Las(SpeechModel):
     The end token, which is the last one, is also the decoder's first input. With scheduled
     sampling, some inputs in training are tokens that the model has drawn; then a step waits for the
     one before it. With `ctc_weight`, the encoder is also trained by CTC, which makes it keep the
-    order of speech; a search uses the decoder only.
+    order of speech; a search can use its scores too (`CtcDecoder`).
 
     Shapes:
       x: {"samples" [B, N], "num_samples" [B], "labels" [B, U], "num_labels" [B]}
@@ -142,7 +142,7 @@ class Las(SpeechModel):
         """Adds the CTC loss of each utterance, 0 if its labels do not fit into its frames."""
         frames = frames_of(flow)
         nats = ctc_loss(
-            self.ctc.fprop(theta.ctc, frames.features, ctx),
+            self.ctc_logits(theta, frames.features, ctx),
             flow["labels"],
             ctx,
             num_frames=frames.lengths,
@@ -151,6 +151,15 @@ class Las(SpeechModel):
         )
         possible = ctc_frames_needed(flow["labels"], flow["num_labels"]) <= frames.lengths
         return {**flow, CTC: tf.where(possible, nats, tf.zeros_like(nats))}
+
+    def ctc_logits(self, theta: Theta, encoded: tf.Tensor, ctx: StepContext) -> tf.Tensor:
+        """Returns the CTC scores of the labels and, last, the blank; with ctc_weight only.
+
+        Shapes:
+          encoded: [B, T, output_dim of the encoder]
+          returns: [B, T, vocab_size + 1]
+        """
+        return self.ctc.fprop(theta.ctc, encoded, ctx)
 
     def _decoded(
         self, theta: Theta, ids: tf.Tensor, frames: FrameSequence, ctx: StepContext

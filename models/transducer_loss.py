@@ -25,6 +25,7 @@ import tensorflow as tf
 
 from tekso.framework import ops
 from tekso.framework.context import StepContext
+from tekso.framework.primitives.custom_gradient import custom_gradient
 from tekso.framework.primitives.precision import widen
 from tekso.framework.theta import Theta
 
@@ -95,7 +96,7 @@ def lattice_loss(
     dims = ("batch", None, None)
     lattice = _Lattice(blank.shape[1], blank.shape[2], num_frames, num_labels)
 
-    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    @custom_gradient
     def loss(blank: tf.Tensor, label: tf.Tensor) -> Any:
         blank_NBR = lattice.skewed(tf.maximum(widen(blank), IMPOSSIBLE))
         label_NBR = lattice.skewed(tf.maximum(widen(label), IMPOSSIBLE))

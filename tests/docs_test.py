@@ -347,7 +347,7 @@ HOW: list[tuple[str, Run | TestedBy]] = [
         TestedBy("tests/tools/results_test.py::test_a_result_has_what_the_trainer_wrote"),
     ),
     (
-        r"make benchmarks.*",
+        r"(taskset .*)?make benchmarks.*",
         TestedBy("tests/make_test.py::test_benchmarks_passes_its_arguments_on"),
     ),
     (

@@ -51,6 +51,9 @@ TYPE_TOLERANCE = {"float32": 0.0, "bfloat16": 2e-2, "float16": 5e-3}
 """{type of the activations: what is added to the relative tolerances}."""
 TIMES_ROUNDING = 3.0
 """How often the error of a 16-bit type on one device may be added to the difference."""
+TIMES_ROUNDING_ALONE = 10.0
+"""The same for a weight that moves by rounding alone, as a bias before BatchNorm does:
+two such moves are independent of each other, and one device has a sample of few numbers."""
 
 EQUAL, REFUSED, DIFFERENT, CRASH = "equal", "refused", "DIFFERENT", "CRASH"
 BUGS = (DIFFERENT, CRASH)
@@ -238,7 +241,9 @@ def compared(
         moved = np.linalg.norm(np.float64(end) - whole["before"][key])
         apart = np.linalg.norm(np.float64(other["after"][key]) - end)
         rounding = np.linalg.norm(np.float64(full["after"].get(key, end)) - end)
-        most = (WEIGHT_TOLERANCE + more) * moved + TIMES_ROUNDING * rounding
+        moved_in_full = np.linalg.norm(np.float64(full["after"].get(key, end)) - start)
+        times = TIMES_ROUNDING_ALONE if moved_in_full < 0.1 * moved else TIMES_ROUNDING
+        most = (WEIGHT_TOLERANCE + more) * moved + times * rounding
         if not apart <= most + 1e-5 * (1 + np.linalg.norm(end)):
             found.append(f"{key} moved by {moved:.3g}, and is {apart:.3g} apart")
     if not all(np.isfinite(step["loss"]) for step in whole["steps"]):

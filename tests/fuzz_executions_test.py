@@ -168,3 +168,18 @@ def test_another_loss_or_weight_is_different() -> None:
     assert "loss 2 is 2.001" in fuzz_executions.compared(whole, other).reason
     other = {**whole, "after": {"w": np.array([1.0, 1.0, 1.02])}}
     assert "w moved by" in fuzz_executions.compared(whole, other).reason
+
+
+def test_a_weight_that_moves_by_rounding_alone_may_move_elsewhere() -> None:
+    def result(weight: float) -> dict[str, Any]:
+        before, after = {"w": np.zeros(2)}, {"w": np.array([weight, 0.0])}
+        steps = [{"loss": 2.0}]
+        return {"steps": steps, "evaluation": {}, "before": before, "after": after}
+
+    whole, full = result(1e-3), result(1e-7)
+    kinds = [
+        fuzz_executions.compared(whole, result(w), full, "bfloat16").kind for w in (-4e-3, -2e-2)
+    ]
+    assert kinds == [fuzz_executions.EQUAL, fuzz_executions.DIFFERENT]
+    of_float32 = fuzz_executions.compared(whole, result(-4e-3))
+    assert of_float32.kind == fuzz_executions.DIFFERENT

@@ -6,6 +6,7 @@ the task and the learner stay as they are.
 
 from __future__ import annotations
 
+import functools
 import re
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,7 @@ NEEDS_FILE = ("lm.gpt.Gpt2",)
 experiment by this tokenizer only."""
 
 
+@functools.cache
 def groups() -> dict[str, list[str]]:
     """Returns {first key: keys} of the experiments that differ by sizes and rates only."""
     found: dict[str, list[str]] = {}

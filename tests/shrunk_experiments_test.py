@@ -7,14 +7,15 @@ import re
 from pathlib import Path
 from typing import Any
 
+import compiled_steps
+import numpy as np
 import processes
 import pytest
 import shrunk_experiments
-import shrunk_program
+from shrunk_program import ALONE, COMPILED, EXECUTIONS
 
 PROGRAM = Path(__file__).with_name("shrunk_program.py")
 DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "executions.md"
-ALONE = "one device"
 TIMEOUT_S = 3600
 """AmoebaNet's first step takes a minute of CPU to trace on one device, and more elsewhere."""
 
@@ -81,49 +82,28 @@ GROUPS = (
 )
 """The first experiment of every group that differs by more than sizes and rates."""
 
-FIRST_OF_MODEL = (
-    "asr.fillets.Czech",
-    "asr.librispeech.ConformerL",
-    "asr.librispeech.LasGraphemes",
-    "asr.librispeech.LasWordPieces",
-    "asr.prompts.Conformer",
-    "asr.prompts.Las",
-    "asr.prompts.Rnnt",
-    "image.digits.Cnn",
-    "image.digits.Mlp",
-    "image.emoji.Caption",
-    "image.emoji.DualEncoder",
-    "image.imagenet.ViTB16",
-    "image.pong.Ssd",
-    "image.unet.Digits",
-    "lm.python_source.Tiny",
-    "lm.python_source.TinyLstm",
-    "lm.python_source.TinyMoe",
-    "lm.python_source.TinySpmdPipeline",
-    "mt.cldr.EnDe",
-    "mt.cldr.EnDeLstm",
-    "mt.gpipe.T6H8192A16",
-    "multi.cldr_and_python.Shared",
-    "multi.digits_and_cldr.Shared",
-)
-"""One group of every kind of model and of batch: these train under all executions."""
-
 COMBINES_GRADIENTS = {"multi.cldr_and_python.GradSign", "multi.cldr_and_python.PcGrad"}
 
-REFUSED = {
-    "SPMD pipeline": (
-        "has no repeated stack|couples the examples|needs the gradient of every task",
-        set(GROUPS) - {"lm.python_source.TinySpmdPipeline"},
-    ),
-    **dict.fromkeys(
-        ("pipeline", "stages on meshes"),
-        (
-            "couples the examples of a batch|needs the gradient of every task",
-            {"image.emoji.DualEncoder", *COMBINES_GRADIENTS},
-        ),
-    ),
+OTHERS = [name for name in EXECUTIONS if name not in (ALONE, COMPILED)]
+
+TRAINS_AS_SPMD = "lm.python_source.TinySpmdPipeline"
+
+REFUSED: dict[str, dict[str, str]] = {
+    "pipeline": {
+        "image.emoji.DualEncoder": "couples the examples of a batch",
+        **dict.fromkeys(COMBINES_GRADIENTS, "needs the gradient of every task"),
+    },
+    "SPMD pipeline": {
+        **{
+            key: "has no repeated stack|couples the examples of a batch"
+            for key in GROUPS
+            if key != TRAINS_AS_SPMD
+        },
+        **dict.fromkeys(COMBINES_GRADIENTS, "needs the gradient of every task"),
+    },
 }
-"""{execution: (regular expression for the reason, the groups that it refuses)}; others train."""
+REFUSED["stages on meshes"] = REFUSED["pipeline"]
+"""{execution: {experiment: regular expression for the reason}}; all others train."""
 
 
 def test_groups_cover_every_registered_experiment() -> None:
@@ -131,58 +111,91 @@ def test_groups_cover_every_registered_experiment() -> None:
 
 
 def test_the_document_lists_what_is_refused() -> None:
-    rows = [line for line in DOCUMENT.read_text().splitlines() if line.startswith("| ")]
-    assert set(REFUSED) == {"SPMD pipeline", "pipeline", "stages on meshes"}
-    refused = REFUSED["pipeline"][1] | REFUSED["stages on meshes"][1]
-    for key in refused:
-        assert [row for row in rows if row.startswith(f"| `pipelined` | `{key}` |")]
-    (trains,) = set(GROUPS) - REFUSED["SPMD pipeline"][1]
-    assert [
-        r for r in rows if r.startswith(f"| `spmd_pipelined` | every experiment except `{trains}`")
+    assert table() in DOCUMENT.read_text(), f"the table should be\n{table()}"
+
+
+def table() -> str:
+    """Returns a row for every group: its experiments, and what comes of them."""
+    names = {"replicas": "`data_parallel`, 2 devices", "mesh": "`mesh_sharded`"}
+    names |= {"pipeline": "`pipelined`", "stages on meshes": "`pipelined`, stages on meshes"}
+    names |= {"SPMD pipeline": "`spmd_pipelined`"}
+    lines = [
+        f"| experiment | others | {' | '.join(names.values())} |",
+        "|---|--:|---|---|---|---|---|",
     ]
+    groups = shrunk_experiments.groups()
+    for key in sorted(groups):
+        cells = ["rejected" if key in REFUSED.get(name, {}) else "equal" for name in names]
+        lines.append(f"| `{key}` | {len(groups[key]) - 1} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
 
 
-def trained(key: str, executions: list[str], dtype: str = "float32") -> dict[str, Any]:
-    job = {"key": key, "executions": executions, "dtype": dtype}
-    done = processes.run([PROGRAM, json.dumps(job)], timeout=TIMEOUT_S)
-    assert done.returncode == 0, done.stderr[-3000:]
-    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+def results(key: str, executions: list[str], **job: Any) -> dict[str, Any]:
+    """Returns {execution: what came out}; a process that ends early leaves some out."""
+    job = {"key": key, "executions": executions, "dtype": "float32", "steps": 0, **job}
+    done = processes.run([PROGRAM, json.dumps({"changes": {}, **job})], timeout=TIMEOUT_S)
+    found: dict[str, Any] = {}
+    for line in done.stdout.splitlines():
+        if line.startswith("{"):
+            found |= json.loads(line)
+    for name in executions:
+        found.setdefault(name, {"crash": f"exit code {done.returncode}: {done.stderr[-3000:]}"})
     return found
 
 
-SLOW = ("lm.python_source.TinySpmdPipeline", "mt.text_files.Lstm")
-"""The groups that the slow tests train; `make test-matrix` trains the others."""
+def difference(key: str, execution: str, result: Any, alone: Any) -> str | None:
+    """Returns how the result of an execution differs from what it should be."""
+    reason = REFUSED.get(execution, {}).get(key)
+    if "crash" in result or "crash" in alone:
+        return result.get("crash") or alone["crash"]
+    if reason is not None or "refused" in result:
+        said = result.get("refused", "it trained")
+        return None if reason is not None and re.search(reason, said) else said
+    found = []
+    for one, other in zip(alone["steps"], result["steps"], strict=execution != COMPILED):
+        for name, value in one.items():
+            rel = 1e-5 if execution == COMPILED else 1e-3 if name == "gradient_norm" else 1e-4
+            if other[name] != pytest.approx(value, rel=rel):
+                found.append(f"{name} {value:.8g} is {other[name]:.8g}")
+    if execution == COMPILED:
+        found += compiled_steps.problems(key, result)
+        for name, pair in alone["evaluation"].items():
+            if result["evaluation"].get(name) != pytest.approx(pair, rel=1e-5, abs=1e-6):
+                found.append(f"{name} {pair} is {result['evaluation'].get(name)}")
+    return "; ".join(found) or None
 
 
-@pytest.mark.parametrize(
-    "key",
-    [
-        pytest.param(key, marks=pytest.mark.slow if key in SLOW else pytest.mark.matrix)
-        for key in GROUPS
-    ],
-)
-def test_it_trains_as_on_one_device_or_is_refused(key: str) -> None:
-    more = ["stages on meshes", "replicas"] if key in FIRST_OF_MODEL else []
-    found = trained(key, [ALONE, "mesh", "pipeline", "SPMD pipeline", *more])
-    alone = found.pop(ALONE)["steps"]
+def check(key: str, executions: list[str]) -> None:
+    found = results(key, executions)
     for execution, result in found.items():
-        reason, refused = REFUSED.get(execution, ("", set()))
-        if key in refused:
-            assert re.search(reason, result["refused"])
-            continue
-        assert "refused" not in result, (execution, result)
-        for one, other in zip(alone, result["steps"], strict=True):
-            assert other["loss"] == pytest.approx(one["loss"], rel=1e-4), execution
-            norm = pytest.approx(one["gradient_norm"], rel=1e-3)
-            assert other["gradient_norm"] == norm, execution
+        assert difference(key, execution, result, found[ALONE]) is None, execution
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("key", GROUPS)
+def test_it_trains_as_on_one_device_or_is_refused(key: str) -> None:
+    check(key, list(EXECUTIONS))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("key", "executions"),
+    [(TRAINS_AS_SPMD, OTHERS), ("mt.text_files.Lstm", ["mesh", "pipeline"])],  # it has buckets
+)
+def test_two_experiments_train_as_on_one_device(key: str, executions: list[str]) -> None:
+    check(key, [ALONE, *executions])
+
+
+def test_the_steps_of_a_language_model_compile_whole() -> None:
+    check("lm.python_source.Tiny", [ALONE, COMPILED])
 
 
 @pytest.mark.matrix
 @pytest.mark.parametrize(("dtype", "epsilon"), [("bfloat16", 2**-8), ("float16", 2**-11)])
 def test_all_executions_compute_in_16_bits(dtype: str, epsilon: float) -> None:
-    key = "lm.python_source.TinySpmdPipeline"  # every execution trains it
-    (full,) = trained(key, [ALONE]).values()
-    found = trained(key, list(shrunk_program.EXECUTIONS), dtype)
+    key = TRAINS_AS_SPMD  # every execution trains it
+    full = results(key, [ALONE])[ALONE]
+    found = results(key, [ALONE, *OTHERS], dtype=dtype)
     alone = found[ALONE]["steps"]
     for execution, result in found.items():
         for one, other in zip(alone, result["steps"], strict=True):
@@ -191,3 +204,18 @@ def test_all_executions_compute_in_16_bits(dtype: str, epsilon: float) -> None:
         # In float32, executions differ by less than 1e-6.
         loss = full["steps"][0]["loss"]
         assert result["steps"][0]["loss"] != pytest.approx(loss, rel=3e-6), execution
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("key", "execution"), [("lm.python_source.Tiny", "mesh"), ("image.digits.Cnn", "pipeline")]
+)
+def test_a_model_learns_in_bfloat16_as_in_float32(key: str, execution: str) -> None:
+    names = [ALONE, execution]
+    job: Any = {"steps": 60, "changes": {"schedule.initial_value": 0.02}}
+    full, half = (results(key, names, dtype=d, **job) for d in ("float32", "bfloat16"))
+    for name in names:
+        wanted, found = (np.array(each[name]["losses"]) for each in (full, half))
+        assert wanted[-4:].mean() < 0.6 * wanted[:4].mean(), name  # of all four batches
+        assert found[-4:].mean() == pytest.approx(wanted[-4:].mean(), rel=0.1), name
+        assert found[0] != pytest.approx(wanted[0], rel=1e-6), name  # bfloat16 rounds

@@ -109,9 +109,9 @@ def transcribe_stream(
     before: str | None = None
 
     def write(record: Mapping[str, Any], *, is_last: bool) -> None:
-        told = {"seconds": round(stream.seconds, 3), "is_last": is_last, **record}
+        full = {"seconds": round(stream.seconds, 3), "is_last": is_last, **record}
         line = f"{stream.seconds:.2f}\t{record['text']}\n"
-        shown = json.dumps(told, ensure_ascii=False) + "\n" if form == "json" else line
+        shown = json.dumps(full, ensure_ascii=False) + "\n" if form == "json" else line
         file.write(shown.encode("utf-8", "surrogateescape"))
         file.flush()
 

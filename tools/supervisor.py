@@ -39,13 +39,13 @@ class Supervisor:
     Args:
       restarts: how often it is restarted without progress.
       progress: returns a value that changes when the run makes progress.
-      tell: shows a line.
+      log: shows a line.
     """
 
     def __init__(
-        self, *, restarts: int, progress: Callable[[], object], tell: Callable[[str], None]
+        self, *, restarts: int, progress: Callable[[], object], log: Callable[[str], None]
     ) -> None:
-        self._restarts, self._progress, self._tell = restarts, progress, tell
+        self._restarts, self._progress, self._log = restarts, progress, log
         self._stopped, self._signal = threading.Event(), signal.SIGTERM
         self._child = 0
 
@@ -63,10 +63,10 @@ class Supervisor:
                     count, progress = 0, now
                 count += 1
                 if count > self._restarts:
-                    self._tell(f"{_ending(code)}; given up after {self._restarts} restarts")
+                    self._log(f"{_ending(code)}; given up after {self._restarts} restarts")
                     return code if code >= 0 else 128 - code
                 delay_s = min(_FIRST_DELAY_S * 2 ** (count - 1), _LONGEST_DELAY_S)
-                self._tell(f"{_ending(code)}; restart {count} of {self._restarts} in {delay_s:g} s")
+                self._log(f"{_ending(code)}; restart {count} of {self._restarts} in {delay_s:g} s")
                 if self._stopped.wait(delay_s):
                     return ExitCode(128 + self._signal)
         finally:

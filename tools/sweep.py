@@ -202,9 +202,9 @@ def _describe(folder: str) -> None:
         before = bounded.read_json(path)
         changed = [name for name in names if before.get(name) != now[name]]
         if changed:
-            told = ", ".join(f"--{n} was {json.dumps(before.get(n))}" for n in changed)
+            was = ", ".join(f"--{n} was {json.dumps(before.get(n))}" for n in changed)
             raise UsageError(
-                f"{folder} has another sweep ({told}): repeat its command, or give another --logdir"
+                f"{folder} has another sweep ({was}): repeat its command, or give another --logdir"
             )
         return
     files.make_folder(folder)

@@ -56,7 +56,7 @@ def _supervised(argv: list[str]) -> int:
     supervisor = Supervisor(
         restarts=FLAGS.restarts,
         progress=lambda: checkpoints_in(_logdir_path()),
-        tell=lambda text: print(f"{PROGRAM}: {text}", file=sys.stderr, flush=True),
+        log=lambda text: print(f"{PROGRAM}: {text}", file=sys.stderr, flush=True),
     )
     show_traceback = "--traceback" in argv
     act = functools.partial(_act, argv)

@@ -149,6 +149,8 @@ def build(workload: workloads.Workload, weights: Weights, variant: str) -> Built
     del variant
     if isinstance(workload, workloads.BeamSearch):
         raise UnsupportedError("Flax has no beam search")
+    if isinstance(workload, workloads.Conformer | workloads.FrontEnd):
+        raise UnsupportedError("speech is compared with PyTorch only")
     batch = workload.batch()
     model: Any
     if isinstance(workload, workloads.Transformer):

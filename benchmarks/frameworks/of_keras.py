@@ -136,6 +136,8 @@ def build(workload: workloads.Workload, weights: Weights, variant: str) -> Built
     """Returns the workload; the variant is "graph" or "xla"."""
     if isinstance(workload, workloads.BeamSearch):
         raise UnsupportedError("Keras has no beam search")
+    if isinstance(workload, workloads.Conformer | workloads.FrontEnd):
+        raise UnsupportedError("speech is compared with PyTorch only")
     batch = workload.batch()
     if isinstance(workload, workloads.Transformer):
         model, x = _transformer(workload, weights), batch["ids"]

@@ -12,6 +12,7 @@ from torch import nn
 from benchmarks import workloads
 from benchmarks.frameworks import Built, UnsupportedError, Weights
 from benchmarks.frameworks.pytorch_beam_search import EncoderDecoder, beam_search
+from benchmarks.frameworks.pytorch_speech import Conformer, log_mel, mel_constants
 from benchmarks.frameworks.pytorch_transformer import Layer, Table
 
 
@@ -137,11 +138,22 @@ def build(workload: workloads.Workload, weights: Weights, variant: str) -> Built
         if variant == "compile":
             raise UnsupportedError("the search is a Python loop, which is measured eagerly")
         return _search(workload, weights, arrays["source_ids"].long())
+    if isinstance(workload, workloads.FrontEnd):
+        run_features = torch.compile(log_mel) if variant == "compile" else log_mel
+        constants = mel_constants(workload)
+
+        def features() -> float:
+            with torch.inference_mode():
+                return float(run_features(arrays["samples"], *constants).mean())
+
+        return Built(features, 0, _versions())
     model: Any
     if isinstance(workload, workloads.Transformer):
         model, inputs = TransformerLm(workload, weights), [arrays["ids"].long()]
     elif isinstance(workload, workloads.Lstm):
         model, inputs = LstmLm(workload, weights), [arrays["ids"].long()]
+    elif isinstance(workload, workloads.Conformer):
+        model, inputs = Conformer(workload, weights), [arrays["x"]]
     else:
         # Convolutions of CPUs are faster with the channels last.
         model = ResNet(workload, weights).to(memory_format=torch.channels_last)

@@ -27,8 +27,12 @@ from tekso.framework.task import Batch, LossSums, Task
 from tekso.framework.theta import Theta
 from tekso.models.decoding.beam_search import BeamSearch
 from tekso.models.encoder_decoder import DECODER_LAYER, ENCODER_LAYER, EncoderDecoder
+from tekso.models.layers.conformer_block import ConformerBlock, ConvolutionModule
+from tekso.models.layers.log_mel import kaldi_log_mel
+from tekso.models.layers.normalization import BatchNorm
 from tekso.models.layers.recurrent import RecurrentStack
 from tekso.models.layers.recurrent_cells import LstmCell
+from tekso.models.layers.softmax import Softmax
 from tekso.models.layers.stack import Stack
 from tekso.models.lstm_lm import LstmLm
 from tekso.models.resnet import resnet
@@ -78,6 +82,39 @@ class _Translating(Task):
         raise NotImplementedError("this task only decodes")
 
 
+class _Frames(Task):
+    """Conformer blocks and a softmax over tokens in every frame."""
+
+    class Params(Task.Params):
+        """Params of _Frames."""
+
+        block: ConformerBlock.Params = param("Every block.", default=REQUIRED)
+        num_layers: int = param("Number of blocks.", default=REQUIRED)
+        vocab_size: int = param("Tokens.", default=REQUIRED)
+
+    blocks: list[ConformerBlock]
+    softmax: Softmax
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        p = self.params
+        self.child_list("blocks", [p.block] * p.num_layers)
+        size = {"input_dim": p.block.dim, "vocab_size": p.vocab_size}
+        self.child("softmax", Softmax.Params(use_bias=True, **size))
+
+    def loss_weight(self, batch: Batch) -> tf.Tensor:
+        """See `Task`."""
+        return tf.reduce_sum(batch["weights"]) * batch["labels"].shape[1]
+
+    def loss(self, theta: Theta, batch: Batch, ctx: StepContext) -> LossSums:
+        """See `Task`."""
+        x = batch["x"]
+        for i, block in enumerate(self.blocks):
+            x = block.fprop(theta.blocks[str(i)], x, ctx.fold(i))
+        nats = self.softmax.cross_entropy(theta.softmax, x, batch["labels"], ctx)
+        return LossSums(tf.reduce_sum(nats * tf.expand_dims(batch["weights"], 1)))
+
+
 class _Transformer(Small):
     """lm.benchmark.Small in the sizes of a workload."""
 
@@ -106,6 +143,10 @@ def _task(workload: workloads.Workload) -> Params:
             classes=workload.classes,
         )
         return Classification.Params(model=model, num_classes=workload.classes)
+    if isinstance(workload, workloads.Conformer):
+        return _conformer(workload)
+    if isinstance(workload, workloads.FrontEnd):
+        raise ValueError("the front end trains nothing")
     layers = []
     for layer in (ENCODER_LAYER.copy(), DECODER_LAYER.copy()):
         layer.attention.num_heads = workload.num_heads
@@ -121,6 +162,20 @@ def _task(workload: workloads.Workload) -> Params:
             encoder=layers[0],
             decoder=layers[1],
         )
+    )
+
+
+def _conformer(workload: workloads.Conformer) -> Params:
+    norm = BatchNorm.Params(epsilon=workloads.BATCH_NORM_EPSILON, decay=workloads.BATCH_NORM_DECAY)
+    block = ConformerBlock.Params(
+        dim=workload.dim,
+        num_heads=workload.num_heads,
+        positions=None,
+        expansion=workload.hidden_dim // workload.dim,
+        convolution=ConvolutionModule.Params(kernel_size=workload.kernel_size, norm=norm),
+    )
+    return _Frames.Params(
+        block=block, num_layers=workload.num_layers, vocab_size=workload.vocab_size
     )
 
 
@@ -151,7 +206,7 @@ class _Workload(Experiment):
 
     def execution(self) -> Params:
         """Data-parallel, with one tower where examples are coupled by batch normalisation."""
-        is_coupled = isinstance(self.workload, workloads.ResNet)
+        is_coupled = isinstance(self.workload, workloads.ResNet | workloads.Conformer)
         return DataParallel.Params(towers=1 if is_coupled else None)
 
     def run(self) -> Params:
@@ -162,6 +217,8 @@ class _Workload(Experiment):
 def build(workload: workloads.Workload, weights: Weights, variant: str) -> Built:
     """Returns the workload; it draws its weights itself, and there are no variants."""
     del weights, variant
+    if isinstance(workload, workloads.FrontEnd):
+        return Built(_features(workload), 0, versions(), dict)
     tree = _Workload(workload).tree().set(eval_inputs={})
     with tempfile.TemporaryDirectory() as folder:
         parts = assemble(tree, assets_dir=folder)
@@ -190,6 +247,17 @@ def build(workload: workloads.Workload, weights: Weights, variant: str) -> Built
 
     trained = [spec for spec in parts.task.specs().values() if spec.trainable]
     return Built(step, sum(spec.size for spec in trained), versions(), export)
+
+
+def _features(workload: workloads.FrontEnd) -> Callable[[], float]:
+    """Returns a step that computes the features of all recordings."""
+    front_end = kaldi_log_mel(
+        sample_rate=workload.sample_rate, num_channels=workload.num_channels
+    ).instantiate()
+    ctx = StepContext()
+    run = tf.function(lambda x: front_end.fprop(Theta(), x, ctx).features, autograph=False)
+    samples = tf.constant(workload.batch()["samples"])
+    return lambda: float(run(samples).numpy().mean())
 
 
 def _search(task: Any, program: Any, workload: workloads.BeamSearch) -> Callable[[], float]:

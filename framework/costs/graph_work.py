@@ -69,8 +69,10 @@ def count(graph: Any) -> GraphWork:
 def inside(graph: Any, op: Any) -> tuple[int, list[Any]]:
     """Returns how often an op runs its inner graphs, and these graphs; it runs one at a time."""
     if op.type in ("While", "StatelessWhile"):
-        turns = tf.get_static_value(op.inputs[1])  # the largest number of iterations
-        return int(turns) if turns is not None and turns >= 0 else 1, _graphs(graph, op, "body")
+        iterations = tf.get_static_value(op.inputs[1])  # the largest number of iterations
+        return int(iterations) if iterations is not None and iterations >= 0 else 1, _graphs(
+            graph, op, "body"
+        )
     if op.type in ("If", "StatelessIf"):
         return 1, _graphs(graph, op, "then_branch", "else_branch")
     if op.type in ("PartitionedCall", "StatefulPartitionedCall"):
@@ -99,18 +101,22 @@ def op_flops(op: Any) -> float:
     if op.type == "Einsum":
         return _einsum_flops(op)
     if op.type in ("Conv2DBackpropInput", "Conv3DBackpropInputV2"):  # a transposed convolution
-        return 2.0 * size(op.inputs[2]) * math.prod(op.inputs[1].shape.as_list()[:-1])
+        return 2.0 * size(op.inputs[2]) * _product(op.inputs[1].shape[:-1])
     if op.type == "Conv2DBackpropFilter":
-        return 2.0 * size(op.inputs[2]) * math.prod(op.inputs[0].shape.as_list()[-1:]) * _window(op)
+        return 2.0 * size(op.inputs[2]) * _product(op.inputs[0].shape[-1:]) * _window(op)
     if op.type in ("Conv2D", "Conv3D"):
-        return 2.0 * out * math.prod(op.inputs[1].shape.as_list()[:-1])
+        return 2.0 * out * _product(op.inputs[1].shape[:-1])
     if op.type == "DepthwiseConv2dNative":
-        return 2.0 * out * math.prod(op.inputs[1].shape.as_list()[:2])
+        return 2.0 * out * _product(op.inputs[1].shape[:2])
     if op.type in SUMS:
         return float(size(op.inputs[0]))
     if op.type in ("AvgPool", "MaxPool"):
         return float(out * math.prod(op.get_attr("ksize")))
     return 0.0 if op.type in _MOVES else float(out)
+
+
+def _product(shape: tf.TensorShape) -> float:
+    return float(math.prod(shape.as_list()))
 
 
 def _window(op: Any) -> int:

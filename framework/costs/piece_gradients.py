@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tekso.framework.context import StepContext
-from tekso.framework.costs.piece_traces import PieceTrace, tensors
+from tekso.framework.costs.piece_traces import PieceTrace
+from tekso.framework.nests import filled, tensors
 from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece
 from tekso.framework.primitives.fusion import Fuse, no_fusion
 from tekso.framework.step import Sums, with_gradients
@@ -60,7 +61,7 @@ def piece_gradients(
     def whole(*flat: tf.Tensor) -> tuple[list[tf.Tensor], list[tf.Tensor], list[tf.Tensor]]:
         values = iter(flat)
         theta = {path: next(values) for path in own}
-        flow = tf.nest.map_structure(lambda spec: None if spec is None else next(values), given)
+        flow = filled(given, values)
         weights = [theta[path] for path in own if path in learned]
         inputs = [leaf for leaf in tensors(flow) if leaf.dtype.is_floating]
         ctx = StepContext(mode="train", num_examples=num_examples, fuse=fuse)

@@ -16,6 +16,7 @@ from tekso.framework.context import Mode, StepContext
 from tekso.framework.costs import graph_work
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.foreign_variables import refused
+from tekso.framework.nests import mapped, tensors
 from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece
 from tekso.framework.signature import Signature, num_examples
 from tekso.framework.weight_spec import WeightSpec
@@ -159,7 +160,7 @@ def _trace(piece: Piece, own: Mapping[str, WeightSpec], flow: Flow, size: int) -
     with tf.Graph().as_default() as graph:  # evaluation may read other values
         reads |= _run(graph, piece, own, flow, size, "eval")[0]
     weight_bytes = sum(spec.size_bytes for spec in own.values())
-    specs = {name: tf.nest.map_structure(_spec, value) for name, value in writes.items()}
+    specs = {name: mapped(_spec, value) for name, value in writes.items()}
     return PieceTrace(frozenset(reads), specs, work.flops, work.bytes_written, weight_bytes)
 
 
@@ -167,7 +168,7 @@ def _run(
     graph: Any, piece: Piece, own: Mapping[str, WeightSpec], flow: Flow, size: int, mode: Mode
 ) -> tuple[set[str], dict[str, Any]]:
     """Returns the names of the values that a piece reads, and the values that it writes."""
-    given = _Noted(tf.nest.map_structure(_placeholder, flow))
+    given = _Noted(mapped(_placeholder, flow))
     weights = {
         path: tf.raw_ops.Placeholder(dtype=spec.dtype, shape=spec.shape)
         for path, spec in own.items()
@@ -181,7 +182,7 @@ def _run(
         raise
     reads = given.asked & set(flow)
     writes = {
-        name: tf.nest.map_structure(_tensor, value)
+        name: mapped(tf.convert_to_tensor, value)
         for name, value in dict(after).items()
         if name not in flow or not _is_same(value, dict.__getitem__(given, name))
     }
@@ -192,21 +193,12 @@ def _run(
     return reads, writes
 
 
-def _tensor(value: Any) -> Any:
-    return None if value is None else tf.convert_to_tensor(value)
+def _placeholder(spec: tf.TensorSpec) -> tf.Tensor:
+    return tf.raw_ops.Placeholder(dtype=spec.dtype, shape=spec.shape)
 
 
-def tensors(nest: Any) -> list[Any]:
-    """Returns the leaves of a nest that are not None."""
-    return [leaf for leaf in tf.nest.flatten(nest) if leaf is not None]
-
-
-def _placeholder(spec: tf.TensorSpec | None) -> Any:
-    return spec and tf.raw_ops.Placeholder(dtype=spec.dtype, shape=spec.shape)
-
-
-def _spec(tensor: Any) -> Any:
-    return None if tensor is None else tf.TensorSpec(tensor.shape, tensor.dtype)
+def _spec(tensor: tf.Tensor) -> tf.TensorSpec:
+    return tf.TensorSpec(tensor.shape, tensor.dtype)
 
 
 def _is_same(value: Any, given: Any) -> bool:

@@ -17,7 +17,7 @@ from tekso.framework.execution.state import ReadKey, Stored, checked_state
 from tekso.framework.execution.update_gate import UpdateGate
 from tekso.framework.learning_step import LearnerBase
 from tekso.framework.params import Configurable
-from tekso.framework.signature import Signature, num_examples
+from tekso.framework.signature import Signature
 from tekso.framework.step import Step
 from tekso.framework.task import Task
 from tekso.framework.weight_spec import WeightSpec
@@ -260,21 +260,6 @@ def parts_of(size: int, most: int) -> int:
     return next(parts for parts in range(most, 0, -1) if size % parts == 0)
 
 
-def check_adds_gradients(step: Step, execution: str) -> None:
-    """Checks that the gradients of several losses are only added.
-
-    Raises:
-      ExecutionError: the task combines them in another way.
-    """
-    if step.separates_losses:
-        raise ExecutionError(
-            f"task.gradients is {type(step.task.gradients).__name__}, which needs the gradient of "
-            f"every task, but --execution={execution} computes only their sum: use "
-            "--execution=data_parallel or mesh_sharded, or "
-            "--set task.gradients=tekso.framework.gradient_combination:SumOfGradients"
-        )
-
-
 def num_examples_of(batch: Batch) -> int:
     """Returns the number of examples in the global batch.
 
@@ -285,18 +270,3 @@ def num_examples_of(batch: Batch) -> int:
     if len(set(sizes.values())) != 1:
         raise ExecutionError(f"arrays of a batch have different leading dims: {sizes}")
     return batch_part.num_examples(batch)
-
-
-def part_of(batch: Signature, parts: int) -> Signature:
-    """Returns the signature of one of several equal parts of a batch.
-
-    Raises:
-      ExecutionError: the batch does not divide into equal parts.
-    """
-    size = num_examples(batch)
-    if size % parts:
-        raise ExecutionError(
-            f"input.batch_size {size} does not divide evenly over {parts} accumulation steps "
-            "(learner.accumulation_steps)"
-        )
-    return {name: ((size // parts, *shape[1:]), dtype) for name, (shape, dtype) in batch.items()}

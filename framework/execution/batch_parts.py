@@ -18,7 +18,7 @@ Compute = Callable[[Mapping[str, tf.Tensor], Any, int], tuple[Gradients, Sums]]
 
 def size_of(batch: Mapping[str, tf.Tensor]) -> int:
     """Returns the number of examples."""
-    return next(iter(batch.values())).shape[0]
+    return int(next(iter(batch.values())).shape[0])
 
 
 def side_by_side(

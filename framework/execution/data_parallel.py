@@ -23,14 +23,15 @@ from absl import logging
 
 from tekso.framework.cluster import Cluster
 from tekso.framework.cores import num_cores
-from tekso.framework.counting import counted
+from tekso.framework.counting import counted, multiples_near
+from tekso.framework.coupling import coupling, gathering, named
 from tekso.framework.execution import devices, runtime
 from tekso.framework.execution.base import Execution, ExecutionProgram
 from tekso.framework.execution.data_parallel_program import DataParallelProgram
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.process_sums import ProcessSums
 from tekso.framework.execution.updates import Updates
-from tekso.framework.execution.whole_batches import ACCUMULATION, check_whole, gathering
+from tekso.framework.execution.whole_batches import ACCUMULATION, check_whole
 from tekso.framework.layer import Layer
 from tekso.framework.params import Configurable, param
 from tekso.framework.params import tree as params_tree
@@ -113,41 +114,40 @@ class DataParallel(Execution):
 
     def program(self, step: Step, batch: Signature) -> ExecutionProgram:
         """See `Execution`."""
-        task, learner = step.task, step.learner
+        task, parts = step.task, step.learner.params.accumulation_steps
+        check_whole(task, parts, *ACCUMULATION)
         if self._updates is not None:
-            parts = self._updates.parts(step, batch)
-            check_whole(task, parts, "parts by workers", "use synchronous training on one process")
-            check_whole(task, learner.params.accumulation_steps, *ACCUMULATION)
-            if parts > 1:
-                _warn_of_coupled_examples(task, parts * learner.params.accumulation_steps)
-            return self._updates.program(self._program_alone(step, batch, parts), step)
+            workers = self._updates.parts(step, batch)
+            check_whole(
+                task, workers, "parts by workers", "use synchronous training on one process"
+            )
+            if workers > 1:
+                _warn_of_coupled_examples(task, workers * parts)
+            return self._updates.program(self._program_alone(step, batch, workers), step)
         batch_size = num_examples(batch)
         strategy = self._strategy or tf.distribute.get_strategy()
         processes = ProcessSums()
         if self._cluster is not None:
             processes = ProcessSums(self._cluster.process, self._cluster.size)
         replicas = strategy.num_replicas_in_sync * processes.size
-        parts = learner.params.accumulation_steps
-        check_whole(task, parts, *ACCUMULATION)
+        count = replicas * parts
         if processes.size > 1 and (found := gathering(task)):
             raise ExecutionError(
                 f"{found[0]} compares every example with all others of the batch, which "
                 "--execution=data_parallel supports on the devices of one process only: use "
                 "--execution=mesh_sharded, or train in one process"
             )
-        if batch_size % (replicas * parts):
-            near = [n * replicas * parts for n in (batch_size // (replicas * parts),) if n]
-            near.append((batch_size // (replicas * parts) + 1) * replicas * parts)
+        if batch_size % count:
+            near = multiples_near(batch_size, count)
             unit = ("process", "processes") if processes.size > 1 else ("device",)
             raise ExecutionError(
                 f"input.batch_size {batch_size} does not divide evenly over "
                 f"{counted(replicas, *unit)} and {counted(parts, 'accumulation step')}; "
                 f"the nearest that do: {', '.join(map(str, near))}"
             )
-        coupling = [layer.path for layer in task.walk() if layer.couples_examples]
-        if replicas * parts > 1:
-            _warn_of_coupled_examples(task, replicas * parts)
-        towers = self._num_towers(coupling, strategy, batch_size // (replicas * parts))
+        if count > 1:
+            _warn_of_coupled_examples(task, count)
+        towers = self._num_towers(task, strategy, batch_size // count)
         xla = self._xla(strategy)
         check_statistics(task, replicas=replicas, parts=parts, xla=xla)
         return DataParallelProgram(step, strategy, processes, towers=towers, xla=xla)
@@ -158,40 +158,52 @@ class DataParallel(Execution):
         towers = 1  # a worker may share its cores with other workers
         if self.params.towers is not None:
             examples = num_examples(batch) // (parts * step.learner.params.accumulation_steps)
-            coupling = [layer.path for layer in step.task.walk() if layer.couples_examples]
-            towers = self._num_towers(coupling, strategy, examples)
+            towers = self._num_towers(step.task, strategy, examples)
         return DataParallelProgram(step, strategy, towers=towers, xla=self._xla(strategy))
 
     def _num_cores(self) -> int:
         """Returns the number of cores for this process."""
         return max(1, num_cores() // (self._cluster.num_local if self._cluster else 1))
 
-    def _num_towers(
-        self, coupling: list[str], strategy: tf.distribute.Strategy, examples: int
-    ) -> int:
-        towers = self.params.towers
-        if towers is None:
-            cores = self._num_cores()
-            alone = strategy.num_replicas_in_sync == 1 and not tf.config.list_logical_devices("GPU")
-            return cores if alone and examples % cores == 0 and not coupling else 1
-        if towers < 1 or examples % towers:
-            raise ExecutionError(
-                f"execution.towers is {towers}, which does not divide the {examples} examples that "
-                "one device computes at a time"
-            )
-        if towers > 1 and coupling:
-            raise ExecutionError(
-                f"execution.towers is {towers}, but {coupling[0]} computes statistics over all "
-                "examples of a device: set execution.towers=1"
-            )
-        return towers
+    def _num_towers(self, task: Task, strategy: tf.distribute.Strategy, examples: int) -> int:
+        alone = strategy.num_replicas_in_sync == 1 and not tf.config.list_logical_devices("GPU")
+        cores = self._num_cores() if alone else 1
+        return num_towers(self.params.towers, task, examples, cores=cores)
 
     def _xla(self, strategy: tf.distribute.Strategy) -> str:
         if self.params.xla != "auto":
-            return self.params.xla
+            return str(self.params.xla)
         if isinstance(strategy, tf.distribute.TPUStrategy):
             return "none"  # on a TPU, tf.distribute compiles the step
         return "none" if tf.config.list_logical_devices("GPU") else "clusters"
+
+
+def num_towers(wanted: int | None, task: Task, examples: int, *, cores: int) -> int:
+    """Returns the number of towers of a device.
+
+    Args:
+      wanted: `execution.towers`.
+      task: the task.
+      examples: number of examples that the device computes at a time.
+      cores: number of cores for its towers; 1 unless it is the only device and a CPU.
+
+    Raises:
+      ExecutionError: the wanted number does not fit the examples or the task.
+    """
+    found = coupling(task)
+    if wanted is None:
+        return 1 if found or examples % cores else cores
+    if wanted < 1 or examples % wanted:
+        raise ExecutionError(
+            f"execution.towers is {wanted}, which does not divide the {examples} examples that "
+            "one device computes at a time"
+        )
+    if wanted > 1 and found:
+        raise ExecutionError(
+            f"execution.towers is {wanted}, but {found[0].path} computes statistics over all "
+            "examples of a device: set execution.towers=1"
+        )
+    return wanted
 
 
 def _check_one_device(tpu: str | None, cpu_devices: int | None) -> None:
@@ -215,26 +227,21 @@ def _check_one_device(tpu: str | None, cpu_devices: int | None) -> None:
 def check_statistics(task: Task, *, replicas: int, parts: int, xla: str) -> None:
     """Checks that devices do not have to all-reduce batch statistics in a loop.
 
-    tf.distribute supports this neither in a loop nor in a separately compiled function.
-
-    Args:
-      task: the task.
-      replicas: number of devices.
-      parts: number of accumulation steps.
-      xla: `execution.xla`.
+    tf.distribute supports this neither in a loop (over `parts`, the accumulation steps, or over the
+    layers of a repeated stack) nor in a separately compiled function.
 
     Raises:
       ExecutionError: they would.
     """
-    coupling = [layer.path for layer in task.walk() if layer.couples_examples]
-    if replicas == 1 or not coupling:
+    paths = [layer.path for layer in coupling(task)]
+    if replicas == 1 or not paths:
         return
     stacked = [spec.path for spec in task.specs().values() if spec.stacked]
-    repeated = [p for p in coupling if any(weight.startswith(f"{p}/") for weight in stacked)]
+    repeated = [p for p in paths if any(weight.startswith(f"{p}/") for weight in stacked)]
     if parts > 1:
-        path, cure = coupling[0], "set learner.accumulation_steps=1"
+        path, cure = paths[0], "set learner.accumulation_steps=1"
     elif xla == "step":
-        path, cure = coupling[0], "set execution.xla to clusters or none"
+        path, cure = paths[0], "set execution.xla to clusters or none"
     elif repeated:
         path, cure = repeated[0], "unroll its repeated stack"
     else:
@@ -251,11 +258,9 @@ def _warn_of_coupled_examples(task: Task, num_parts: int) -> None:
     BatchNorm and other layers with statistics sum them over the replicas.
     """
     names = [
-        f"{layer.path or 'the task'} ({type(layer).__name__})"
-        for layer in task.walk()
-        if layer.couples_examples
-        and not layer.gathers_examples
-        and type(layer).updated_statistics is Layer.updated_statistics
+        named(layer)
+        for layer in coupling(task)
+        if not layer.gathers_examples and type(layer).updated_statistics is Layer.updated_statistics
     ]
     if names:
         logging.warning(
@@ -291,7 +296,7 @@ def _mirrored(devices: list[str]) -> tf.distribute.Strategy:
     counts from the same number. It is an error to use a number again for other devices.
     """
 
-    class Mirrored(tf.distribute.MirroredStrategy):
+    class Mirrored(tf.distribute.MirroredStrategy):  # type: ignore[misc]  # it has no types
         _collective_key_base = next(_GROUPS)
 
     return Mirrored(devices)

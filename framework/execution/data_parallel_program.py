@@ -121,7 +121,7 @@ class DataParallelProgram(ExecutionProgram):
     def train_step(self, batch: Batch, step: int) -> dict[str, Any]:
         """See `ExecutionProgram`."""
         batch = self.own_part(batch, training=True)
-        return self._train(self._place(batch), tf.constant(step, tf.int64))
+        return dict(self._train(self._place(batch), tf.constant(step, tf.int64)))
 
     def _place(self, batch: Batch, *, even: bool = True, dim: int = 0) -> Any:
         """Splits a batch over the replicas: into equal parts, or as equal as possible.
@@ -361,7 +361,7 @@ class DataParallelProgram(ExecutionProgram):
     def _eval_graph(self, batch: Flat, first: int, whole: int) -> dict[str, Any]:
         """Returns the sums of the examples of this process, from `first` on, of a batch."""
         sums = self._strategy.run(self._replica_eval, args=(batch, first, whole))
-        return tf.nest.map_structure(self._reduce, sums)
+        return dict(tf.nest.map_structure(self._reduce, sums))
 
     def _replica_eval(self, batch: Flat, first: int, whole: int) -> dict[str, Any]:
         weights, size = self._evaluation_weights(), size_of(batch)
@@ -372,7 +372,7 @@ class DataParallelProgram(ExecutionProgram):
 
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
         start = first + part_start(whole, self._strategy.num_replicas_in_sync, replica)
-        return side_by_side(batch, start, parts_of(size, self._towers), tower)[1]
+        return dict(side_by_side(batch, start, parts_of(size, self._towers), tower)[1])
 
     def _eval_tower(self, key: tuple[int, int], whole: int) -> Callable[..., Any]:
         def compute(weights: Flat, part: Flat, offset: tf.Tensor) -> Any:

@@ -12,8 +12,8 @@ from absl import logging
 from tensorflow.python.framework import config as tf_config
 
 from tekso.framework.cores import num_cores
-from tekso.framework.execution import ordered_sums
 from tekso.framework.execution.errors import ExecutionError
+from tekso.framework.execution.workarounds import ordered_sums
 
 
 @dataclasses.dataclass

@@ -14,11 +14,8 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from tekso.framework.cluster import Cluster
-from tekso.framework.execution.base import (
-    Execution,
-    ExecutionProgram,
-    part_of,
-)
+from tekso.framework.execution.accumulation import part_of
+from tekso.framework.execution.base import Execution, ExecutionProgram
 from tekso.framework.execution.mesh.layouts import MeshLayout
 from tekso.framework.execution.mesh.placement import Placement
 from tekso.framework.execution.mesh.program import MeshProgram
@@ -80,7 +77,7 @@ class MeshSharded(Execution):
 
     def activation_dtype(self, dtype: str) -> str:
         """See `Execution`."""
-        return self.params.used_dtype(dtype)
+        return str(self.params.used_dtype(dtype))
 
     def _fuse(self) -> Fuse:
         xla = self.params.xla

@@ -25,7 +25,7 @@ from tekso.framework.costs.measured_costs import Timer, measured_costs
 from tekso.framework.costs.piece_costs import cost_of
 from tekso.framework.costs.piece_traces import PieceTrace, trace_all
 from tekso.framework.execution import devices
-from tekso.framework.execution.base import ExecutionProgram, check_adds_gradients
+from tekso.framework.execution.base import ExecutionProgram
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.pipeline import partition, remote, stages
 from tekso.framework.execution.pipeline.actions import by_device
@@ -37,7 +37,10 @@ from tekso.framework.execution.pipeline.schedule import PipelineSchedule, num_st
 from tekso.framework.execution.pipeline.schedule_check import checked_actions
 from tekso.framework.execution.pipeline.stage_backend import DeviceBackend, StageBackend
 from tekso.framework.execution.pipeline.stage_placement import PlacedStages, StagePlacement
-from tekso.framework.execution.pipeline.staged_execution import StagedExecution
+from tekso.framework.execution.pipeline.staged_execution import (
+    StagedExecution,
+    check_adds_gradients,
+)
 from tekso.framework.params import OldField, param
 from tekso.framework.pieces import Piece
 from tekso.framework.primitives.fusion import XlaFusion, no_fusion

@@ -15,6 +15,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tekso.framework.primitives.custom_gradient import custom_gradient
+
 _STEP_GROUP, _HOST_GROUP = 1, 2
 _PACK_BYTES = 64 * 1024**2
 """Maximum size of packed tensors: packing takes memory, and saves little for large tensors."""
@@ -58,7 +60,7 @@ class ProcessSums:
         return found
 
     def _sum(self, x: tf.Tensor) -> tf.Tensor:
-        @tf.custom_gradient
+        @custom_gradient
         def summed(x: tf.Tensor) -> Any:
             instance = next(self._instances)
             return self._reduced(x, _STEP_GROUP, instance), self._sum

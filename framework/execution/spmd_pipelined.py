@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 from tekso.framework.cluster import Cluster
 from tekso.framework.costs.piece_costs import cost_of
 from tekso.framework.costs.piece_traces import PieceTrace, trace_all
-from tekso.framework.execution.base import check_adds_gradients
+from tekso.framework.coupling import coupling, named
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.mesh.layouts import MeshLayout
 from tekso.framework.execution.mesh.placement import Placement
@@ -36,7 +36,10 @@ from tekso.framework.execution.pipeline.schedule import Gpipe
 from tekso.framework.execution.pipeline.schedule_check import checked_actions
 from tekso.framework.execution.pipeline.spmd_loop import STAGE, SpmdLoop
 from tekso.framework.execution.pipeline.spmd_loss import DATA, SpmdLoss
-from tekso.framework.execution.pipeline.staged_execution import StagedExecution
+from tekso.framework.execution.pipeline.staged_execution import (
+    StagedExecution,
+    check_adds_gradients,
+)
 from tekso.framework.params import OldField, param
 from tekso.framework.pieces import Piece
 from tekso.framework.signature import Signature, num_examples
@@ -134,13 +137,11 @@ class SpmdPipelined(StagedExecution):
     def _traced(self, task: Task, micro: Signature, specs: Mapping[str, WeightSpec]) -> _Traced:
         """Returns the pieces of a task; there is one stack, whose layers the stages divide."""
         check_layers(task)
-        for layer in task.walk():
-            if layer.couples_examples:
-                raise ExecutionError(
-                    f"{layer.path} ({type(layer).__name__}) couples the examples of a batch, "
-                    "which --execution=spmd_pipelined does not support; use --execution=pipelined "
-                    "or --execution=mesh_sharded"
-                )
+        for layer in coupling(task):
+            raise ExecutionError(
+                f"{named(layer)} couples the examples of a batch, which --execution=spmd_pipelined "
+                "does not support; use --execution=pipelined or --execution=mesh_sharded"
+            )
         pieces = pieces_of_loss(task)
         traces = trace_all(pieces, specs, micro)
         parts = spmd_pieces.find(pieces, traces, specs, self.params.num_stages)

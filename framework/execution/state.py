@@ -9,7 +9,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 import tensorflow as tf
 
-from tekso.framework.execution.errors import ExecutionError
+from tekso.framework.execution.errors import ExecutionError, joined
 from tekso.framework.weight_spec import WeightSpec
 
 T = TypeVar("T")
@@ -74,8 +74,7 @@ def checked_state(
         if state[key].shape != specs[key].shape:
             problems.append(f"{key} is {list(state[key].shape)}, must be {list(specs[key].shape)}")
     if problems:
-        more = f"; and {len(problems) - 8} more" if len(problems) > 8 else ""
         raise ExecutionError(
-            f"the checkpoint does not fit the model and learner: {'; '.join(problems[:8])}{more}"
+            f"the checkpoint does not fit the model and learner: {joined(problems)}"
         )
     return state

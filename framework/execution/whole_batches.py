@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
+from tekso.framework.coupling import gathering
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.task import Task
 
 ACCUMULATION = ("accumulation steps", "set learner.accumulation_steps=1")
 """The last arguments of `check_whole` for accumulation steps."""
-
-
-def gathering(task: Task) -> list[str]:
-    """Returns the layers that compare the examples of all replicas."""
-    return [
-        f"{layer.path or 'the task'} ({type(layer).__name__})"
-        for layer in task.walk()
-        if layer.gathers_examples
-    ]
 
 
 def check_whole(task: Task, parts: int, what: str, cure: str) -> None:

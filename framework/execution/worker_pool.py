@@ -6,7 +6,7 @@
 
 A worker that answers again is connected at once, whether or not others are still lost. TensorFlow's
 ClusterCoordinator instead waits until all lost workers are back, so a run whose last two workers
-were lost would not go on with the first of them that returns.
+were lost would not continue with the first of them that returns.
 """
 
 from __future__ import annotations

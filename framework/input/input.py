@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from tekso.framework.batch_part import BatchPart, RowsOf, equal_part
+from tekso.framework.batch_part import BatchPart, RowsOf
 from tekso.framework.input import parts_of_batches, shuffle
 from tekso.framework.input.skips import InputError, SkipReport
 from tekso.framework.input.splits import Split
@@ -150,27 +150,6 @@ class Input(Configurable):
           InputError: the batch does not divide over the processes; IndexError: as `batch`.
         """
         return parts_of_batches.built(self, step, rows)
-
-    def part(self, step: int, part: int, parts: int, *, even: bool = False) -> Batch:
-        """Returns one of several consecutive parts of the global batch of a step.
-
-        They have equal sizes, or the first ones have one example more.
-
-        Args:
-          step: the step.
-          part: index of the part.
-          parts: number of parts.
-          even: whether all parts must have the same size.
-
-        Raises:
-          IndexError: as `batch`; or there is no such part.
-          InputError: the batch does not divide into such parts, none of which may be empty.
-        """
-        if not 0 <= part < parts:
-            raise IndexError(f"there is no part {part} of {parts}")
-        if parts == 1:
-            return self.batch(step)
-        return self.own_part(step, lambda size: (equal_part(size, part, parts, even=even),))
 
     @property
     def num_batches(self) -> int | None:

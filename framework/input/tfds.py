@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tekso.framework.input.skips import InputError, Origin
+from tekso.framework.input.skips import BadRecordError, InputError, Origin
 from tekso.framework.input.sources import Source, digest
 from tekso.framework.input.splits import Split
 from tekso.framework.params import REQUIRED, param
@@ -96,10 +96,14 @@ class Tfds(Source):
 
     def _read(self, index: int) -> Any:
         if self._indexed is not None:
-            return self._feature(self._indexed[index])
-        if self._whole is None:  # without random access, the whole split is read once
-            self._whole = [record for _, record in self._read_all()]
-        return self._whole[index]
+            record = self._record(self._indexed[index], index)
+        else:
+            if self._whole is None:  # without random access, the whole split is read once
+                self._whole = [record for _, record in self._read_all()]
+            record = self._whole[index]
+        if isinstance(record, BadRecordError):
+            raise record
+        return record
 
     def _read_all(self) -> Iterator[tuple[Origin, Any]]:
         if self._indexed is not None:
@@ -122,13 +126,20 @@ class Tfds(Source):
         try:
             for item in tfds.as_numpy(data):
                 for example in _rows(item) if together else [item]:
-                    yield self.origin(index), self._feature(example)
+                    yield self.origin(index), self._record(example, index)
                     index += 1
         except tf.errors.OpError as error:
             raise InputError(
                 f"{self.describe()}, split {self._split}: record {index} cannot be read: "
                 f"{error.message}. Prepare the data set again."
             ) from error
+
+    def _record(self, example: dict[str, Any], index: int) -> Any:
+        """Returns the record of an example; a BadRecordError if it is malformed."""
+        try:
+            return self._feature(example)
+        except BadRecordError as error:
+            return BadRecordError(self.origin(index), error.reason)
 
     def _feature(self, example: dict[str, Any]) -> Any:
         if not self.params.feature:

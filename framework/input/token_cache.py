@@ -1,4 +1,6 @@
-"""A cache of encoded texts on disk: written once, shared by processes and runs, read by ranges.
+"""A cache of numbers on disk, such as encoded texts: written once, shared, read by ranges.
+
+Processes and runs share an entry:
 
     <folder>/<name>/              an entry; it is renamed to this name when it is complete
         <column>.bin              the numbers of a column
@@ -60,12 +62,14 @@ class Place:
       name: prefix of the entry's name, to recognise it.
       made_of: fingerprints of the data and of all settings that the table depends on.
       in_memory_bytes: a table of at most this size is not written.
+      what: what the table has, in the plural, for messages.
     """
 
     folder: str
     name: str
     made_of: Sequence[str]
     in_memory_bytes: int
+    what: str = "tokens"
 
     @property
     def path(self) -> str:
@@ -81,9 +85,13 @@ class TableWriter:
       in_memory_bytes: size from which they are written.
       folder: called once when they have this size. It returns the folder; None: keep them in
         memory.
+      what: what the columns have, in the plural, for messages.
     """
 
-    def __init__(self, in_memory_bytes: int, folder: Callable[[], str | None]) -> None:
+    def __init__(
+        self, in_memory_bytes: int, folder: Callable[[], str | None], what: str = "tokens"
+    ) -> None:
+        self._what = what
         self._limit: int | None = in_memory_bytes
         self._make_folder = folder
         self._folder: str | None = None
@@ -104,7 +112,7 @@ class TableWriter:
         if self._limit is not None and self._size > self._limit:
             self._limit, self._folder = None, self._make_folder()
         if self._folder is not None:
-            with _naming_the_folder(self._folder):
+            with _naming_the_folder(self._folder, self._what):
                 self._flush(self._folder)
 
     def add(self, total: str, number: int) -> None:
@@ -135,7 +143,7 @@ class TableWriter:
             "skipped": [dataclasses.asdict(skip) for skip in skipped],
         }
         folder = self._folder or ""
-        with _naming_the_folder(folder):
+        with _naming_the_folder(folder, self._what):
             for file in self._files.values():
                 file.flush()
                 os.fsync(file.fileno())
@@ -188,7 +196,9 @@ def obtain(place: Place | None, *, skips: Skips, write: Callable[[TableWriter], 
         if (found := _opened(place.path, skips)) is not None:
             return found
     with contextlib.ExitStack() as stack:
-        writer = TableWriter(place.in_memory_bytes, lambda: _folder(place, skips, stack))
+        writer = TableWriter(
+            place.in_memory_bytes, lambda: _folder(place, skips, stack), place.what
+        )
         stack.callback(writer.close)
         try:
             write(writer)
@@ -231,7 +241,7 @@ def _folder(place: Place, skips: Skips, stack: contextlib.ExitStack) -> str | No
         files.make_folder(place.folder)
         is_locked = stack.enter_context(_locked(place.path))
     except OSError as error:
-        logging.warning("tokens are kept in memory and not cached: %s", error)
+        logging.warning("%s are kept in memory and not cached: %s", place.what, error)
         return None
     try:
         if (found := _opened(place.path, skips)) is not None:
@@ -248,13 +258,13 @@ def _folder(place: Place, skips: Skips, stack: contextlib.ExitStack) -> str | No
 
 
 @contextlib.contextmanager
-def _naming_the_folder(folder: str) -> Iterator[None]:
+def _naming_the_folder(folder: str, what: str) -> Iterator[None]:
     """Converts errors of writing in the block to one that says what to do."""
     try:
         yield
     except OSError as error:
         raise InputError(
-            f"tokens cannot be cached in {os.path.dirname(folder)}: {error.strerror or error}. "
+            f"{what} cannot be cached in {os.path.dirname(folder)}: {error.strerror or error}. "
             "Free some space, or set `cache_dir` of the input to another folder"
         ) from error
 

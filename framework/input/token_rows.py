@@ -141,12 +141,13 @@ def token_rows(
     return TokenRows(sides, tuple(table.columns[name] for name in sorted(names)))
 
 
-def cache_dir_of(params: Any, assets_dir: str | None) -> str | None:
+def cache_dir_of(params: Any, assets_dir: str | None, what: str = "tokens") -> str | None:
     """Returns the folder for cached tokens of an input; None: tokens stay in memory.
 
     Args:
       params: Params of the input, with cache_dir.
       assets_dir: folder of the assets of a run.
+      what: what is cached; the name of the folder in the assets.
 
     Raises:
       InputError: cache_dir is not a folder of this machine.
@@ -161,7 +162,7 @@ def cache_dir_of(params: Any, assets_dir: str | None) -> str | None:
         return found
     if assets_dir is None or not files.is_local(assets_dir):
         return None
-    return files.join(assets_dir, "tokens")
+    return files.join(assets_dir, what)
 
 
 def texts(source: Source) -> Iterator[Text]:

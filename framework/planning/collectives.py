@@ -24,7 +24,7 @@ from tensorflow.python.eager import context
 from tekso.framework.execution.mesh.layouts import Layout, MeshLayout, MeshShape
 from tekso.framework.execution.mesh.placement import Placement
 from tekso.framework.execution.mesh.program import MeshProgram
-from tekso.framework.execution.mesh.workarounds import compiler
+from tekso.framework.execution.workarounds import compiler
 from tekso.framework.learning_step import LearnerBase
 from tekso.framework.planning.partitioned_program import Exchange, PartitionedProgram
 from tekso.framework.signature import Signature

@@ -31,7 +31,6 @@ Source:
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -176,7 +175,7 @@ class CostModel:
             bill.collectives(),
         )
 
-    def whole_share(self, layout: MeshLayout, axis: str) -> float:
+    def unsharded_share(self, layout: MeshLayout, axis: str) -> float:
         """Returns the share of the bytes of weights that the rules do not shard over an axis."""
         total = whole = 0
         for group in self._weights:
@@ -314,7 +313,9 @@ class CostModel:
         for group in self._weights:
             spec, count = group.spec, group.count
             used, stored, slot = (self._layout(k, layout, spec) for k in ("used", "stored", "slot"))
-            as_used, as_stored, as_slot = (_local(layout, spec, x) for x in (used, stored, slot))
+            as_used, as_stored, as_slot = (
+                layout.shard_bytes(spec, x) for x in (used, stored, slot)
+            )
             weights += as_stored * count
             itemsize = spec.size_bytes // max(spec.size, 1)
             is_cast = group.trained and itemsize == 4 != self._activation_bytes
@@ -332,7 +333,7 @@ class CostModel:
             gradients += as_slot * count * (2 if self._parts > 1 else 1)
             update += 3 * as_slot * count
         for group in self._slots:
-            local = _local(layout, group.spec, self._layout("slot", layout, group.spec))
+            local = layout.shard_bytes(group.spec, self._layout("slot", layout, group.spec))
             slots += local * group.count
             update += 2 * local * group.count
         workspace = 2 * sums.largest + sums.recomputed
@@ -376,7 +377,3 @@ class _Sums:
 
 def _part(spec: WeightSpec) -> Part:
     return Part(spec.dims, spec.shape, spec.size_bytes // max(spec.size, 1), weight=spec.path)
-
-
-def _local(layout: MeshLayout, spec: WeightSpec, axes: Layout) -> float:
-    return spec.size_bytes / math.prod(layout.mesh.size_of(axis) for axis in axes if axis)

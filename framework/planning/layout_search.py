@@ -23,7 +23,7 @@ from typing import Any
 
 from tekso.framework.costs import this_machine
 from tekso.framework.costs.device_types import DeviceType
-from tekso.framework.execution.base import part_of
+from tekso.framework.execution.accumulation import part_of
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.mesh import activations
 from tekso.framework.execution.mesh.layouts import (
@@ -108,18 +108,13 @@ def rank(
         raise ExecutionError(
             "a layout search needs a mesh (execution.mesh) or a number of devices (--devices)"
         )
-    found_device = this_machine.find(device)
-    parts = learner.params.accumulation_steps
-    batch = part_of(signature, parts)
-    model, legality = _prepare(task, learner, batch, found_device, parts, activation_dtype)
-    for layout in compare:
-        layout.check(legality.specs, activations=legality.constrained)
+    model, legality = _prepare(task, learner, signature, device, activation_dtype, compare)
     meshes = [mesh] if mesh is not None else list(factorisations(num_devices or 1))
     costs: dict[MeshLayout, Cost] = {layout: model.cost(layout) for layout in compare}
     for shape in meshes:
         search = _Search(shape, legality, model, limit=MAX_TRIED // len(meshes))
         costs.update(search.costs(may_swap=mesh is not None))
-    return _ranking(costs, compare, found_device)
+    return _ranking(costs, compare, model.device)
 
 
 def price(
@@ -138,13 +133,9 @@ def price(
         accumulation steps.
       LayoutError: the layout is not legal.
     """
-    found_device = this_machine.find(device)
-    parts = learner.params.accumulation_steps
-    batch = part_of(signature, parts)
-    model, legality = _prepare(task, learner, batch, found_device, parts, activation_dtype)
-    layout.check(legality.specs, activations=legality.constrained)
+    model, _ = _prepare(task, learner, signature, device, activation_dtype, [layout])
     cost = model.cost(layout)
-    return Ranked(1, layout, cost, found_device, cost, is_asked=True)
+    return Ranked(1, layout, cost, model.device, cost, is_asked=True)
 
 
 def factorisations(num_devices: int) -> Iterator[MeshShape]:
@@ -170,25 +161,30 @@ def _divisors(number: int) -> list[int]:
 def _prepare(
     task: Task,
     learner: LearnerBase,
-    batch: Signature,
-    device: DeviceType,
-    parts: int,
+    signature: Signature,
+    device: str,
     activation_dtype: str,
+    compare: Sequence[MeshLayout],
 ) -> tuple[CostModel, _Legality]:
-    specs = task.specs()
+    """Returns the cost model, and what is legal; checks that the layouts of `compare` are."""
+    found_device, parts = this_machine.find(device), learner.params.accumulation_steps
+    batch, specs = part_of(signature, parts), task.specs()
     weights = alike(specs.values(), trained=learner.trainable(specs))
     work = tracing.trace(task, weights, batch, activation_dtype=activation_dtype)
     model = CostModel(
         work,
         weights,
         alike(learner.slots(specs).values()),
-        device,
+        found_device,
         parts=parts,
         activation_bytes=4 if activation_dtype == "float32" else 2,
     )
     constrained = activations.of_task(task, batch)
     dims = _worth_a_rule(specs.values(), constrained)
-    return model, _Legality({g.spec.path: g.spec for g in weights}, constrained, dims)
+    legality = _Legality({g.spec.path: g.spec for g in weights}, constrained, dims)
+    for layout in compare:
+        layout.check(legality.specs, activations=constrained)
+    return model, legality
 
 
 def _worth_a_rule(specs: Iterable[WeightSpec], constrained: Activations) -> list[str]:
@@ -276,7 +272,7 @@ class _Search:
             further
             for layout in _best(chosen)
             for axis in self._axes
-            if self._model.whole_share(layout, axis) > 0.5
+            if self._model.unsharded_share(layout, axis) > 0.5
             for further in (
                 dataclasses.replace(layout, weights_axis=axis),
                 dataclasses.replace(layout, slots_axis=axis),

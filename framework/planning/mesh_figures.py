@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping, Set
 
-import tensorflow as tf
-
 from tekso.framework.costs.piece_traces import rows_of
-from tekso.framework.execution.mesh.layouts import Layout, MeshLayout
+from tekso.framework.execution.mesh.layouts import MeshLayout
 from tekso.framework.execution.pipeline.plan import PipelinePlan
 from tekso.framework.execution.pipeline.stage_specs import StageSpecs
 from tekso.framework.learning_step import LearnerBase
@@ -61,13 +58,13 @@ def figures_on_mesh(
       specs: specs of all weights of the task.
       layout: mesh and rules of a stage.
     """
-    kept = StageSpecs(plan.stage_plan, learner, State(specs, learner.slots(specs)))
+    by_stage = StageSpecs(plan.stage_plan, learner, State(specs, learner.slots(specs)))
     trained = set(learner.trainable(specs))
     return MeshFigures(
         layout,
         tuple(
             _shards(
-                kept.specs[stage.index],
+                by_stage.specs[stage.index],
                 {path: rows_of(specs[path], rows) for path, rows in stage.weights.items()},
                 trained,
                 layout,
@@ -98,19 +95,14 @@ def _shards(
     trained: Set[str],
     layout: MeshLayout,
 ) -> ShardBytes:
-    def held(spec: WeightSpec, axes: Layout, dtype: str) -> int:
-        size: int = tf.as_dtype(dtype).size
-        return math.prod(layout.shard_shape(spec.shape, axes)) * size
-
     weights, slots = owned
+    held = layout.shard_bytes
     return ShardBytes(
-        weights=sum(held(s, layout.of_stored_weight(s), s.dtype) for s in weights.values()),
-        copies=sum(
-            held(s, layout.of_weight(s), s.dtype) for path, s in read.items() if path not in weights
-        ),
-        slots=sum(held(s, layout.of_slot(s), s.dtype) for s in slots.values()),
+        weights=sum(held(s, layout.of_stored_weight(s)) for s in weights.values()),
+        copies=sum(held(s, layout.of_weight(s)) for path, s in read.items() if path not in weights),
+        slots=sum(held(s, layout.of_slot(s)) for s in slots.values()),
         gradients=sum(
-            held(s, layout.of_slot(s), state_dtype(s))
+            held(dataclasses.replace(s, dtype=state_dtype(s)), layout.of_slot(s))
             for path, s in read.items()
             if path in trained
         ),

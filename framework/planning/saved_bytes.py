@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tekso.framework.costs.piece_gradients import piece_gradients
-from tekso.framework.costs.piece_traces import PieceTrace, of_each, tensors
+from tekso.framework.costs.piece_traces import PieceTrace, of_each
 from tekso.framework.execution.pipeline.graph_cut import GraphCut
+from tekso.framework.nests import tensors
 from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece
 from tekso.framework.signature import Signature, num_examples
 from tekso.framework.weight_spec import WeightSpec

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from typing import Any
-
-import tensorflow as tf
 
 from tekso.framework.execution.mesh.layouts import Layout, MeshLayout
 from tekso.framework.weight_spec import WeightSpec
@@ -109,7 +106,7 @@ def of_model(
       specs: specs of all weights.
       slots: specs of the learner's slots, by "<weight path>/<slot name>".
     """
-    held = {path: _bytes_per_device(layout, s, layout.of_slot(s)) for path, s in slots.items()}
+    held = {path: layout.shard_bytes(s, layout.of_slot(s)) for path, s in slots.items()}
     own: dict[str, list[str]] = {path: [] for path in specs}
     for path in slots:
         own.get(path.rpartition("/")[0], []).append(path)
@@ -122,7 +119,7 @@ def of_model(
                 layout=stored,
                 used_layout=layout.of_weight(spec),
                 shard_shape=layout.shard_shape(spec.shape, stored),
-                bytes_per_device=_bytes_per_device(layout, spec, stored),
+                bytes_per_device=layout.shard_bytes(spec, stored),
                 optimizer_bytes_per_device=sum(held[slot] for slot in own[path]),
                 optimizer_bytes=sum(slots[slot].size_bytes for slot in own[path]),
             )
@@ -133,11 +130,6 @@ def of_model(
         optimizer_bytes_per_device=sum(held.values()),
         optimizer_bytes=sum(spec.size_bytes for spec in slots.values()),
     )
-
-
-def _bytes_per_device(layout: MeshLayout, spec: WeightSpec, axes: Layout) -> int:
-    item: int = tf.as_dtype(spec.dtype).size
-    return math.prod(layout.shard_shape(spec.shape, axes)) * item
 
 
 def record(sharding: Sharding) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from typing import Any
 import tensorflow as tf
 
 from tekso.framework.costs.piece_costs import BACKWARD as BACKWARD_COST
-from tekso.framework.costs.piece_traces import rows_of, tensors
+from tekso.framework.costs.piece_traces import rows_of
 from tekso.framework.execution.pipeline.actions import (
     BACKWARD,
     FORWARD,
@@ -34,6 +34,7 @@ from tekso.framework.execution.pipeline.plan import PipelinePlan
 from tekso.framework.execution.pipeline.stage_specs import StageSpecs
 from tekso.framework.execution.pipeline.stages import Stage, Value
 from tekso.framework.learning_step import LearnerBase
+from tekso.framework.nests import tensors
 from tekso.framework.optimizers.optimizer import state_dtype
 from tekso.framework.planning.mesh_figures import MeshFigures
 from tekso.framework.planning.saved_bytes import SavedBytes, together

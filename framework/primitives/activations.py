@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args
 
 import tensorflow as tf
 
+from tekso.framework.primitives.custom_gradient import custom_gradient
 from tekso.framework.primitives.fusion import Fuse, no_fusion
 
 Activation = Literal[
@@ -97,7 +98,7 @@ def activate(name: str, x: tf.Tensor, *, fuse: Fuse = no_fusion) -> tf.Tensor:
     if name == "identity":
         return x
 
-    @tf.custom_gradient
+    @custom_gradient
     def run(x: tf.Tensor) -> Any:
         return fuse(_forward, name=name)(x), lambda dy: fuse(_backward, name=name)(dy, x)
 

@@ -13,6 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from tekso.framework import counter_hash
+from tekso.framework.primitives.custom_gradient import custom_gradient
 from tekso.framework.primitives.fusion import Fuse, no_fusion
 from tekso.framework.primitives.precision import widen
 
@@ -50,7 +51,7 @@ def attend(
     noise = [] if dropout is None else [dropout[0], tf.cast(dropout[1], tf.uint32)]
     rate = 0.0 if dropout is None else dropout[2]
 
-    @tf.custom_gradient
+    @custom_gradient
     def run(q: tf.Tensor, k: tf.Tensor, v: tf.Tensor, *biases: tf.Tensor) -> Any:
         q_heads, k_heads, v_heads = fuse(_split_heads, scale=scale, groups=groups)(q, k, v)
         scores = tf.matmul(q_heads, k_heads, transpose_b=True)

@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from tekso.framework import counter_hash
+from tekso.framework.primitives.custom_gradient import custom_gradient
 from tekso.framework.primitives.fusion import Fuse, no_fusion
 
 
@@ -28,7 +29,7 @@ def dropout(
     offset = tf.cast(example_offset, tf.uint32)
     masked = fuse(_masked, rate=rate)
 
-    @tf.custom_gradient
+    @custom_gradient
     def run(x: tf.Tensor) -> Any:
         return masked(x, key, offset), lambda dy: masked(dy, key, offset)
 

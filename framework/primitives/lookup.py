@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tekso.framework.primitives.custom_gradient import custom_gradient
 from tekso.framework.primitives.precision import widen
 
 
@@ -19,7 +20,7 @@ def lookup(table: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
     if tf.as_dtype(table.dtype).size > 2:
         return tf.gather(table, ids)
 
-    @tf.custom_gradient
+    @custom_gradient
     def run(table: tf.Tensor) -> Any:
         def grad(drows: tf.Tensor) -> tf.Tensor:
             # TensorFlow would sum in the dtype of the table: in bfloat16, 256 + 1 is 256.
@@ -43,7 +44,7 @@ def lookup_shared(table: tf.Tensor, ids: tf.Tensor) -> tuple[tf.Tensor, tf.Tenso
       returns: [..., embed], [vocab, embed]
     """
 
-    @tf.custom_gradient
+    @custom_gradient
     def run(table: tf.Tensor) -> Any:
         def grad(drows: tf.Tensor, dtable: tf.Tensor) -> tf.Tensor:
             flat = tf.reshape(drows, [-1, table.shape[1]])
@@ -51,7 +52,8 @@ def lookup_shared(table: tf.Tensor, ids: tf.Tensor) -> tuple[tf.Tensor, tf.Tenso
 
         return (tf.gather(table, ids), tf.identity(table)), grad
 
-    return run(table)
+    found: tuple[tf.Tensor, tf.Tensor] = run(table)
+    return found
 
 
 def add_rows(table: tf.Tensor, ids: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:

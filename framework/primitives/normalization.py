@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tekso.framework.primitives.custom_gradient import custom_gradient
 from tekso.framework.primitives.fusion import Fuse, no_fusion
 from tekso.framework.primitives.precision import widen
 
@@ -28,13 +29,13 @@ def layer_norm(
     Source: Ba et al. 2016, eq. 4.
     """
 
-    @tf.custom_gradient
+    @custom_gradient
     def run(x: tf.Tensor, scale: tf.Tensor, *bias: tf.Tensor) -> Any:
         y, normalised, inverse = fuse(_layer_norm_forward, epsilon=epsilon)(x, scale, *bias)
 
         def grad(dy: tf.Tensor) -> list[tf.Tensor]:
             gradients = fuse(_layer_norm_backward)(dy, normalised, inverse, scale)
-            return gradients[: 2 + len(bias)]
+            return list(gradients[: 2 + len(bias)])
 
         return y, grad
 
@@ -75,12 +76,12 @@ def rms_norm(
     Source: Zhang & Sennrich 2019, eq. 4.
     """
 
-    @tf.custom_gradient
+    @custom_gradient
     def run(x: tf.Tensor, scale: tf.Tensor) -> Any:
         y, normalised, inverse = fuse(_rms_norm_forward, epsilon=epsilon)(x, scale)
 
         def grad(dy: tf.Tensor) -> list[tf.Tensor]:
-            return fuse(_rms_norm_backward)(dy, normalised, inverse, scale)
+            return list(fuse(_rms_norm_backward)(dy, normalised, inverse, scale))
 
         return y, grad
 

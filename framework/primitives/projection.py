@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tekso.framework.primitives.custom_gradient import custom_gradient
 from tekso.framework.primitives.fusion import Fuse, no_fusion
 from tekso.framework.primitives.precision import widen
 
@@ -48,7 +49,7 @@ def _static(shape: tf.TensorShape) -> list[int]:
 
 
 def _matrix_project(fuse: Fuse, *args: tf.Tensor) -> tf.Tensor:
-    @tf.custom_gradient
+    @custom_gradient
     def run(x: tf.Tensor, w: tf.Tensor, *b: tf.Tensor) -> Any:
         y = tf.matmul(x, w)
         if b:

@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tekso.framework.primitives.custom_gradient import custom_gradient
 from tekso.framework.primitives.fusion import Fuse, no_fusion
 
 
@@ -21,7 +22,7 @@ def rotate(x: tf.Tensor, sine: Any, cosine: Any, *, fuse: Fuse = no_fusion) -> t
     """
     sine, cosine = tf.cast(sine, x.dtype), tf.cast(cosine, x.dtype)
 
-    @tf.custom_gradient
+    @custom_gradient
     def run(x: tf.Tensor) -> Any:
         y = fuse(_rotated)(x, sine, cosine)
         return y, lambda dy: fuse(_rotated)(dy, -sine, cosine)

@@ -11,6 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tekso.framework.primitives.custom_gradient import custom_gradient
 from tekso.framework.primitives.fusion import Fuse, no_fusion
 from tekso.framework.primitives.lookup import add_rows
 from tekso.framework.primitives.precision import widen, widen_half
@@ -45,7 +46,7 @@ def cross_entropy(
     flat_labels = tf.reshape(labels, [-1])
     smooth = label_smoothing
 
-    @tf.custom_gradient
+    @custom_gradient
     def run(x: tf.Tensor, table: tf.Tensor, *bias: tf.Tensor) -> Any:
         vocab = table.shape[0]
         logits = _batch_matmul(x, table, transpose_b=True)

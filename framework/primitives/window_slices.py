@@ -18,6 +18,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tekso.framework.primitives.custom_gradient import custom_gradient
+
 Sizes = tuple[int, int]
 
 
@@ -97,14 +99,15 @@ def convolution(
             [tf.einsum(equation, part, k) for part, k in zip(parts, kernels, strict=True)]
         )
 
-    @tf.custom_gradient
+    @custom_gradient
     def run(x: tf.Tensor, w: tf.Tensor) -> Any:
         def grad(dy: tf.Tensor) -> list[tf.Tensor]:
             # Slices are recomputed: saved, they would be as large as x times a window's elements.
             with tf.GradientTape() as tape:
                 tape.watch([x, w])
                 y = forward(x, w)
-            return tape.gradient(y, [x, w], dy)
+            gradients: list[tf.Tensor] = tape.gradient(y, [x, w], dy)
+            return gradients
 
         return forward(x, w), grad
 
@@ -169,7 +172,7 @@ def window_max(x: tf.Tensor, *, shape: Sizes, sizes: Sizes, strides: Sizes) -> t
 
 
 def _first_max(parts: Sequence[tf.Tensor]) -> tf.Tensor:
-    @tf.custom_gradient
+    @custom_gradient
     def run(*parts: tf.Tensor) -> Any:
         y = parts[0]
         for part in parts[1:]:

@@ -19,6 +19,7 @@ import tensorflow as tf
 
 from tekso.framework import onednn
 from tekso.framework.primitives import window_slices
+from tekso.framework.primitives.custom_gradient import custom_gradient
 from tekso.framework.primitives.precision import widen
 
 Padding = Literal["SAME", "VALID", "FIXED"]
@@ -171,7 +172,8 @@ def element_counts(height: int, width: int, window: Window) -> np.ndarray:
         starts = np.arange(window.output_size(size, d)) * window.strides[d]
         held = starts[:, None] + np.arange(window.shape[d])
         by_dim.append(real[held].sum(1))
-    return np.outer(*by_dim)[None, :, :, None]
+    counts: np.ndarray = np.outer(*by_dim)[None, :, :, None]
+    return counts
 
 
 def _has_gradient(x: tf.Tensor, w: tf.Tensor, window: Window) -> bool:
@@ -199,13 +201,14 @@ def _convolved(x: tf.Tensor, w: tf.Tensor, window: Window) -> tf.Tensor:
 
 
 def _convolved_with_gradient_by_slices(x: tf.Tensor, w: tf.Tensor, window: Window) -> tf.Tensor:
-    @tf.custom_gradient
+    @custom_gradient
     def run(x: tf.Tensor, w: tf.Tensor) -> Any:
         def grad(dy: tf.Tensor) -> list[tf.Tensor]:
             with tf.GradientTape() as tape:
                 tape.watch([x, w])
                 y = _convolved_by_slices(x, w, window)
-            return tape.gradient(y, [x, w], dy)
+            gradients: list[tf.Tensor] = tape.gradient(y, [x, w], dy)
+            return gradients
 
         return _convolved(x, w, window), grad
 

@@ -87,18 +87,18 @@ def check_same_tensors(checkpoints: Sequence[Checkpoint]) -> None:
 def differences(checkpoints: Sequence[Checkpoint]) -> list[str]:
     """Returns a warning for each checkpoint whose Params differ from those of the last."""
     last = checkpoints[-1]
-    told = []
+    warnings = []
     for one in checkpoints[:-1]:
         before, after = (c.description.params.splitlines() for c in (one, last))
         lines = list(difflib.unified_diff(before, after, lineterm="", n=0))[2:]
         changed = [line for line in lines if not line.startswith("@@")]
         if changed:
             more = "; …" if len(changed) > _SHOWN else ""
-            told.append(
+            warnings.append(
                 f"{one.path} was trained with Params that differ from those of {last.path}: "
                 f"{'; '.join(changed[:_SHOWN])}{more}"
             )
-    return told
+    return warnings
 
 
 def is_averaged(key: str, dtype: tf.DType) -> bool:

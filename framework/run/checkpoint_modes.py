@@ -77,10 +77,10 @@ def _sleep() -> None:
 def follow(job: Job, *, wait: Callable[[], None] = _sleep) -> None:
     """Evaluates every checkpoint of a run, in the order of steps, until the run is finished.
 
-    Training may go on in another process at the same time. A run is finished when its last step, or
-    the step at which early stopping ended it, is saved. Checkpoints that an earlier call evaluated
-    are not evaluated again. A checkpoint that training deletes before it is
-    read is left out, with a line that says so.
+    Training may continue in another process at the same time. A run is finished when its last step,
+    or the step at which early stopping ended it, is saved. Checkpoints that an earlier call
+    evaluated are not evaluated again. A checkpoint that training deletes before it is read is left
+    out, with a line that says so.
 
     Figures are printed, appended to evaluations.jsonl, and written to events_followed/ for
     TensorBoard; decoded outputs to decoded/NAME/followed_step_….txt.

@@ -14,7 +14,7 @@ _FEWER = "; run.keep_last_checkpoints sets how many checkpoints are kept"
 
 
 def check_free(path: str, needed: int) -> None:
-    """Raises a DiskFullError if a new checkpoint with so many bytes does not fit."""
+    """Raises a DiskFullError if a new checkpoint with this many bytes does not fit."""
     free = _free_bytes(os.path.dirname(path))
     if free is not None and free < needed:
         raise _full_checkpoint(path, errno.ENOSPC, f"it needs {needed:,} bytes, {free:,} are free")

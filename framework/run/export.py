@@ -160,14 +160,14 @@ def _converted(
 def _vocabularies(input: Input) -> dict[str, Any]:
     """Returns the meaning of every id, for each tokenizer of an input, as JSON data."""
     found: dict[str, Any] = {}
-    told: dict[str, Any] = {}
+    distinct: dict[str, Any] = {}
     for name in _TOKENIZERS:
         tokenizer = getattr(input, name, None)
-        same = next((key for key, one in told.items() if one is tokenizer), None)
+        same = next((key for key, one in distinct.items() if one is tokenizer), None)
         if tokenizer is None or same is not None:
             found |= {name: {"same_as": same}} if same is not None else {}
             continue
-        told[name] = tokenizer
+        distinct[name] = tokenizer
         found[name] = {
             "kind": type(tokenizer).__name__,
             "vocab_size": tokenizer.vocab_size,
@@ -177,7 +177,7 @@ def _vocabularies(input: Input) -> dict[str, Any]:
     inputs = getattr(input, "inputs", None)
     if isinstance(inputs, Mapping):  # of several tasks
         return {name: _vocabularies(one) for name, one in inputs.items()}
-    first = next((one.vocab_size for one in told.values()), 0)
+    first = next((one.vocab_size for one in distinct.values()), 0)
     for number, language in enumerate(getattr(input, "languages", ())):
         found.setdefault("languages", {})[language] = first + number
     return found

@@ -70,8 +70,8 @@ def read(folder: str) -> Incident:
       IncidentError: it is not the folder of an incident, or its description is damaged.
     """
     try:
-        told = bounded.read_json(files.join(folder, DESCRIPTION))
-        values = {name: told[name] for name in ("step", "seed", "batch")}
+        stored = bounded.read_json(files.join(folder, DESCRIPTION))
+        values = {name: stored[name] for name in ("step", "seed", "batch")}
         for name, value in values.items():
             if type(value) is not int:
                 raise ValueError(f"{name} is not an integer in {DESCRIPTION}")

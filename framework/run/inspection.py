@@ -137,9 +137,9 @@ def batch_of(tree: Tree.Params, *, assets_dir: str | None = None) -> Signature:
       tree: the Params.
       assets_dir: folder of the assets of a run, if there was one.
     """
-    told: Any = tree.input.owner.signature(tree.input)
-    if told is not None:
-        found: Signature = told
+    known: Any = tree.input.owner.signature(tree.input)
+    if known is not None:
+        found: Signature = known
         return found
     input = tree.input.instantiate(seed=tree.run.seed, assets_dir=assets_dir)
     return signature_of(input.batch(0))
@@ -214,10 +214,10 @@ def model_text(record: Mapping[str, Any], *, max_rows: int = 400, width: int | N
     lines = [record["model"], ""]
     half, left_out = max_rows // 2, len(weights) - max_rows
     shown = weights if left_out <= 0 else weights[:half] + weights[-half:]
-    told = f"… {left_out} more rows; --format=json has all of them …"
+    noted = f"… {left_out} more rows; --format=json has all of them …"
     lines += table(
         ("weight", "shape", "dims", "size", "dtype"), shown, right=(3,), width=width,
-        remarks={half - 1: [told]} if left_out > 0 else None,
+        remarks={half - 1: [noted]} if left_out > 0 else None,
     )  # fmt: skip
     parts = [
         (part["part"], f"{part['weights']:,}", _share(part["weights"], record["total_weights"]),

@@ -126,7 +126,7 @@ class Job:
                 cluster,
                 token=cluster_token.find(self.cluster_token_file, os.environ, self.logdir.path),
                 timeout_s=self.cluster_timeout_s,
-                tell=lambda text: self.console.line(text, "warning"),
+                log=lambda text: self.console.line(text, "warning"),
                 last_words=lambda text: print(
                     f"{self.command[0]}: {with_advice(text)}", file=sys.stderr, flush=True
                 ),

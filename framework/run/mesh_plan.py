@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from tekso.framework import schedules
-from tekso.framework.execution.base import part_of
+from tekso.framework.execution.accumulation import part_of
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.mesh.layouts import MeshLayout
 from tekso.framework.execution.mesh_sharded import MeshSharded

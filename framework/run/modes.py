@@ -98,8 +98,8 @@ def _train(job: Job, group: ProcessGroup) -> int:
             if outcome.stopped_by is not None:
                 path = checkpoints.path(outcome.step)
                 name = outcome.stopped_by.name
-                told = summary.stopped(name, outcome.step, run.steps, path)
-                for line in told + time_use.lines(report.time_use.seconds()):
+                lines = summary.stopped(name, outcome.step, run.steps, path)
+                for line in lines + time_use.lines(report.time_use.seconds()):
                     job.console.line(line)
                 return exit_code(outcome.stopped_by)
             report.progress(outcome.step, "decoding")
@@ -258,7 +258,7 @@ def _profile(job: Job) -> StepProfile | None:
         return None
     first, last = job.profile_steps
     folder = job.logdir.file("profile")
-    return StepProfile(first, last, folder=folder, tell=job.console.line)
+    return StepProfile(first, last, folder=folder, log=job.console.line)
 
 
 def _incidents(job: Job, parts: Assembly) -> Incidents:

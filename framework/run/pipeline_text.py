@@ -249,8 +249,8 @@ def _table(header: Sequence[str], rows: Sequence[_Row], width: int | None) -> li
         if g[0].pieces
     }
     if left_out > 0:
-        told = f"… {left_out} more; --format=json has all of them …"
-        remarks.setdefault(_MOST_ROWS // 2 - 1, []).append(told)
+        left = f"… {left_out} more; --format=json has all of them …"
+        remarks.setdefault(_MOST_ROWS // 2 - 1, []).append(left)
     return table(header, cells, right=range(len(header)), width=width, remarks=remarks)
 
 

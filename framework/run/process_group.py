@@ -112,7 +112,7 @@ class ConnectedProcessGroup(ProcessGroup):
       cluster: the processes.
       token: the secret that they share.
       timeout_s: how long to wait for all processes to connect.
-      tell: called with a line that says which processes are awaited.
+      log: called with a line that says which processes are awaited.
       last_words: called with the error before a process that hangs in TensorFlow is ended.
     """
 
@@ -122,13 +122,13 @@ class ConnectedProcessGroup(ProcessGroup):
         *,
         token: Token,
         timeout_s: float,
-        tell: Callable[[str], None],
+        log: Callable[[str], None],
         last_words: Callable[[str], None],
     ) -> None:
         self.process, self.size = cluster.process, cluster.size
         self.cluster = cluster
-        self._tell, self._last_words = tell, last_words
-        self._rendezvous = Rendezvous(cluster, token=token, timeout_s=timeout_s, tell=tell)
+        self._log, self._last_words = log, last_words
+        self._rendezvous = Rendezvous(cluster, token=token, timeout_s=timeout_s, log=log)
         self._connections: dict[int, Connection] = {}
         self._changed = threading.Condition()
         self._inbox: dict[tuple[int, str], collections.deque[Any]] = collections.defaultdict(
@@ -199,7 +199,7 @@ class ConnectedProcessGroup(ProcessGroup):
                 while not self._changed.wait_for(
                     lambda: is_over() or answers[process], timeout=_TELL_S
                 ):
-                    self._tell(f"waiting for {self.name(process)}")
+                    self._log(f"waiting for {self.name(process)}")
                     self._connections[process].send({"kind": "ask"})
 
     @contextlib.contextmanager

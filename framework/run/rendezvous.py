@@ -44,13 +44,13 @@ class Rendezvous:
       cluster: the processes.
       token: the secret that the processes share.
       timeout_s: how long to wait for all processes to connect.
-      tell: called with a line that says which processes are awaited.
+      log: called with a line that says which processes are awaited.
     """
 
     def __init__(
-        self, cluster: Cluster, *, token: Token, timeout_s: float, tell: Callable[[str], None]
+        self, cluster: Cluster, *, token: Token, timeout_s: float, log: Callable[[str], None]
     ) -> None:
-        self._cluster, self._timeout_s, self._tell = cluster, timeout_s, tell
+        self._cluster, self._timeout_s, self._log = cluster, timeout_s, log
         self._token = token
         self._deadline = self._tell_at = 0.0  # set when it begins
         self._there: dict[int, Connection] = {}
@@ -148,7 +148,7 @@ class Rendezvous:
                 self._there[process] = connection
                 self._changed.notify_all()
         if refusal is not None:
-            self._tell(f"rejected a process: {refusal}")
+            self._log(f"rejected a process: {refusal}")
             connection.close()
 
     def _proven(self, connection: Connection) -> tuple[Any, Any]:
@@ -168,7 +168,7 @@ class Rendezvous:
         """Reports a stranger, once per address."""
         if ip not in self._strangers and len(self._strangers) < _STRANGERS and not self._is_over:
             self._strangers.add(ip)
-            self._tell(
+            self._log(
                 f"ignored a connection from {ip}: it is not a process of this run, or does not "
                 f"know its token ({self._token.source})"
             )
@@ -244,7 +244,7 @@ class Rendezvous:
 
     def _tell_late(self, text: str) -> None:
         if time.monotonic() > self._tell_at:
-            self._tell(text)
+            self._log(text)
             self._tell_at = time.monotonic() + 3 * _TELL_AFTER_S
 
     def _missing(self, missing: Iterable[int], why: str = "") -> ClusterError:

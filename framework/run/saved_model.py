@@ -38,7 +38,7 @@ TEXTS = "texts"
 _GRADIENT = "_gradient_op_type"  # attribute of a node: the name of its custom gradient
 
 
-class ExportModule(tf.Module):
+class ExportModule(tf.Module):  # type: ignore[misc]  # TensorFlow has no types
     """The weights as variables, and the traced functions of a task over them.
 
     Args:
@@ -224,10 +224,10 @@ def write(
     signatures = {
         name: module.signature(one, batch_size=batch_size) for name, one in exported.items()
     }
-    told = {**about, "functions": {name: _told(one) for name, one in exported.items()}}
+    record = {**about, "functions": {name: _function_record(one) for name, one in exported.items()}}
     with tempfile.TemporaryDirectory() as folder:
         description = os.path.join(folder, DESCRIPTION)
-        files.write_atomically(description, json.dumps(told, indent=1, ensure_ascii=False) + "\n")
+        files.write_atomically(description, json.dumps(record, indent=1, ensure_ascii=False) + "\n")
         for name, source in assets.items():
             files.write_atomically(os.path.join(folder, name), files.read(source))
         module.assets = [
@@ -269,7 +269,7 @@ def _forget_custom_gradients(path: str) -> None:
     files.write_atomically(path, graph.SerializeToString(deterministic=True))
 
 
-def _told(exported: ExportedFunction) -> dict[str, Any]:
+def _function_record(exported: ExportedFunction) -> dict[str, Any]:
     inputs = {
         name: {
             "dtype": tf.as_dtype(one.dtype).name,

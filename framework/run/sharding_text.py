@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
+from tekso.framework.counting import counted
 from tekso.framework.planning import layout_drawing
 from tekso.framework.planning.collectives import StepCollectives
 from tekso.framework.planning.sharding import ShardedWeight, Sharding
@@ -27,7 +28,7 @@ def sharding_text(model: str, sharding: Sharding, *, width: int | None = None) -
       width: columns of the terminal; None: tables have any width.
     """
     layout, prose = sharding.layout, width or WIDTH
-    lines = [model, "", f"mesh {layout.mesh}: {_devices(layout.mesh.size)}, by number"]
+    lines = [model, "", f"mesh {layout.mesh}: {counted(layout.mesh.size, 'device')}, by number"]
     lines += [
         _INDENT + line for line in layout_drawing.draw(layout.mesh, width=prose - len(_INDENT))
     ]
@@ -55,10 +56,6 @@ def collectives_text(found: StepCollectives, *, width: int | None = None) -> str
     return "\n".join(lines)
 
 
-def _devices(count: int) -> str:
-    return f"{count:,} device{'s' if count > 1 else ''}"
-
-
 def _rules(sharding: Sharding) -> list[tuple[str, str]]:
     """Returns each rule and its effect."""
     layout = sharding.layout
@@ -67,10 +64,11 @@ def _rules(sharding: Sharding) -> list[tuple[str, str]]:
         split = sharding.split_by(dim, axis)
         sizes = sorted({w.spec.shape[w.spec.dims.index(dim)] for w in split})
         parts = ", ".join(f"{n} into {n // layout.mesh.size_of(axis)} per device" for n in sizes)
-        does = f"shards {_weights(len(split))}: {parts}" if split else "shards only activations"
+        weights = counted(len(split), "weight")
+        does = f"shards {weights}: {parts}" if split else "shards only activations"
         rows.append((f"{dim}:{axis}", does))
     if layout.weights_axis:
-        count = f"{len(sharding.split_further())} of {_weights(len(sharding.weights))}"
+        count = f"{len(sharding.split_further())} of {counted(len(sharding.weights), 'weight')}"
         does = f"shards {count} between steps; all-gathered for use"
         rows.append((f"weights_axis={layout.weights_axis}", does))
     if layout.slots_axis:
@@ -78,10 +76,6 @@ def _rules(sharding: Sharding) -> list[tuple[str, str]]:
         does = does if sharding.slots_are_split_further() else "shards nothing"
         rows.append((f"slots_axis={layout.slots_axis}", does))
     return rows
-
-
-def _weights(count: int) -> str:
-    return f"{count} weight{'s' if count != 1 else ''}"
 
 
 def _weight_table(weights: Sequence[ShardedWeight], width: int | None) -> list[str]:
@@ -148,6 +142,6 @@ def _totals(sharding: Sharding) -> list[str]:
         "optimizer"
     ]
     if whole and sharding.layout.mesh.size > 1:
-        of = f"{len(whole)} of {_weights(len(sharding.weights))}"
+        of = f"{len(whole)} of {counted(len(sharding.weights), 'weight')}"
         lines.append(f"replicated on every device: {of}, {size(held)}")
     return lines

@@ -14,8 +14,8 @@ import tensorflow as tf
 from tekso.framework.cores import num_cores
 from tekso.framework.costs import graph_memory, graph_time, graph_work
 from tekso.framework.costs.this_machine import MachineSpeed
-from tekso.framework.execution.base import part_of
-from tekso.framework.execution.data_parallel import DataParallel
+from tekso.framework.execution.accumulation import part_of
+from tekso.framework.execution.data_parallel import DataParallel, num_towers
 from tekso.framework.execution.data_parallel_program import DataParallelProgram
 from tekso.framework.signature import Signature, num_examples
 from tekso.framework.state import State
@@ -68,12 +68,12 @@ def trace(step: Step, batch: Signature, execution: DataParallel.Params) -> StepG
       execution: Params of `DataParallel`.
 
     Raises:
-      ExecutionError: the batch does not divide evenly.
+      ExecutionError: the batch does not divide evenly over accumulation steps and towers.
     """
     parts = step.learner.params.accumulation_steps
     examples = num_examples(batch)
     part = part_of(batch, parts)
-    towers = _num_towers(step, execution, num_examples(part))
+    towers = num_towers(execution.towers, step.task, num_examples(part), cores=num_cores())
     size = num_examples(part) // towers
     xla = "clusters" if execution.xla == "auto" else execution.xla
     strategy = tf.distribute.get_strategy()
@@ -104,12 +104,3 @@ def trace(step: Step, batch: Signature, execution: DataParallel.Params) -> StepG
     )
     held = sum(s.shape.num_elements() * s.dtype.size for s in tf.nest.flatten(specs[0]))
     return StepGraphs(towers, parts, tower.graph, updating.graph, float(held))
-
-
-def _num_towers(step: Step, execution: DataParallel.Params, examples: int) -> int:
-    if execution.towers is not None:
-        found: int = execution.towers
-        return found
-    couples = any(layer.couples_examples for layer in step.task.walk())
-    cores = num_cores()
-    return 1 if couples or examples % cores else cores

@@ -19,7 +19,8 @@ from tekso.framework.costs import this_machine
 from tekso.framework.costs.device_types import DeviceType
 from tekso.framework.costs.this_machine import THIS_MACHINE
 from tekso.framework.counting import counted
-from tekso.framework.execution.base import Execution, part_of
+from tekso.framework.execution.accumulation import part_of
+from tekso.framework.execution.base import Execution
 from tekso.framework.execution.data_parallel import DataParallel, check_statistics
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.mesh.layouts import MeshLayout, MeshShape, Rules

@@ -17,12 +17,12 @@ class StepProfile:
       first: number of the first step, from 1.
       last: number of the last step.
       folder: folder for the profile; TensorBoard's profiler finds it by the logdir above.
-      tell: called with lines about the profile.
+      log: called with lines about the profile.
     """
 
-    def __init__(self, first: int, last: int, *, folder: str, tell: Callable[[str], None]) -> None:
+    def __init__(self, first: int, last: int, *, folder: str, log: Callable[[str], None]) -> None:
         self._first, self._last = first, last
-        self._folder, self._tell = folder, tell
+        self._folder, self._log = folder, log
         self._began: int | None = None
         self._is_done = False
 
@@ -32,7 +32,7 @@ class StepProfile:
     def __exit__(self, *_: object) -> None:
         if self._began is None:
             steps = f"{self._first} to {self._last}"
-            self._tell(f"no profile was written: this process ran none of the steps {steps}")
+            self._log(f"no profile was written: this process ran none of the steps {steps}")
         self._close("the last")
 
     @contextlib.contextmanager
@@ -60,4 +60,4 @@ class StepProfile:
             return
         self._is_done = True
         tf.profiler.experimental.stop()
-        self._tell(f"profile of steps {self._began}-{last}: {self._folder}")
+        self._log(f"profile of steps {self._began}-{last}: {self._folder}")

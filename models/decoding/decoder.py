@@ -36,7 +36,7 @@ class DecoderStep:
         (or is 0 for a source that is only padding). None if the model provides none.
       state: state of all hypotheses after the step.
       added: what a search adds to the log-probabilities of the next token, such as the weighted
-        log-probabilities of a language model, [N, V] float32, at most 0; None: nothing.
+        log-probabilities of a language model, [N, V] float32; the sum is at most 0. None: nothing.
     """
 
     logits: tf.Tensor

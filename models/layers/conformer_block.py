@@ -17,6 +17,7 @@ from tekso.framework.params import REQUIRED, param
 from tekso.framework.theta import Theta
 from tekso.models.layers import masking
 from tekso.models.layers.attention import MultiHeadAttention
+from tekso.models.layers.attention_positions import AttentionPositions
 from tekso.models.layers.convolution import DepthwiseConv2D
 from tekso.models.layers.dropout import Dropout
 from tekso.models.layers.feed_forward import FeedForward
@@ -147,6 +148,9 @@ class ConformerBlock(Layer):
 
         dim: int = param("Size of the last dim of input and output.", default=REQUIRED)
         num_heads: int = param("Number of attention heads.", default=4)
+        positions: AttentionPositions.Params | None = param(
+            "Position method of the attention; None: none.", default=RelativeSinusoids.Params()
+        )
         expansion: int = param("Hidden units of a feed-forward layer, per dim.", default=4)
         convolution: ConvolutionModule.Params = param(
             "The convolution.", default=ConvolutionModule.Params()
@@ -171,7 +175,7 @@ class ConformerBlock(Layer):
         attention = MultiHeadAttention.Params(
             input_dim=p.dim,
             num_heads=p.num_heads,
-            positions=RelativeSinusoids.Params(),
+            positions=p.positions,
             dropout_rate=p.dropout_rate,
         )
         parts = {

@@ -55,6 +55,11 @@ class LogMel(Layer):
         frame_ms: float = param("Length of a frame.", default=25.0)
         step_ms: float = param("Time from frame to frame.", default=10.0)
         scale: float = param("Factor of samples in [-1, 1).", default=32_768.0)
+        dither: float = param(
+            "Standard deviation of white noise that is added to scaled samples in training, as in "
+            "Kaldi; 0: none.",
+            default=0.0,
+        )
         offset: Literal["keep", "remove"] = param(
             "Whether to subtract the mean of each frame.", default="keep"
         )
@@ -97,6 +102,8 @@ class LogMel(Layer):
                 f"LogMel: low_hz {p.low_hz} and high_hz {p.high_hz} must be ascending and at most "
                 f"half the sample_rate, {p.sample_rate / 2}"
             )
+        if not 0 <= p.dither < float("inf"):
+            raise ValueError(f"LogMel: dither is {p.dither}, must be finite and at least 0")
         if self.fft_length < self._windowed or p.floor <= 0:
             raise ValueError(
                 f"LogMel: fft_length {self.fft_length} must be at least {self._windowed}, the "
@@ -157,9 +164,13 @@ class LogMel(Layer):
         scale = p.scale / 32_768.0 if x.dtype == tf.int16 else p.scale
         x = ctx.constrain(tf.cast(x, tf.float32) * scale, ("batch", None))
         dtype = np.dtype(p.precision)
+        if p.dither and ctx.is_training:
+            x = x + p.dither * self._noise(x, ctx)
         x = tf.cast(self._framed(x), dtype)
         if p.offset == "remove":
-            x = x - tf.reduce_mean(x, 2, keepdims=True)
+            # Of a large offset, the rounding error of its mean is left after the first time.
+            for _ in range(2):
+                x = x - tf.reduce_mean(x, 2, keepdims=True)
         if p.before_frame == "sample":
             x = x[:, :, 1:] - p.preemphasis * x[:, :, :-1]
         else:
@@ -176,6 +187,12 @@ class LogMel(Layer):
         features = tf.cast(tf.math.log(tf.maximum(mel, p.floor)), tf.float32)
         lengths = tf.cast(lengths, tf.int32)
         return FrameSequence(features, self.num_frames(lengths)).with_features(features)
+
+    def _noise(self, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
+        """Returns normally distributed noise in the shape of x, by the Box-Muller transform."""
+        radius, angle = (ctx.uniform(self, x.shape, f"dither_{i}") for i in range(2))
+        size = tf.sqrt(-2.0 * tf.math.log(1.0 - radius))
+        return ctx.constrain(size * tf.cos(2.0 * math.pi * angle), ("batch", None))
 
     def _framed(self, x: tf.Tensor) -> tf.Tensor:
         """Returns overlapping frames: [B, N] -> [B, T, F].

@@ -146,39 +146,47 @@ class BatchNorm(Norm):
         """See the class."""
         wide = widen(x)
         theta = Theta((name, tf.cast(value, wide.dtype)) for name, value in theta.items())
-        if ctx.is_training:
-            mean, variance = self._batch_statistics(theta, wide, ctx, mask)
-        else:
-            mean, variance = theta.moving_mean, theta.moving_variance
-        factor = tf.math.rsqrt(variance + self.params.epsilon) * theta.scale
-        return tf.cast(wide * factor + (theta.bias - mean * factor), x.dtype)
-
-    def _batch_statistics(
-        self, theta: Theta, x: tf.Tensor, ctx: StepContext, mask: tf.Tensor | None
-    ) -> tuple[tf.Tensor, tf.Tensor]:
-        outer = list(range(x.shape.rank - 1))
-        if mask is None:
-            counted = tf.ones_like(x[..., :1])
-        else:
-            counted = tf.cast(tf.expand_dims(mask, -1), x.dtype)
-            counted = tf.broadcast_to(counted, [*x.shape[:-1], 1])
-        count = tf.reduce_sum(counted)
+        if not ctx.is_training:
+            return self._normalised(theta, x, theta.moving_mean, theta.moving_variance)
+        if mask is not None:
+            mask = tf.broadcast_to(tf.expand_dims(mask, -1), [*x.shape[:-1], 1])
         if self.params.group is not None:
-            mean, variance = self._group_statistics(x, ctx, counted)
-        else:
-            total = tf.maximum(ops.sum_over_replicas(ctx, count), 1.0)
-            mean = ops.sum_over_replicas(ctx, tf.reduce_sum(x * counted, outer)) / total
-            squares = tf.reduce_sum(tf.square(x - mean) * counted, outer)
-            variance = ops.sum_over_replicas(ctx, squares) / total
+            counted = tf.ones_like(wide[..., :1]) if mask is None else tf.cast(mask, wide.dtype)
+            self._collect_around_moving_mean(theta, wide, ctx, counted)
+            return self._normalised(theta, x, *self._group_statistics(wide, ctx, counted))
+        found = ops.batch_norm(ctx, x, theta.scale, theta.bias, mask, epsilon=self.params.epsilon)
+        away = tf.stop_gradient(found.mean - theta.moving_mean)
+        shift = found.total - found.count * tf.stop_gradient(theta.moving_mean)
+        rest = found.total - found.count * found.mean
+        square = found.squares + away * (2 * rest + found.count * away)
+        self._collect(ctx, shift, square, found.count)
+        return found.y
 
-        # For the moving statistics: sums that can be added over the parts of the global batch. They
-        # are centred on the moving mean, to avoid cancellation in the variance.
-        shifted = tf.stop_gradient((x - theta.moving_mean) * counted)
+    def _normalised(
+        self, theta: Theta, x: tf.Tensor, mean: tf.Tensor, variance: tf.Tensor
+    ) -> tf.Tensor:
+        factor = tf.math.rsqrt(variance + self.params.epsilon) * theta.scale
+        return tf.cast(widen(x) * factor + (theta.bias - mean * factor), x.dtype)
+
+    def _collect(
+        self, ctx: StepContext, shift: tf.Tensor, square: tf.Tensor, count: tf.Tensor
+    ) -> None:
+        """Collects sums for the moving statistics, which can be added over parts of the batch.
+
+        They are centred on the moving mean, to avoid cancellation in the variance.
+        """
         weight = tf.fill([self.params.dim], count)
-        ctx.collect_statistic(self, "shift", tf.reduce_sum(shifted, outer), weight)
-        ctx.collect_statistic(self, "square", tf.reduce_sum(tf.square(shifted), outer), weight)
+        ctx.collect_statistic(self, "shift", shift, weight)
+        ctx.collect_statistic(self, "square", square, weight)
         ctx.collect_statistic(self, "count", weight, tf.ones_like(weight))
-        return mean, variance
+
+    def _collect_around_moving_mean(
+        self, theta: Theta, x: tf.Tensor, ctx: StepContext, counted: tf.Tensor
+    ) -> None:
+        outer = list(range(x.shape.rank - 1))
+        shifted = tf.stop_gradient((x - theta.moving_mean) * counted)
+        shift, square = tf.reduce_sum(shifted, outer), tf.reduce_sum(tf.square(shifted), outer)
+        self._collect(ctx, shift, square, tf.reduce_sum(counted))
 
     def _group_statistics(
         self, x: tf.Tensor, ctx: StepContext, counted: tf.Tensor

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import tensorflow as tf
 
+from tekso.framework import ops
 from tekso.framework.context import StepContext
 from tekso.framework.initializers import GlorotUniform, Initializer, Zeros
 from tekso.framework.params import REQUIRED, param
@@ -171,11 +172,10 @@ class LstmCell(RecurrentCell):
         self, theta: Theta, gates: tf.Tensor, state: State, ctx: StepContext
     ) -> tuple[tf.Tensor, State]:
         """See the class."""
-        gates += self.project(theta, "w_recurrent", state["output"], ctx)
-        i, f, g, o = self._unstacked(gates, ctx)
-        kept = tf.sigmoid(f + self.params.forget_bias) * state["memory"]
-        memory = kept + tf.sigmoid(i) * tf.tanh(g)
-        output = tf.sigmoid(o) * tf.tanh(memory)
+        recurrent = self.project(theta, "w_recurrent", state["output"], ctx)
+        output, memory = ops.lstm_update(
+            ctx, gates, recurrent, state["memory"], forget_bias=self.params.forget_bias
+        )
         if self.params.projection_dim is not None:
             output = self.project(theta, "w_projection", output, ctx)
         return output, {"memory": memory, "output": output}

@@ -1,4 +1,4 @@
-"""SpecAugment: masks random channels and random spans of time in training.
+"""SpecAugment: warps time and masks random channels and random spans of time in training.
 
 Legend: B batch, T frames, C channels, M masks.
 """
@@ -17,6 +17,9 @@ from tekso.models.layers.frames import FrameSequence
 
 PolicyName = Literal["LB", "LD", "SM", "SS"]
 
+_SIZES = ("num_frequency_masks", "frequency_width", "num_time_masks", "time_width", "warp_width")
+_LEAST = 1e-6  # frames; only a drawn number of exactly 0 comes closer to an end
+
 
 class SpecAugment(Layer):
     """Sets random channels and random spans of frames to 0, the mean of normalised features.
@@ -24,15 +27,26 @@ class SpecAugment(Layer):
     Each frequency mask covers f channels from f0, with f uniform in 0 … frequency_width and f0
     uniform in 0 … C - f. Each time mask covers t frames from t0, with t uniform in
     0 … min(time_width, time_share * length) and t0 uniform in 0 … length - t, where length is that
-    of the utterance. Outside training, the features do not change. The masks depend only on the
-    seed, the step and the position of the utterance in the global batch. There is no time warping.
+    of the utterance. Outside training, the features do not change. Masks and warps depend only on
+    the seed, the step and the position of the utterance in the global batch.
+
+    With `warp_width` W above 0, time is warped before it is masked: a frame c of an utterance of
+    more than 2 W frames, uniform in W … length - 1 - W, moves by w, uniform in -W … W. The first
+    and the last frame stay, and the frames between are interpolated linearly:
+
+        y[t] = x[t * c / (c + w)]                                                  t <= c + w
+        y[t] = x[c + (t - c - w) * (length - 1 - c) / (length - 1 - c - w)]        t > c + w
+
+    The paper warps by a spline through these three points; linear pieces are the usual
+    approximation of it.
 
     Shapes:
       x: features [B, T, C]
       returns: features of the same shape
     Raises:
       ValueError: a width or a number of masks is negative, or time_share is not in [0, 1].
-    Source: Park et al. 2019, sections 2 and 3.1; `spec_augment` returns its policies.
+    Source: Park et al. 2019, sections 2 and 3.1; `spec_augment` returns its policies. Its time
+      warping, W = 80 (LB, LD) or 40 (SM, SS), is the costliest part and adds least (section 5).
     """
 
     class Params(Layer.Params):
@@ -43,11 +57,12 @@ class SpecAugment(Layer):
         num_time_masks: int = param("Time masks per utterance.", default=1)
         time_width: int = param("Most frames of a mask (T).", default=50)
         time_share: float = param("Most frames, as a share of the utterance (p).", default=1.0)
+        warp_width: int = param("Most frames that time is warped by (W); 0: none.", default=0)
 
     def __init__(self, params: Any) -> None:
         super().__init__(params)
         p = self.params
-        for name in ("num_frequency_masks", "frequency_width", "num_time_masks", "time_width"):
+        for name in _SIZES:
             if getattr(p, name) < 0:
                 raise ValueError(f"SpecAugment: {name} is {getattr(p, name)}, must be at least 0")
         if not 0.0 <= p.time_share <= 1.0:
@@ -60,6 +75,8 @@ class SpecAugment(Layer):
             return x
         p, y = self.params, x.features
         batch, length, channels = y.shape
+        if p.warp_width:
+            y = self._warped(y, x.lengths, ctx)
         if p.num_frequency_masks:
             size = tf.ones([batch, 1], tf.int32) * channels
             widest = tf.minimum(size, p.frequency_width)
@@ -72,6 +89,31 @@ class SpecAugment(Layer):
             kept = self._kept(ctx, "time", size, widest, p.num_time_masks, length)
             y = y * tf.cast(tf.expand_dims(kept, 2), y.dtype)
         return FrameSequence(y, x.lengths)
+
+    def _warped(self, y: tf.Tensor, lengths: tf.Tensor, ctx: StepContext) -> tf.Tensor:
+        """Returns features whose time is warped; see the class.
+
+        Shapes:
+          y: [B, T, C]; lengths: [B]
+        """
+        batch, length, _ = y.shape
+        width = float(self.params.warp_width)
+        last = tf.expand_dims(tf.cast(lengths, tf.float32), 1) - 1.0
+        center = width + ctx.uniform(self, [batch, 1], "warp_center") * (last - 2.0 * width)
+        moved = center + (2.0 * ctx.uniform(self, [batch, 1], "warp_by") - 1.0) * width
+        place = tf.expand_dims(tf.range(length, dtype=tf.float32), 0)
+        before = place * center / tf.maximum(moved, _LEAST)
+        after = last - (last - place) * (last - center) / tf.maximum(last - moved, _LEAST)
+        source = tf.where(place <= moved, before, after)
+        inside = (last >= 2.0 * width) & (place <= last)
+        source = tf.where(inside, tf.clip_by_value(source, 0.0, tf.maximum(last, 0.0)), place)
+        first = tf.floor(source)
+        share = tf.cast(tf.expand_dims(source - first, 2), y.dtype)
+        first = tf.cast(first, tf.int32)
+        y = ctx.constrain(y, ("batch", None, None))
+        low = tf.gather(y, first, batch_dims=1)
+        high = tf.gather(y, tf.minimum(first + 1, length - 1), batch_dims=1)
+        return ctx.constrain(low + share * (high - low), ("batch", None, None))
 
     def _kept(
         self,

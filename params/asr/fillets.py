@@ -16,8 +16,8 @@ from tekso.params.asr import prompts
 from tekso.tasks.asr.fillets import FilletsDialogues
 from tekso.tasks.asr.input import BucketedSpeech
 from tekso.tasks.asr.joined_speech import JoinedSpeech
-from tekso.tasks.asr.sources import SpeechSource
 from tekso.tasks.asr.task import CtcTask
+from tekso.tasks.asr.utterances import AnySpeech
 
 SAMPLE_RATE = 16_000
 
@@ -47,7 +47,7 @@ class Dutch(prompts.Ctc):
             fill="seconds",
         )
 
-    def corpus(self) -> SpeechSource.Params:
+    def corpus(self) -> AnySpeech.Params:
         """Returns the dialogues of one language."""
         return FilletsDialogues.Params(language=self.language)
 
@@ -67,7 +67,7 @@ class Czech(Dutch):
 class DutchAndCzech(Dutch):
     """Both languages by one model, without a language token; dev is also evaluated by language."""
 
-    def corpus(self) -> SpeechSource.Params:
+    def corpus(self) -> AnySpeech.Params:
         """Returns the dialogues of both languages."""
         return JoinedSpeech.Params(sources=[_of("nl"), _of("cs")])
 

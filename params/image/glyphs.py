@@ -7,8 +7,9 @@ r"""Letters and digits of fonts, 62 classes of 28 × 28 pixels; held-out fonts a
 The figures are of 178 fonts of the Debian 12 packages fonts-cantarell, comic-neue,
 dancingscript, dejavu-extra, lato, league-spartan, liberation2, linuxlibertine, lobster, open-sans,
 roboto-unhinted, texgyre and urw-base35: 9,362 glyphs for training, and 1,674 of C059 (with its
-clone TeX Gyre Schola), DejaVu and Linux Biolinum for dev. On these, scikit-learn 1.9.1 reaches an
-accuracy of 0.922 by logistic regression (100 iterations), and the nearest neighbour 0.900.
+clone TeX Gyre Schola), DejaVu and Linux Biolinum for dev. On these, the experiment reaches an
+accuracy of 0.931 (0.920 with half the width and glyphs moved by up to 2 pixels), logistic
+regression (scikit-learn 1.9.1, 100 iterations) 0.922, and the nearest neighbour 0.900.
 """
 
 from __future__ import annotations
@@ -26,7 +27,6 @@ from tekso.models.layers.residual_blocks import BasicBlock
 from tekso.tasks.image.glyphs import Glyphs
 from tekso.tasks.image.input import Images
 from tekso.tasks.image.scoring import ImageScoring
-from tekso.tasks.image.steps import PadAndCrop
 from tekso.tasks.image.task import ImageClassification
 
 BASELINES = {"logistic regression": 0.922, "nearest neighbour": 0.900}
@@ -35,16 +35,16 @@ BASELINES = {"logistic regression": 0.922, "nearest neighbour": 0.900}
 
 @register
 class ResNet(Experiment):
-    """A small residual network: 3 blocks of two 3 × 3 convolutions."""
+    """A small residual network, 3 blocks of two 3 × 3 convolutions: accuracy 0.931 on dev."""
 
     def task(self) -> Params:
-        """16 channels at 28 × 28, 32 at 14 × 14 and 64 at 7 × 7 pixels."""
+        """32 channels at 28 × 28, 64 at 14 × 14 and 128 at 7 × 7 pixels."""
         model = resnet.ResNet.Params(
             num_blocks=[1, 1, 1],
-            width=16,
+            width=32,
             stem=resnet.SMALL_STEM,
             block=BasicBlock.Params(),
-            dropout_rate=0.2,
+            dropout_rate=0.3,
         )
         return ImageClassification.Params(
             model=model,
@@ -54,13 +54,12 @@ class ResNet(Experiment):
         )
 
     def input(self) -> Params:
-        """64 glyphs, moved by up to 2 pixels."""
+        """64 glyphs. They fill their images, so they are not moved."""
         return Images.Params(
             source=Glyphs.Params(),
             image_size=28,
             channels=1,
             batch_size=64,
-            augment=[PadAndCrop.Params(padding=2)],
             mean=[0.75],
             deviation=[0.4],
         )

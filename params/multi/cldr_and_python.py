@@ -9,13 +9,11 @@ from __future__ import annotations
 from typing import Any
 
 from tekso.framework import schedules
-from tekso.framework.execution.data_parallel import DataParallel
-from tekso.framework.experiment import Experiment, KeepBest, Run
+from tekso.framework.experiment import KeepBest
 from tekso.framework.gradient_combination import GradDrop, PCGrad
 from tekso.framework.input.held_out import HeldOut
-from tekso.framework.input.task_inputs import OneTask, TaskInputs
+from tekso.framework.input.task_inputs import TaskInputs
 from tekso.framework.input.task_mixing import ByTemperature, ByWeight
-from tekso.framework.input.tokenizers import Bytes
 from tekso.framework.learner import Learner, MultiLearner
 from tekso.framework.optimizers.adam import AdamW
 from tekso.framework.params import Params
@@ -32,11 +30,11 @@ from tekso.models.layers.stack import Stack
 from tekso.models.layers.transformer import TransformerLayer
 from tekso.models.prefix_lm import PrefixLm
 from tekso.models.transformer_lm import TransformerLm
+from tekso.params.multi.settings import NarrowExperiment, held_out, pairs_of_bytes, run_of
 from tekso.tasks.lm.decode import TextDecoder
 from tekso.tasks.lm.input import TextStream
 from tekso.tasks.lm.python_source import PythonSource
 from tekso.tasks.lm.task import LanguageModel
-from tekso.tasks.mt.bucketed_pairs import BucketedPairs
 from tekso.tasks.mt.cldr import Cldr
 from tekso.tasks.mt.task import Translation
 from tekso.tasks.multi.task import MultiTask
@@ -48,7 +46,7 @@ ALL = {f"mt/model/{part}": f"lm/model/{part}" for part in (
 
 
 @register
-class Shared(Experiment):
+class Shared(NarrowExperiment):
     """English to German and Python source by one Transformer of 4 layers of width 128."""
 
     def layer(self) -> TransformerLayer.Params:
@@ -84,25 +82,14 @@ class Shared(Experiment):
     def input(self) -> Params:
         """A step trains one task: 2,048 bytes of Python, or about 2,048 bytes on each side."""
         lm = TextStream.Params(corpus=PythonSource.Params(), length=128, batch_size=16)
-        mt = BucketedPairs.Params(
-            corpus=Cldr.Params(locales=["de"]),
-            tokenizer=Bytes.Params(),
-            source_length=96,
-            target_length=96,
-            bounds=[32],
-            fill="tokens",
-            batch_size=16,
-        )
+        mt = pairs_of_bytes(Cldr.Params(locales=["de"]), length=96, bound=32)
         return TaskInputs.Params(inputs={"lm": lm, "mt": mt}, mixing=ByWeight.Params())
 
     def eval_inputs(self) -> dict[str, Params]:
         """Held-out files, and pairs whose English text is not in the training data."""
         lm = HeldOut.Params(batch_size=64, max_batches=40)
         mt = HeldOut.Params(batch_size=64)
-        return {
-            "lm_dev": OneTask.Params(task="lm", input=lm),
-            "mt_dev": OneTask.Params(task="mt", input=mt),
-        }
+        return held_out(lm=lm, mt=mt)
 
     def learner(self) -> Params:
         """AdamW; the learning rate rises, then falls to zero at the end of the run."""
@@ -112,18 +99,9 @@ class Shared(Experiment):
             clip_global_norm=1.0,
         )
 
-    def execution(self) -> Params:
-        """The local devices without XLA, which would only delay the start of so narrow a model."""
-        return DataParallel.Params(xla="none")
-
     def run(self) -> Params:
         """1,500 steps, about 750 of each task."""
-        return Run.Params(
-            steps=1500,
-            eval_every_steps=750,
-            checkpoint_every_steps=750,
-            keep_best=KeepBest.Params(metric="mt/bleu", eval_input="mt_dev"),
-        )
+        return run_of(1500, "mt/bleu")
 
 
 @register

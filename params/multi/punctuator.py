@@ -7,20 +7,14 @@ decoders are separate.
 
 from __future__ import annotations
 
-from tekso.framework import schedules
-from tekso.framework.execution.data_parallel import DataParallel
-from tekso.framework.experiment import Experiment, KeepBest, Run
 from tekso.framework.input.held_out import HeldOut
-from tekso.framework.input.task_inputs import OneTask, TaskInputs
+from tekso.framework.input.task_inputs import TaskInputs
 from tekso.framework.input.task_mixing import ByTemperature
-from tekso.framework.input.tokenizers import Bytes
-from tekso.framework.learner import Learner
-from tekso.framework.optimizers.adam import Adam
 from tekso.framework.params import Params
 from tekso.framework.registry import register
 from tekso.framework.task import Task
 from tekso.params.mt.text_files import transformer
-from tekso.tasks.mt.bucketed_pairs import BucketedPairs
+from tekso.params.multi.settings import NarrowExperiment, held_out, pairs_of_bytes, run_of
 from tekso.tasks.mt.cldr import Cldr
 from tekso.tasks.mt.task import Translation
 from tekso.tasks.multi.python_prose import Punctuation
@@ -28,7 +22,7 @@ from tekso.tasks.multi.task import MultiTask
 
 
 @register
-class WithTranslation(Experiment):
+class WithTranslation(NarrowExperiment):
     """A punctuator and English to German: one encoder of 2 layers, two decoders of 2 layers."""
 
     def task(self) -> Params:
@@ -48,15 +42,7 @@ class WithTranslation(Experiment):
 
     def input(self) -> Params:
         """The temperature gives the punctuator 37% of the steps; by data it would have 7%."""
-        pairs = BucketedPairs.Params(
-            corpus=Punctuation.Params(),
-            tokenizer=Bytes.Params(),
-            source_length=128,
-            target_length=128,
-            bounds=[64],
-            fill="tokens",
-            batch_size=16,
-        )
+        pairs = pairs_of_bytes(Punctuation.Params(), length=128, bound=64)
         phrases = pairs.copy().set(
             corpus=Cldr.Params(locales=["de"]), source_length=96, target_length=96, bounds=[32]
         )
@@ -67,28 +53,9 @@ class WithTranslation(Experiment):
 
     def eval_inputs(self) -> dict[str, Params]:
         """Held-out sentences and phrases."""
-        return {
-            f"{task}_dev": OneTask.Params(task=task, input=HeldOut.Params(batch_size=64))
-            for task in ("punctuate", "mt")
-        }
-
-    def learner(self) -> Params:
-        """Adam; the learning rate rises, then falls to zero at the end of the run."""
-        return Learner.Params(
-            optimizer=Adam.Params(beta2=0.98),
-            schedule=schedules.Linear.Params(initial_value=0.002, warmup_steps=200),
-            clip_global_norm=1.0,
-        )
-
-    def execution(self) -> Params:
-        """The local devices without XLA, which would only delay the start of so narrow a model."""
-        return DataParallel.Params(xla="none")
+        dev = HeldOut.Params(batch_size=64)
+        return held_out(punctuate=dev, mt=dev.copy())
 
     def run(self) -> Params:
         """2,000 steps."""
-        return Run.Params(
-            steps=2000,
-            eval_every_steps=1000,
-            checkpoint_every_steps=1000,
-            keep_best=KeepBest.Params(metric="punctuate/chrf", eval_input="punctuate_dev"),
-        )
+        return run_of(2000, "punctuate/chrf")

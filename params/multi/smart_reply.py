@@ -8,21 +8,15 @@ trained, not how good replies to e-mails are.
 
 from __future__ import annotations
 
-from tekso.framework import schedules
-from tekso.framework.execution.data_parallel import DataParallel
-from tekso.framework.experiment import Experiment, KeepBest, Run
 from tekso.framework.input.held_out import HeldOut
-from tekso.framework.input.task_inputs import OneTask, TaskInputs
+from tekso.framework.input.task_inputs import TaskInputs
 from tekso.framework.input.task_mixing import ByWeight
-from tekso.framework.input.tokenizers import Bytes
-from tekso.framework.learner import Learner
-from tekso.framework.optimizers.adam import Adam
 from tekso.framework.params import Params
 from tekso.framework.registry import register
 from tekso.models.text_classifier import TextClassifier
 from tekso.params.mt.text_files import transformer
+from tekso.params.multi.settings import NarrowExperiment, held_out, pairs_of_bytes, run_of
 from tekso.tasks.classification.task import Classification
-from tekso.tasks.mt.bucketed_pairs import BucketedPairs
 from tekso.tasks.mt.task import Translation
 from tekso.tasks.multi.python_prose import Replies, Triggers
 from tekso.tasks.multi.task import MultiTask
@@ -36,7 +30,7 @@ ENCODER = {
 
 
 @register
-class Docstrings(Experiment):
+class Docstrings(NarrowExperiment):
     """A trigger and a reply decoder over one encoder of 2 layers: signatures and docstrings."""
 
     def task(self) -> Params:
@@ -53,15 +47,7 @@ class Docstrings(Experiment):
 
     def input(self) -> Params:
         """Every third step trains the trigger with 64 messages, the others 32 replies."""
-        reply = BucketedPairs.Params(
-            corpus=Replies.Params(),
-            tokenizer=Bytes.Params(),
-            source_length=96,
-            target_length=96,
-            bounds=[64],
-            fill="tokens",
-            batch_size=32,
-        )
+        reply = pairs_of_bytes(Replies.Params(), length=96, bound=64, batch_size=32)
         return TaskInputs.Params(
             inputs={"trigger": Triggers.Params(batch_size=64), "reply": reply},
             mixing=ByWeight.Params(weights={"trigger": 1.0, "reply": 2.0}),
@@ -69,28 +55,9 @@ class Docstrings(Experiment):
 
     def eval_inputs(self) -> dict[str, Params]:
         """Held-out messages."""
-        return {
-            f"{task}_dev": OneTask.Params(task=task, input=HeldOut.Params(batch_size=64))
-            for task in ("trigger", "reply")
-        }
-
-    def learner(self) -> Params:
-        """Adam; the learning rate rises, then falls to zero at the end of the run."""
-        return Learner.Params(
-            optimizer=Adam.Params(beta2=0.98),
-            schedule=schedules.Linear.Params(initial_value=0.002, warmup_steps=200),
-            clip_global_norm=1.0,
-        )
-
-    def execution(self) -> Params:
-        """The local devices without XLA, which would only delay the start of so narrow a model."""
-        return DataParallel.Params(xla="none")
+        dev = HeldOut.Params(batch_size=64)
+        return held_out(trigger=dev, reply=dev.copy())
 
     def run(self) -> Params:
         """1,500 steps: about 500 of the trigger, 1,000 of the replies."""
-        return Run.Params(
-            steps=1500,
-            eval_every_steps=500,
-            checkpoint_every_steps=500,
-            keep_best=KeepBest.Params(metric="trigger/accuracy", eval_input="trigger_dev"),
-        )
+        return run_of(1500, "trigger/accuracy", every_steps=500)

@@ -37,8 +37,8 @@ def soundfile_module() -> Any:
     return soundfile
 
 
-def seconds_of(path: str) -> float:
-    """Returns the length of an audio file according to its header.
+def seconds_of(file: str | bytes) -> float:
+    """Returns the length of an audio file, or of the bytes of one, according to its header.
 
     Raises:
       AudioError: the file is not audio, or has no samples.
@@ -46,7 +46,7 @@ def seconds_of(path: str) -> float:
       OSError: the file cannot be read.
     """
     soundfile = soundfile_module()
-    with files.open(path) as stream:
+    with io.BytesIO(file) if isinstance(file, bytes) else files.open(file) as stream:
         try:
             about = soundfile.info(stream if hasattr(stream, "seek") else io.BytesIO(stream.read()))
         except (soundfile.LibsndfileError, RuntimeError, TypeError) as error:
@@ -68,19 +68,47 @@ def read_audio(path: str, sample_rate: int) -> Samples:
       InputError: soundfile is not installed.
       OSError: the file cannot be read.
     """
+    soundfile_module()
+    return decode_audio(files.read(path), sample_rate)
+
+
+def decode_audio(data: bytes, sample_rate: int) -> Samples:
+    """Returns the samples of the bytes of an audio file; see `read_audio`.
+
+    Shapes:
+      returns: [samples]
+    Raises:
+      AudioError: it is not audio, is damaged, or has no samples.
+      InputError: soundfile is not installed.
+    """
     soundfile = soundfile_module()
-    data = files.read(path)
     if not data:
         raise AudioError("an empty file")
     try:
         samples, rate = soundfile.read(io.BytesIO(data), dtype="float32", always_2d=True)
     except (soundfile.LibsndfileError, RuntimeError, TypeError) as error:
         raise AudioError(f"not audio: {_reason(error)}") from error
-    if not len(samples):
+    return mono(samples, rate, sample_rate)
+
+
+def mono(samples: npt.ArrayLike, rate: int, sample_rate: int) -> Samples:
+    """Returns samples of one or several channels as one channel at another rate.
+
+    Shapes:
+      samples: [n] or [n, channels], int16, or floats in [-1, 1)
+      returns: [ceil(n * sample_rate / rate)]
+    Raises:
+      AudioError: there are none, or some are not finite.
+    """
+    given = np.asarray(samples)
+    if not given.size:
         raise AudioError("no samples")
-    if not np.isfinite(samples).all():
+    x = given.astype(np.float32)
+    if not np.isfinite(x).all():
         raise AudioError("samples that are not finite")
-    return resample(samples.mean(axis=1), rate, sample_rate)
+    if given.dtype == np.int16:
+        x /= 32_768
+    return resample(x.mean(axis=1) if x.ndim == 2 else x, rate, sample_rate)
 
 
 def resample(samples: npt.ArrayLike, rate: int, new_rate: int) -> Samples:

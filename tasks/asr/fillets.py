@@ -10,7 +10,8 @@ from tekso.framework import files
 from tekso.framework.input.skips import InputError, Origin
 from tekso.framework.input.splits import Split, check_fractions, split_of
 from tekso.framework.params import param
-from tekso.tasks.asr.sources import SpeechSource, Utterance
+from tekso.tasks.asr.sources import SpeechSource
+from tekso.tasks.asr.utterances import Utterance
 
 _LINE = re.compile(
     r'dialogId\("([^"]+)",\s*"([^"]*)",\s*"(?:[^"\\]|\\.)*"\)\s*'

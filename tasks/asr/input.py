@@ -26,11 +26,13 @@ from tekso.framework.input.characters import Characters
 from tekso.framework.input.input import Batch, Signature, check_step, clear
 from tekso.framework.input.skips import BadRecordError, InputError, SkipReport
 from tekso.framework.input.sources import training_text
+from tekso.framework.input.token_rows import cache_dir_of
 from tekso.framework.input.tokenizers import Tokenizer
 from tekso.framework.params import REQUIRED, param
 from tekso.tasks.asr.audio import Samples
 from tekso.tasks.asr.perturbation import Perturbation
-from tekso.tasks.asr.sources import SpeechSource
+from tekso.tasks.asr.sample_cache import CachedSpeech, Int16, cached_speech, decoded
+from tekso.tasks.asr.utterances import AnySpeech
 
 Indices = npt.NDArray[np.int64]
 
@@ -49,7 +51,7 @@ class BucketedSpeech(BucketedInput):
     class Params(BucketedInput.Params):
         """Params of BucketedSpeech."""
 
-        corpus: SpeechSource.Params = param("Source of the utterances.", default=REQUIRED)
+        corpus: AnySpeech.Params = param("Source of the utterances.", default=REQUIRED)
         tokenizer: Tokenizer.Params = param(
             "Encodes transcripts as labels.", default=Characters.Params()
         )
@@ -75,11 +77,16 @@ class BucketedSpeech(BucketedInput):
             "Changes of the recordings in training, with order='shuffled'; None: none.",
             default=None,
         )
-        keep: Literal["memory", "files"] = param(
-            "memory: all files are decoded once, at the start, and kept as 16-bit samples. files: "
-            "only their headers are read at the start; a file that cannot be decoded later is an "
-            "error.",
+        keep: Literal["memory", "cache", "files"] = param(
+            "memory: all files are decoded once, at the start, and kept as 16-bit samples. cache: "
+            "the same in a file, which processes and later runs share. files: only their headers "
+            "are read at the start; a file that cannot be decoded later is an error.",
             default="memory",
+        )
+        cache_dir: str = param(
+            "Folder of the samples with keep='cache', which several runs may share. Empty: the "
+            "folder `assets` of the logdir.",
+            default="",
         )
 
     tokenizer: Tokenizer
@@ -107,9 +114,9 @@ class BucketedSpeech(BucketedInput):
             )
         self._perturbation: Perturbation | None = None
         if p.perturb is not None and p.order == "shuffled":
-            self._perturbation = p.perturb.instantiate()
+            self._perturbation = p.perturb.instantiate(sample_rate=p.sample_rate)
         self._perturb_key = shuffle.key_of(seed, "perturb")
-        self._source: SpeechSource = p.corpus.instantiate(split=p.split)
+        self._source: AnySpeech = p.corpus.instantiate(split=p.split)
         has_corpus = train is not None and "corpus" in train
         training = training_text(
             self._source,
@@ -122,7 +129,9 @@ class BucketedSpeech(BucketedInput):
         self._index: list[int] = []  # in the source
         self._texts: list[str] = []
         self._labels: list[npt.NDArray[np.int32]] = []
-        self._kept: list[npt.NDArray[np.int16]] = []
+        self._kept: list[Int16] = []
+        self._cache: CachedSpeech | None = None
+        self._places: list[int] = []  # in the cache
         self._assign_buckets(self._read())
 
     def _read(self) -> list[int]:
@@ -131,26 +140,17 @@ class BucketedSpeech(BucketedInput):
         self._num_samples = 0
         longest = _samples(p.max_seconds, p)
         stretch = self._perturbation.stretch if self._perturbation is not None else 1.0
-        for index, _, record in self._source.numbered_records():
-            labels = self.tokenizer.encode(record.text)
-            try:
-                if p.keep == "memory":
-                    samples = self._source.samples(index, p.sample_rate)
-                    count = len(samples)
-                else:
-                    count = math.ceil(self._source.seconds(index) * p.sample_rate)
-            except BadRecordError as error:
-                self._source.skips.add(error.origin, error.reason)
-                continue
+        for place, index, text, count, samples in self._utterances():
+            labels = self.tokenizer.encode(text)
             stretched = math.ceil(count * stretch)
             if stretched > longest or len(labels) > p.max_labels:
                 self.num_too_long += 1
                 continue
-            if p.keep == "memory":
-                scaled = np.rint(samples * 32_768)
-                self._kept.append(np.clip(scaled, -32_768, 32_767).astype(np.int16))
+            if samples is not None:
+                self._kept.append(samples)
+            self._places.append(place)
             self._index.append(index)
-            self._texts.append(record.text)
+            self._texts.append(text)
             self._labels.append(labels)
             lengths.append(stretched)
             self._num_samples += count
@@ -161,6 +161,28 @@ class BucketedSpeech(BucketedInput):
                 f"{self.skipped()}"
             )
         return lengths
+
+    def _utterances(self) -> Iterator[tuple[int, int, str, int, Int16 | None]]:
+        """Yields (place in the cache, index in the source, transcript, length, samples to keep)."""
+        p, source = self.params, self._source
+        if p.keep == "cache":
+            cache_dir = cache_dir_of(p, self.assets_dir, "samples")
+            self._cache = cache = cached_speech(source, p.sample_rate, cache_dir)
+            counts = np.diff(cache.ends).tolist()
+            indices = cache.index.tolist()
+            for place, row in enumerate(zip(indices, cache.texts, counts, strict=True)):
+                yield place, *row, None
+        elif p.keep == "memory":
+            for index, text, samples in decoded(source, p.sample_rate):
+                yield 0, index, text, len(samples), samples
+        else:
+            for index, origin, record in source.numbered_records():
+                try:
+                    seconds = source.seconds_of(record, origin)
+                except BadRecordError as error:
+                    source.skips.add(error.origin, error.reason)
+                    continue
+                yield 0, index, record.text, math.ceil(seconds * p.sample_rate), None
 
     def _assign_buckets(self, lengths: list[int]) -> None:
         p, bounds = self.params, _bounds(self.params)
@@ -213,8 +235,10 @@ class BucketedSpeech(BucketedInput):
         Raises:
           InputError: its file cannot be decoded.
         """
-        if self.params.keep == "memory":
-            return self._kept[example].astype(np.float32) / np.float32(32_768)
+        if self.params.keep != "files":
+            cache = self._cache
+            kept = cache.samples(self._places[example]) if cache else self._kept[example]
+            return kept.astype(np.float32) / np.float32(32_768)
         return self._source.samples(self._index[example], self.params.sample_rate)
 
     def origin(self, example: int) -> str:

@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator
 from typing import Any
 
-from tekso.framework.input.skips import InputError, Origin
+import numpy as np
+
+from tekso.framework.input.skips import InputError, Origin, SkipReport
+from tekso.framework.input.sources import digest
 from tekso.framework.input.splits import Split
 from tekso.framework.params import REQUIRED, param
-from tekso.tasks.asr.sources import SpeechSource, Utterance
+from tekso.tasks.asr.utterances import AnySpeech, Utterance
 
 
-class JoinedSpeech(SpeechSource):
+class JoinedSpeech(AnySpeech):
     """The utterances of all sources, one source after the other; an input shuffles them.
 
     One recogniser then learns all of them, with the tokens of all. `text_form` is that of this
     source.
     """
 
-    class Params(SpeechSource.Params):
+    class Params(AnySpeech.Params):
         """Params of JoinedSpeech."""
 
-        sources: list[SpeechSource.Params] = param("The sources.", default=REQUIRED)
+        sources: list[AnySpeech.Params] = param("The sources.", default=REQUIRED)
 
     def __init__(self, params: Any, *, split: Split = "train") -> None:
-        """Lists the utterances of the split.
+        """Opens the split of all sources.
 
         Raises:
           InputError: there is no source, or one has no utterances.
@@ -32,16 +36,58 @@ class JoinedSpeech(SpeechSource):
         if not params.sources:
             raise InputError(f"{params.path_of('sources')} is empty: name at least one source")
         super().__init__(params, split=split)
+        form = self.params.text_form
+        self._sources: list[AnySpeech] = [
+            _with_form(source, form).instantiate(split=split) for source in self.params.sources
+        ]
+        self._ends = np.cumsum([len(source) for source in self._sources])
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def origin(self, index: int) -> Origin:
+        """Returns the position of an utterance."""
+        source, own = self._place(index)
+        return source.origin(own)
+
+    def fingerprint(self) -> str:
+        """Returns a digest of those of the sources."""
+        return digest(self.fingerprint_parts())
+
+    def fingerprint_parts(self) -> Iterator[bytes]:
+        """See `AnySpeech`."""
+        return itertools.chain.from_iterable(one.fingerprint_parts() for one in self._sources)
+
+    def content_digest(self) -> str:
+        """See `AnySpeech`."""
+        return digest(source.content_digest().encode() for source in self._sources)
 
     def describe(self) -> str:
         """Returns a short description of the source."""
         names = (source.owner.__name__ for source in self.params.sources)
         return " and ".join(dict.fromkeys(names))
 
-    def load(self, split: Split) -> Sequence[tuple[Utterance, Origin]]:
-        """See `SpeechSource`."""
-        return [
-            utterance
-            for source in self.params.sources
-            for utterance in source.instantiate(split=split).load(split)
-        ]
+    def skipped(self) -> SkipReport:
+        """Returns a report of the records skipped so far, of all sources."""
+        return sum((source.skipped() for source in self._sources), super().skipped())
+
+    def _place(self, index: int) -> tuple[AnySpeech, int]:
+        """Returns the source of an utterance and its index there."""
+        number = int(np.searchsorted(self._ends, index, side="right"))
+        return self._sources[number], index - int(self._ends[number - 1] if number else 0)
+
+    def _utterance(self, index: int) -> Utterance:
+        source, own = self._place(index)
+        return source._utterance(own)
+
+    def _read(self, index: int) -> Utterance:
+        source, own = self._place(index)
+        found: Utterance = source[own]
+        return found
+
+    def _read_all(self) -> Iterator[tuple[Origin, Any]]:
+        return itertools.chain.from_iterable(one._read_all() for one in self._sources)
+
+
+def _with_form(source: Any, form: str) -> Any:
+    return source if source.text_form == form else source.copy().set(text_form=form)

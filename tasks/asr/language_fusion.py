@@ -266,6 +266,8 @@ class FusedDecoder:
         added = self._scores.weighted(logits[:, 0])
         padding = step.logits.shape[1] - added.shape[1]
         added = tf.pad(added, [[0, 0], [0, padding]], constant_values=-np.inf)
+        if step.added is not None:
+            added += step.added
         return DecoderStep(
             step.logits, step.attention, {"model": step.state, "language": cache}, added
         )

@@ -15,6 +15,7 @@ from tekso.framework.pieces import Flow
 from tekso.framework.task import Batch, Program
 from tekso.framework.theta import Theta
 from tekso.models.decoding.beam_search import BeamSearch
+from tekso.models.decoding.ctc_prefix import CtcDecoder
 from tekso.models.decoding.decoder import Decoder
 from tekso.models.las import CROSS_ENTROPY, CTC, Las
 from tekso.models.layers.frames import frame_mask
@@ -38,6 +39,11 @@ class LasTranscriber(Transcriber):
             "The search; the source length is that of the encoder's output.",
             default=BeamSearch.Params(max_length_ratio=1.0),
         )
+        ctc_weight: float = param(
+            "Weight w of the CTC layer's scores in the search: w * log P_ctc + (1 - w) * "
+            "log P_attention. Above 0, it needs a model trained with `model.ctc_weight`.",
+            default=0.0,
+        )
 
     sizes = ("num_hypotheses",)
     beam_size_field = "search.beam_size"
@@ -46,9 +52,19 @@ class LasTranscriber(Transcriber):
         """Builds the search; see `Transcriber`.
 
         Raises:
-          ValueError: a language model has a token_bonus; or as Transcriber.
+          ValueError: a language model has a token_bonus; the model has no CTC layer that
+            ctc_weight needs; or as Transcriber.
         """
         super().__init__(params, model=model)
+        p = self.params
+        if not 0.0 <= p.ctc_weight <= 1.0:
+            raise ValueError(f"{p.path_of('ctc_weight')} is {p.ctc_weight}, must be in 0 … 1")
+        if p.ctc_weight and not model.params.ctc_weight:
+            raise ValueError(
+                f"{p.path_of('ctc_weight')} is {p.ctc_weight}, but the model has no CTC layer: "
+                f"train it with {model.params.path_of('ctc_weight')} above 0, or set "
+                f"{p.path_of('ctc_weight')}=0"
+            )
         fusion = self.params.language_model
         if fusion is not None and fusion.token_bonus:
             raise ValueError(
@@ -91,7 +107,13 @@ class LasTranscriber(Transcriber):
         Shapes:
           samples: [B, N], num_samples: [B]
         """
-        return self._searched(self._model, theta, theta.model, samples, num_samples, ctx)
+        return self._searched(self._decoder, theta, theta.model, samples, num_samples, ctx)
+
+    @property
+    def _decoder(self) -> Decoder:
+        """The model, with the scores of its CTC layer if they have a weight."""
+        model, weight = self._model, self.params.ctc_weight
+        return CtcDecoder(model, model, weight, model.end_id) if weight else model
 
     def _fused_hypotheses(
         self, theta: Theta, samples: tf.Tensor, num_samples: tf.Tensor, flat: Any, ctx: StepContext
@@ -101,7 +123,7 @@ class LasTranscriber(Transcriber):
         if language is None:
             raise ValueError("there is no language model")
         fused = Theta(model=theta.model, language=language.theta(flat))
-        model = FusedDecoder(self._model, language)
+        model = FusedDecoder(self._decoder, language)
         return self._searched(model, theta, fused, samples, num_samples, ctx)
 
     def _searched(

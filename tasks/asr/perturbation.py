@@ -9,6 +9,7 @@ import numpy as np
 
 from tekso.framework.params import Configurable, param
 from tekso.tasks.asr.audio import Samples, resample
+from tekso.tasks.asr.recorded_noise import RecordedNoise, check_ratios
 
 
 class Perturbation(Configurable):
@@ -29,25 +30,34 @@ class Perturbation(Configurable):
             default=[],
         )
         snr_db: list[float] = param(
-            "Lowest and highest ratio of signal to white noise, in decibels. Empty: no noise.",
+            "Lowest and highest ratio of signal to white noise, in decibels. Empty: no white "
+            "noise.",
             default=[],
         )
+        noise: RecordedNoise.Params | None = param(
+            "Recordings of noise that are mixed in; None: none.", default=None
+        )
 
-    def __init__(self, params: Any) -> None:
-        """Checks the values.
+    def __init__(self, params: Any, *, sample_rate: int = 16_000) -> None:
+        """Checks the values, and reads the recordings of noise.
+
+        Args:
+          params: Params.
+          sample_rate: samples per second of the recordings that `apply` is given.
 
         Raises:
+          InputError: there are no recordings of noise, or too many cannot be used.
           ValueError: a speed is not in [0.5, 2], or snr_db is not empty or two ascending numbers.
         """
         super().__init__(params)
         p = self.params
         if wrong := [speed for speed in p.speeds if not 0.5 <= speed <= 2.0]:
             raise ValueError(f"{p.path_of('speeds')} has {wrong[0]}, must be in [0.5, 2]")
-        ratios = list(p.snr_db)
-        if ratios and (len(ratios) != 2 or ratios != sorted(ratios)):
-            raise ValueError(
-                f"{p.path_of('snr_db')} is {ratios}, must be empty or two ascending numbers"
-            )
+        if p.snr_db:
+            check_ratios(p)
+        self._noise: RecordedNoise | None = None
+        if p.noise is not None:
+            self._noise = p.noise.instantiate(sample_rate=sample_rate)
 
     @property
     def stretch(self) -> float:
@@ -73,7 +83,7 @@ class Perturbation(Configurable):
             ratio = 10.0 ** (random.uniform(*p.snr_db) / 10.0)
             deviation = np.sqrt(np.mean(np.square(samples, dtype=np.float64)) / ratio)
             samples = samples + random.normal(0.0, deviation, len(samples)).astype(np.float32)
-        return samples
+        return samples if self._noise is None else self._noise.mixed(samples, random)
 
 
 def _exact(speed: float) -> Fraction:

@@ -6,14 +6,14 @@ import gzip
 import json
 import os
 import zlib
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
 from tekso.framework import files
-from tekso.framework.input.skips import BadRecordError, InputError, Origin
-from tekso.framework.input.sources import Source, digest
+from tekso.framework.input.skips import InputError, Origin
+from tekso.framework.input.sources import digest
 from tekso.framework.input.splits import (
     Split,
     check_fractions,
@@ -22,35 +22,18 @@ from tekso.framework.input.splits import (
     split_of,
 )
 from tekso.framework.params import REQUIRED, param
-from tekso.tasks.asr.audio import AudioError, Samples, read_audio, resample, seconds_of
-from tekso.tasks.asr.transcripts import TextForm, as_form, spoken_form
+from tekso.tasks.asr.transcripts import spoken_form
+from tekso.tasks.asr.utterances import AnySpeech, Utterance
 
 
-class Utterance(NamedTuple):
-    """A recording and what is said in it.
-
-    Attributes:
-      audio: path of an audio file, or (samples, sample rate) in memory.
-      text: the transcript.
-    """
-
-    audio: Any
-    text: str
-
-
-class SpeechSource(Source):
-    """Base of the sources of speech; a subclass defines `load`.
+class SpeechSource(AnySpeech):
+    """Base of the sources that know all utterances at the start; a subclass defines `load`.
 
     `SplitByText` is the base of those that hold out utterances by their transcripts.
     """
 
-    class Params(Source.Params):
+    class Params(AnySpeech.Params):
         """Params of SpeechSource."""
-
-        text_form: TextForm = param(
-            "spoken: lower case, no punctuation, digits as words. raw: as written.",
-            default="spoken",
-        )
 
     def __init__(self, params: Any, *, split: Split = "train") -> None:
         """Lists the utterances of the split.
@@ -76,50 +59,29 @@ class SpeechSource(Source):
 
     def fingerprint(self) -> str:
         """Returns a digest of names and transcripts, and of samples in memory."""
-        parts = []
+        return digest(self.fingerprint_parts())
+
+    def fingerprint_parts(self) -> Iterator[bytes]:
+        """See `AnySpeech`."""
         for utterance, _ in self._utterances:
             audio = utterance.audio
             name = audio if isinstance(audio, str) else np.asarray(audio[0]).tobytes().hex()
-            parts += [name.encode("utf-8", "surrogateescape"), utterance.text.encode()]
-        return digest(parts)
+            yield name.encode("utf-8", "surrogateescape")
+            yield utterance.text.encode()
 
-    def seconds(self, index: int) -> float:
-        """Returns the length of an utterance, according to the header of its file.
+    def content_digest(self) -> str:
+        """See `AnySpeech`; a file is known by its size and the time of its last change."""
+        parts = [super().content_digest()]
+        for utterance, _ in self._utterances:
+            if isinstance(utterance.audio, str):
+                parts.append(str(files.stamp(utterance.audio)))
+        return digest(part.encode() for part in parts)
 
-        Raises:
-          BadRecordError: the file is missing or is not audio.
-        """
-        audio = self._utterances[index][0].audio
-        if not isinstance(audio, str):
-            return float(len(audio[0]) / audio[1])
-        try:
-            return seconds_of(audio)
-        except (AudioError, OSError) as error:
-            raise BadRecordError(Origin(audio), str(error)) from error
-
-    def samples(self, index: int, sample_rate: int) -> Samples:
-        """Returns the samples of an utterance, [samples].
-
-        Raises:
-          BadRecordError: the file is missing, damaged or empty.
-        """
-        audio = self._utterances[index][0].audio
-        try:
-            if isinstance(audio, str):
-                return read_audio(audio, sample_rate)
-            if not len(audio[0]):
-                raise AudioError("no samples")
-            return resample(audio[0], audio[1], sample_rate)
-        except (AudioError, OSError) as error:
-            origin = Origin(audio) if isinstance(audio, str) else self.origin(index)
-            raise BadRecordError(origin, str(error)) from error
+    def _utterance(self, index: int) -> Utterance:
+        return self._utterances[index][0]
 
     def _read(self, index: int) -> Utterance:
-        utterance, origin = self._utterances[index]
-        text = as_form(utterance.text, self.params.text_form)
-        if not text:
-            raise BadRecordError(origin, f"no words in the transcript {utterance.text!r}")
-        return Utterance(utterance.audio, text)
+        return self._formed(*self._utterances[index])
 
 
 class InMemorySpeech(SpeechSource):

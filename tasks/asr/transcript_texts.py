@@ -8,7 +8,7 @@ from tekso.framework.input.skips import Origin
 from tekso.framework.input.sources import Source
 from tekso.framework.input.splits import Split
 from tekso.framework.params import REQUIRED, param
-from tekso.tasks.asr.sources import SpeechSource
+from tekso.tasks.asr.utterances import AnySpeech
 
 
 class TranscriptTexts(Source):
@@ -21,7 +21,7 @@ class TranscriptTexts(Source):
     class Params(Source.Params):
         """Params of TranscriptTexts."""
 
-        corpus: SpeechSource.Params = param("The speech.", default=REQUIRED)
+        corpus: AnySpeech.Params = param("The speech.", default=REQUIRED)
 
     def __init__(self, params: Any, *, split: Split = "train") -> None:
         """Lists the utterances of the split.
@@ -30,7 +30,7 @@ class TranscriptTexts(Source):
           InputError: there are none, or files are missing.
         """
         super().__init__(params, split=split)
-        self._speech: SpeechSource = self.params.corpus.instantiate(split=split)
+        self._speech: AnySpeech = self.params.corpus.instantiate(split=split)
 
     def __len__(self) -> int:
         return len(self._speech)

@@ -122,8 +122,8 @@ class CaptionScoring(Configurable):
             lines += [f"  reference: {text}" for text in case.references]
         notes = [f"{key}: {text}" for key, text in scores.signatures.items()]
         if self.params.baselines:
-            told = ", ".join(f"{k} {v:.3f}" for k, v in self.params.baselines.items())
-            notes.append(f"exact match on {len(hits):,} captions {figures[EXACT]:.3f}; {told}")
+            listed = ", ".join(f"{k} {v:.3f}" for k, v in self.params.baselines.items())
+            notes.append(f"exact match on {len(hits):,} captions {figures[EXACT]:.3f}; {listed}")
         pictures = {"captions": self._drawn(input, [cases[i] for i in shown], texts, shown)}
         drawn = {name: png for name, png in pictures.items() if png}
         return Scored(figures, "\n".join(lines), drawn, tuple(notes))

@@ -161,8 +161,10 @@ class Contrastive(Task):
         lines += [f"{name} {value:.4f}" for name, value in figures.items()]
         notes: tuple[str, ...] = ()
         if self.params.baselines and is_last:
-            told = ", ".join(f"{name} {value:.4f}" for name, value in self.params.baselines.items())
-            notes = (f"other methods: {told}",)
+            listed = ", ".join(
+                f"{name} {value:.4f}" for name, value in self.params.baselines.items()
+            )
+            notes = (f"other methods: {listed}",)
         return Scored(figures, "\n".join(lines), {}, notes)
 
     @classmethod

@@ -95,9 +95,9 @@ class ImageScoring(Configurable):
     def _notes(self, counts: np.ndarray) -> tuple[str, ...]:
         if not self.params.baselines:
             return ()
-        told = ", ".join(f"{name} {value:.3f}" for name, value in self.params.baselines.items())
+        listed = ", ".join(f"{name} {value:.3f}" for name, value in self.params.baselines.items())
         accuracy = np.trace(counts) / max(counts.sum(), 1)
-        return (f"accuracy on {counts.sum():,} images {accuracy:.4f}; {told}",)
+        return (f"accuracy on {counts.sum():,} images {accuracy:.4f}; {listed}",)
 
 
 class _Examples:

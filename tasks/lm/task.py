@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from tekso.framework.context import StepContext
@@ -14,18 +13,18 @@ from tekso.framework.exports import ExportedFunction
 from tekso.framework.input.input import Input
 from tekso.framework.layer import Layer
 from tekso.framework.params import REQUIRED, literals, param
-from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece
-from tekso.framework.task import LOSS, Batch, Decoded, LossSums, Program, Task
+from tekso.framework.task import LOSS, Batch, Decoded, Program
 from tekso.framework.theta import Theta
-from tekso.tasks.lm.cross_entropy import perplexity, smoothed_cross_entropy
+from tekso.tasks.lm.cross_entropy import perplexity
 from tekso.tasks.lm.decode import TextDecoder
 from tekso.tasks.lm.exports import language_model_exports
+from tekso.tasks.lm.token_task import TokenTask
 from tekso.tasks.unset_sizes import set_vocab_size
 
 BITS_PER_BYTE = "bits_per_byte"
 
 
-class LanguageModel(Task):
+class LanguageModel(TokenTask):
     """Minimises the cross-entropy of every next token.
 
     Shapes:
@@ -37,14 +36,11 @@ class LanguageModel(Task):
       log_probs returns: [B, L] float32
     """
 
-    class Params(Task.Params):
+    class Params(TokenTask.Params):
         """Params of LanguageModel."""
 
         model: Layer.Params = param(
             "The network. If its vocab_size is not set, the tokenizer's is used.", default=REQUIRED
-        )
-        label_smoothing: float = param(
-            "Share of the target probability that is spread evenly.", default=0.0
         )
         decode: TextDecoder.Params | None = param(
             "Sampling and scoring at the end of a run; None: neither.",
@@ -52,16 +48,10 @@ class LanguageModel(Task):
         )
 
     goals = {BITS_PER_BYTE: "min", "perplexity": "min"}  # noqa: RUF012
-    model: Any
 
     def __init__(self, params: Any) -> None:
         """Builds the network and the decoder."""
         super().__init__(params)
-        if not 0.0 <= self.params.label_smoothing < 1.0:
-            raise ValueError(
-                f"task.label_smoothing is {self.params.label_smoothing}, must be in [0, 1)"
-            )
-        self.child("model", self.params.model)
         decode, model = self.params.decode, self.params.model
         window = decode.window if decode is not None else None
         if window and "positions.max_length" in model and window > model.positions.max_length:
@@ -91,37 +81,11 @@ class LanguageModel(Task):
             params.decode.window = length
         return params
 
-    def loss_weight(self, batch: Batch) -> tf.Tensor:
-        """Returns the number of weighted labels."""
-        return tf.reduce_sum(batch["weights"])
-
-    def loss(self, theta: Theta, batch: Batch, ctx: StepContext) -> LossSums:
-        """Returns the sum of nats over the weighted labels.
-
-        Label smoothing applies to training only; bits per byte are then reported in evaluation
-        only.
-        """
-        smoothing = self.params.label_smoothing if ctx.is_training else 0.0
-        return self._sums(self._nats(theta, batch, ctx, smoothing), batch, smoothing)
-
-    def pieces(self) -> list[Piece]:
-        """Returns the pieces of the model, and one for loss and metrics; see Task."""
-        smoothing = self.params.label_smoothing
-        pieces = [piece.below("model") for piece in self.model.pieces(label_smoothing=smoothing)]
-        return [*pieces, Piece("loss", {}, self._run_sums)]
-
-    def _run_sums(self, theta: Theta, flow: Flow, ctx: StepContext) -> Flow:
-        smoothing = self.params.label_smoothing if ctx.is_training else 0.0
-        sums = self._sums(flow["cross_entropy"], flow, smoothing)
-        return {**flow, LOSS_SUM: sums.loss_sum, METRICS: sums.metrics}
-
-    def _sums(self, nats_BL: tf.Tensor, batch: Batch, smoothing: float) -> LossSums:
-        loss_sum = tf.reduce_sum(batch["weights"] * nats_BL)
-        metrics = {}
-        if "num_bytes" in batch and not smoothing:
-            num_bytes = tf.reduce_sum(batch["num_bytes"])
-            metrics[BITS_PER_BYTE] = (loss_sum / math.log(2.0), num_bytes)
-        return LossSums(loss_sum, metrics)
+    def metrics(self, loss_sum: tf.Tensor, batch: Batch, label_smoothing: float) -> dict[str, Any]:
+        """See TokenTask; with label smoothing, bits per byte are reported in evaluation only."""
+        if "num_bytes" not in batch or label_smoothing:
+            return {}
+        return {BITS_PER_BYTE: (loss_sum / math.log(2.0), tf.reduce_sum(batch["num_bytes"]))}
 
     def logits(self, theta: Theta, batch: Batch, ctx: StepContext) -> tf.Tensor:
         """Returns the scores of the next tokens, [B, L, V], for distillation."""
@@ -129,23 +93,16 @@ class LanguageModel(Task):
         scores: tf.Tensor = self.model.logits(theta.model, batch["ids"], ctx, **side)
         return scores
 
-    def logit_weights(self, batch: Batch) -> tf.Tensor:
-        """Returns the weights of the labels, [B, L]."""
-        return batch["weights"]
-
-    def sums_of_logits(self, logits: tf.Tensor, batch: Batch, ctx: StepContext) -> LossSums:
-        """Returns the loss and the metrics, given the scores."""
-        smoothing = self.params.label_smoothing if ctx.is_training else 0.0
-        nats = smoothed_cross_entropy(logits, batch["labels"], smoothing)
-        return self._sums(nats, batch, smoothing)
-
     def log_probs(
         self, theta: Theta, ids_BL: tf.Tensor, labels_BL: tf.Tensor, ctx: StepContext
     ) -> Any:
         """Returns the log-probability of every label in nats, [B, L] float32; pure."""
-        return -self._nats(theta, {"ids": ids_BL, "labels": labels_BL}, ctx, 0.0)
+        return -self.nats(theta, {"ids": ids_BL, "labels": labels_BL}, ctx, 0.0)
 
-    def _nats(self, theta: Theta, batch: Batch, ctx: StepContext, smoothing: float) -> tf.Tensor:
+    def nats(
+        self, theta: Theta, batch: Batch, ctx: StepContext, label_smoothing: float
+    ) -> tf.Tensor:
+        """See TokenTask."""
         return self.model.token_cross_entropy(
             theta.model,
             batch["ids"],
@@ -153,12 +110,8 @@ class LanguageModel(Task):
             ctx,
             positions=batch.get("positions"),
             segment_ids=batch.get("segment_ids"),
-            label_smoothing=smoothing,
+            label_smoothing=label_smoothing,
         )
-
-    def count(self, batch: Mapping[str, np.ndarray]) -> tuple[int, str]:
-        """Returns the number of weighted labels, in tokens."""
-        return int(np.count_nonzero(batch["weights"])), "tokens"
 
     def summarize(self, sums: Mapping[str, tuple[float, float]]) -> dict[str, float]:
         """Adds the perplexity to the means."""

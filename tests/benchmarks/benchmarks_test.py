@@ -274,14 +274,16 @@ def test_tekso_measures_a_workload_and_exports_its_weights(name: str, tmp_path: 
     options = ["--tiny", "--steps=1", "--warmup=1", f"--export={file}"]
     found = turns.process(Path(sys.executable), PEERS["tekso"], name, options)
     assert "skipped" not in found, found
-    assert found["num_weights"] == found["expected_weights"] > 1000
+    trains = name != "front_end"
+    assert found["num_weights"] == found["expected_weights"]
+    assert (found["num_weights"] > 1000) == trains
     assert found["time_to_first_step_s"] > 0
     assert found["step_ms"][0] > 0
     assert len(found["losses"]) == 3
     assert np.isfinite(found["losses"]).all()
-    if name == "beam_search":
+    if name in ("beam_search", "front_end"):
         assert len(set(found["losses"])) == 1
-        assert found["losses"][0] < 0
+        assert (found["losses"][0] < 0) == trains
     else:
         assert found["losses"][0] > found["losses"][2]
     with np.load(file) as stored:

@@ -40,7 +40,7 @@ def values() -> tuple[Theta, dict[str, tf.Tensor], dict[str, tf.Tensor]]:
 
 def body(theta: Theta, state: Any, x: Any, ctx: StepContext) -> tuple[Any, Any]:
     gain = tf.cast(tf.expand_dims(x["ids"], 1), tf.float64)
-    h = tf.tanh(state["h"] @ theta.w + theta.b + x["x"] * gain)
+    h = tf.tanh(ops.project(ctx, state["h"], theta.w, theta.b) + x["x"] * gain)
     h = ops.dropout(ctx, h, 0.25, NOISE)
     h = tf.where(tf.expand_dims(x["keep"], 1), h, state["h"])
     ctx.collect_loss("norm", tf.reduce_sum(tf.square(h)))
@@ -110,6 +110,62 @@ def test_scan_is_the_loop_written_out_with_gradients_and_all_that_is_collected(h
     np.testing.assert_array_equal(weight, [BATCH] * TURNS)
     np.testing.assert_allclose(tf.reduce_sum(value, 0), total[0], rtol=1e-5)
     assert_same(found, expected)
+
+
+def nested(choice: str) -> Body:
+    """Projects twice with one weight, and a third time within another graph or function."""
+
+    def cond(theta: Theta, state: Any, x: Any, ctx: StepContext) -> tuple[Any, Any]:
+        h = ops.project(ctx, state, theta.w)
+        h = tf.tanh(ops.project(ctx, h + x, theta.w))
+        if choice == "condition":
+            h += tf.cond(x[0, 0] > 0, lambda: ops.project(ctx, h, theta.w), lambda: h)
+        elif choice == "scan":
+            inner = ops.scan(ctx, lambda t, s, x, c: (ops.project(c, s, t.w), None), theta, h, x)
+            h += inner[0]
+        else:
+            h += ops.rematerialize(ctx, lambda t, h, c: ops.project(c, h, t.w), theta, h)
+        return h, h
+
+    return cond
+
+
+@pytest.mark.parametrize("choice", ["condition", "scan", "rematerialised"])
+def test_gradients_of_weights_that_a_body_projects_with_are_those_written_out(choice: str) -> None:
+    theta, state, xs = values()
+    theta = Theta(w=theta.w, unused=theta.b)
+
+    def gradients(run: Callable[..., Any]) -> Any:
+        ctx = StepContext(mode="train", seed=0, step=0, num_examples=1)
+        with tf.GradientTape() as tape:
+            tape.watch([theta.w, state["h"], xs["x"]])
+            last, ys = run(ctx, nested(choice), theta, state["h"], xs["x"])
+            loss = tf.reduce_sum(last**2) + tf.reduce_sum(ys**3)
+        return tape.gradient(loss, [theta.w, state["h"], xs["x"]])
+
+    expected = gradients(written_out)
+    assert_same(tf.function(lambda: gradients(scan), autograph=False)(), expected)
+
+
+def test_a_loop_multiplies_once_for_the_gradient_of_a_weight() -> None:
+    def recur(theta: Theta, state: Any, x: Any, ctx: StepContext) -> tuple[Any, Any]:
+        h = tf.tanh(ops.project(ctx, state, theta.w) + x)
+        return h, h
+
+    @tf.function(autograph=False)
+    def gradient(w: tf.Tensor, h: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            tape.watch(w)
+            ctx = StepContext(mode="train", seed=0, step=0)
+            _, ys = ops.scan(ctx, recur, Theta(w=w), h, x)
+        return tape.gradient(ys, w)
+
+    theta, state, xs = values()
+    gradient(theta.w, state["h"], xs["x"])
+    concrete = gradient.get_concrete_function(theta.w, state["h"], xs["x"])
+    outside = [op for op in concrete.graph.get_operations() if op.type == "MatMul"]
+    assert [op.outputs[0].shape.as_list() for op in outside] == [[DIM, DIM]]
+    assert outside[0].inputs[0].shape[0] == TURNS * BATCH
 
 
 def test_scan_draws_other_numbers_every_turn_and_returns_none_for_none() -> None:

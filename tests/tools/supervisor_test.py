@@ -47,7 +47,7 @@ def fork_that_returns_late():
 
 if ends == ["stop"]:
     os.fork = fork_that_returns_late
-made = supervisor.Supervisor(restarts=restarts, progress=progress, tell=print)
+made = supervisor.Supervisor(restarts=restarts, progress=progress, log=print)
 code = made.run(action)
 print("tries", len(list(folder.glob("try_*"))))
 sys.exit(code)

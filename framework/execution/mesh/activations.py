@@ -14,9 +14,10 @@ import tensorflow as tf
 from tekso.framework import ops, task_results
 from tekso.framework.context import StepContext, isolated
 from tekso.framework.execution.mesh.layouts import Activations
-from tekso.framework.execution.mesh.workarounds.forms import concat, reverse
-from tekso.framework.execution.mesh.workarounds.unsupported_ops import refuse_unsupported
+from tekso.framework.execution.workarounds.forms import concat, reverse
+from tekso.framework.execution.workarounds.unsupported_ops import refuse_unsupported
 from tekso.framework.foreign_variables import refused
+from tekso.framework.nests import stacked
 from tekso.framework.signature import Signature
 from tekso.framework.task import Task
 
@@ -63,10 +64,7 @@ def _scan(
     one = tf.nest.map_structure(lambda x: x[0], xs)
     after, y = body(theta, state, one, inner)
     ctx.collected.merge(inner.collected.sums)
-    stacked = tf.nest.map_structure(
-        lambda v: None if v is None else tf.stack([v] * num_iterations), y
-    )
-    return after, stacked
+    return after, stacked([y] * num_iterations)
 
 
 _RecordingContext.forms = {

@@ -11,6 +11,7 @@ import tensorflow as tf
 from tekso.framework.execution.mesh.context import MeshContext
 from tekso.framework.execution.mesh.placement import Placement
 from tekso.framework.execution.mesh.step_errors import compiled
+from tekso.framework.nests import mapped, tensors
 from tekso.framework.step import Flat, Step
 from tekso.framework.theta import Theta
 
@@ -70,13 +71,15 @@ class OneDeviceCalls(Calls):
         def run(weights: Flat, *inputs: Any) -> Any:
             return self._step.decoded(function, weights, inputs)
 
-        return tf.function(run, autograph=False)
+        traced: Function = tf.function(run, autograph=False)
+        return traced
 
     def _run(self, traced: Function, inputs: tuple[Any, ...]) -> Any:
         if self._gathered is None:
             spread = self._weights()
             self._gathered = {
-                path: tf.constant(self._placement.whole(spread.pop(path))) for path in list(spread)
+                path: tf.constant(self._placement.to_host(spread.pop(path)))
+                for path in list(spread)
             }
         return traced(self._gathered, *inputs)
 
@@ -105,31 +108,21 @@ class MeshCalls(Calls):
 
     def _traced(self, function: Function) -> Function:
         def run(*inputs: Any) -> Any:
-            given = tf.nest.map_structure(self._taken, inputs)
-            shapes = [x.shape for x in tf.nest.flatten(given) if x is not None]
+            given = mapped(self._taken, inputs)
+            shapes = [x.shape for x in tensors(given)]
             theta, ctx = self._begun(next((shape[0] for shape in shapes if shape.rank), 1))
             outputs = function(theta, *given, ctx)
-            return tf.nest.map_structure(self._whole, outputs)
+            return mapped(self._replicated, outputs)
 
         return compiled(run, self._where, advice=_ADVICE)
 
-    def _placed(self, x: Any) -> Any:
-        return None if x is None else self._placement.put_changing(tf.convert_to_tensor(x))
-
-    def _taken(self, placed: Any) -> Any:
-        if placed is None:
-            return None
+    def _taken(self, placed: tf.Tensor) -> tf.Tensor:
         return self._placement.taken(placed, 0, (None,) * (placed.shape.rank - 1))
 
-    def _whole(self, x: Any) -> Any:
-        if x is None:
-            return None
+    def _replicated(self, x: Any) -> tf.Tensor:
         x = tf.convert_to_tensor(x)
         return self._placement.reshard(x, (None,) * x.shape.rank)
 
-    def _local(self, x: Any) -> Any:
-        return None if x is None else self._placement.local(x)
-
     def _run(self, traced: Function, inputs: tuple[Any, ...]) -> Any:
-        outputs = traced(*tf.nest.map_structure(self._placed, inputs))
-        return tf.nest.map_structure(self._local, outputs)
+        placed = mapped(lambda x: self._placement.put_changing(tf.convert_to_tensor(x)), inputs)
+        return mapped(self._placement.local, traced(*placed))

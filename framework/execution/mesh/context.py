@@ -18,7 +18,7 @@ from tekso.framework.context import Form, StepContext, isolated
 from tekso.framework.execution.mesh import windows
 from tekso.framework.execution.mesh.layouts import Layout, MeshLayout
 from tekso.framework.execution.mesh.placement import Placement
-from tekso.framework.execution.mesh.workarounds.tensors import resharded_both_ways, separated
+from tekso.framework.execution.workarounds.tensors import resharded_both_ways, separated
 
 
 class LayoutContext(StepContext):

@@ -9,14 +9,16 @@ Saved and stacked values are therefore written into buffers, which take the layo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tekso.framework import loops
 from tekso.framework.execution.mesh.context import MeshContext
-from tekso.framework.execution.mesh.workarounds.tensors import loop_inputs, loop_name
+from tekso.framework.execution.workarounds.tensors import loop_inputs
+from tekso.framework.nests import filled, tensors
+from tekso.framework.primitives.custom_gradient import custom_gradient
 from tekso.framework.primitives.precision import widen
 
 Flat = list[tf.Tensor]
@@ -29,8 +31,10 @@ def scan(
     state: Any,
     xs: Any,
     first: int,
+    *,
+    kind: type[Loop] | None = None,
 ) -> tuple[Any, Any]:
-    """See `ops.scan`; xs has no weights (see `unrolled`)."""
+    """See `ops.scan`; xs has no weights (see `unrolled`); `kind` is another kind of loop."""
     num_iterations = loops.iterations_of(xs)
     theta_axes = ctx.layouts_of(theta)
     structure: dict[str, Any] = {}
@@ -50,19 +54,26 @@ def scan(
         stacked = (y, {"statistic": sums["statistic"]})
         summed = {kind: value for kind, value in sums.items() if kind != "statistic"}
         structure.update(stacked=stacked, summed=summed)
-        return tf.nest.flatten(after), _present(stacked), _present(summed)
+        return tf.nest.flatten(after), tensors(stacked), tensors(summed)
 
-    loop = _Loop(ctx, iteration, num_iterations, theta_axes)
+    loop = (kind or Loop)(ctx, iteration, num_iterations, theta_axes)
     inputs = (loop_inputs(tf.nest.flatten(nest)) for nest in (theta, state, xs))
     after, stacked, summed = loop.run(*inputs)
-    y, statistics = _fill(structure["stacked"], stacked)
-    ctx.collected.merge(_fill(structure["summed"], summed))
+    y, statistics = filled(structure["stacked"], stacked)
+    ctx.collected.merge(filled(structure["summed"], summed))
     ctx.collected.merge(statistics)
     return tf.nest.pack_sequence_as(state, after), y
 
 
-class _Loop:
-    """The forward and the backward loop, on flat lists."""
+class Loop:
+    """The forward and the backward loop, on flat lists.
+
+    Args:
+      ctx: context of the loop.
+      iteration: `iteration(index, theta, state, x)` returns state, stacked and summed outputs.
+      num_iterations: number of iterations.
+      theta_axes: layouts of the weights.
+    """
 
     def __init__(
         self,
@@ -82,17 +93,18 @@ class _Loop:
         given = len(theta), len(state), len(xs)
         made = len(state), len(shapes[0]), len(shapes[1])
 
-        @tf.custom_gradient
+        @custom_gradient
         def loop(*args: tf.Tensor) -> Any:
-            theta, state, xs = _split(args, given)
+            theta, state, xs = split(args, given)
             outputs, saved = self._forward(theta, state, xs, shapes)
 
             def grad(*gradients: tf.Tensor | None) -> list[tf.Tensor | None]:
-                return self._backward(theta, xs, saved, _split(gradients, made), outputs)
+                return self._backward(theta, xs, saved, split(gradients, made), outputs)
 
-            return _joined(outputs), grad
+            return joined(outputs), grad
 
-        return _split(loop(*theta, *state, *xs), made)
+        found: tuple[Flat, Flat, Flat] = split(loop(*theta, *state, *xs), made)
+        return found
 
     def _outputs(self, theta: Flat, state: Flat, xs: Flat) -> tuple[Flat, Flat]:
         """Traces one iteration separately; returns its stacked and its summed outputs.
@@ -103,7 +115,7 @@ class _Loop:
 
         def probe() -> None:
             first = tf.constant(0)
-            found.append(self._iteration(first, theta, state, _read(xs, first))[1:])
+            found.append(self._iteration(first, theta, state, read(xs, first))[1:])
 
         tf.function(probe, autograph=False).get_concrete_function()
         return found[0]
@@ -111,15 +123,19 @@ class _Loop:
     def _forward(
         self, theta: Flat, state: Flat, xs: Flat, shapes: tuple[Flat, Flat]
     ) -> tuple[tuple[Flat, Flat, Flat], Flat]:
-        """Returns the outputs and, in training, the saved states before every iteration."""
-        saved = self._buffers(state if self._ctx.is_training else [])
+        """Returns the outputs and, in training, what is saved of every iteration."""
+        saved = self._buffers(
+            self._saved(theta, state, xs, shapes) if self._ctx.is_training else []
+        )
         stacks = self._buffers(shapes[0])
         sums = [tf.zeros(v.shape, v.dtype) for v in shapes[1]]
 
         def body(i: Any, state: Flat, saved: Flat, stacks: Flat, sums: Flat) -> Any:
             if saved:
-                saved = _write(saved, i, state)
-            state, ys, more = self._iteration(i, theta, state, _read(xs, i))
+                (state, ys, more), own = self._iteration_and_saved(i, theta, state, read(xs, i))
+                saved = _write(saved, i, own)
+            else:
+                state, ys, more = self._iteration(i, theta, state, read(xs, i))
             return i + 1, state, saved, _write(stacks, i, ys), _add(sums, more)
 
         _, state, saved, stacks, sums = tf.while_loop(
@@ -127,9 +143,43 @@ class _Loop:
             body,
             (tf.constant(0), state, saved, stacks, sums),
             maximum_iterations=self._num_iterations,
-            name=loop_name(),
         )
         return (state, stacks, sums), saved
+
+    def _saved(
+        self, theta: Flat, state: Flat, xs: Flat, shapes: tuple[Flat, Flat]
+    ) -> Sequence[tf.TensorSpec | tf.Tensor]:
+        """Returns the types and shapes of what an iteration saves: its state."""
+        return state
+
+    def _iteration_and_saved(
+        self, index: tf.Tensor, theta: Flat, state: Flat, x: Flat
+    ) -> tuple[tuple[Flat, Flat, Flat], Flat]:
+        """Returns the results of an iteration, and what its backward pass needs."""
+        return self._iteration(index, theta, state, x), state
+
+    def _iteration_gradients(
+        self, index: tf.Tensor, theta: Flat, saved: Flat, x: Flat, seeds: Flat
+    ) -> tuple[Flat, Flat, Flat]:
+        """Returns the gradients of weights, state and x, given those of all float outputs."""
+        return self.differentiated(index, theta, saved, x, seeds)[1]
+
+    def differentiated(
+        self, index: tf.Tensor, theta: Flat, state: Flat, x: Flat, seeds: Flat
+    ) -> tuple[Flat, tuple[Flat, Flat, Flat]]:
+        """Returns the results of an iteration, and the gradients of weights, state and x."""
+        inputs = theta, state, x
+        watched = [learning(flat) for flat in inputs]
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(watched)
+            outputs = joined(self._iteration(index, *inputs))
+        dtheta, dstate, dx = tape.gradient(
+            learning(outputs),
+            watched,
+            output_gradients=seeds,
+            unconnected_gradients=tf.UnconnectedGradients.ZERO,
+        )
+        return outputs, (self._constrained(dtheta, theta), dstate, dx)
 
     def _backward(
         self,
@@ -144,37 +194,26 @@ class _Loop:
             for ds, ys in zip(gradients, outputs, strict=True)
         )
 
-        def iteration_gradients(i: tf.Tensor, dstate: Flat) -> tuple[Flat, Flat, Flat]:
-            inputs = theta, _read(saved, i), _read(xs, i)
-            watched = [_learning(flat) for flat in inputs]
-            with tf.GradientTape(watch_accessed_variables=False) as tape:
-                tape.watch(watched)
-                outputs = _joined(self._iteration(i, *inputs))
-            dtheta, dbefore, dx = tape.gradient(
-                _learning(outputs),
-                watched,
-                output_gradients=[*loop_inputs(dstate), *_read(dstacked, i), *dsummed],
-                unconnected_gradients=tf.UnconnectedGradients.ZERO,
-            )
-            return self._constrained(dtheta, theta), dbefore, dx
-
         def body(i: Any, dtheta: Flat, dstate: Flat, dxs: Flat) -> Any:
-            more, dstate, dx = iteration_gradients(i, dstate)
+            seeds = [*loop_inputs(dstate), *read(dstacked, i), *dsummed]
+            more, dstate, dx = self._iteration_gradients(
+                i, theta, read(saved, i), read(xs, i), seeds
+            )
             return i - 1, _add(dtheta, more), dstate, _write(dxs, i, dx)
 
         # Gradients of weights are summed over the iterations in float32, as the plain loop does.
-        dtheta = [widen(tf.zeros_like(t)) for t in _learning(theta)]
-        dxs = [tf.zeros_like(t) for t in _learning(xs)]
+        dtheta = [widen(tf.zeros_like(t)) for t in learning(theta)]
+        dxs = [tf.zeros_like(t) for t in learning(xs)]
         _, dtheta, dstate, dxs = tf.while_loop(
             lambda i, *_: i >= 0,
             body,
             (tf.constant(self._num_iterations - 1), dtheta, dafter, dxs),
             maximum_iterations=self._num_iterations,
-            name=loop_name(),
         )
-        dtheta = [tf.cast(d, t.dtype) for d, t in zip(dtheta, _learning(theta), strict=True)]
+        dtheta = [tf.cast(d, t.dtype) for d, t in zip(dtheta, learning(theta), strict=True)]
         found = iter([*dtheta, *dstate, *dxs])
-        return [next(found) if _has(t) else None for t in [*theta, *saved, *xs]]
+        inputs = (*theta, *outputs[0], *xs)  # the final state has the types of the first one
+        return [next(found) if _has(t) else None for t in inputs]
 
     def _constrained(self, gradients: Flat, theta: Flat) -> Flat:
         """Returns the gradients of weights, sharded as the weights are."""
@@ -184,11 +223,12 @@ class _Loop:
             for d, a in zip(gradients, axes, strict=True)
         ]
 
-    def _buffers(self, values: Flat) -> Flat:
+    def _buffers(self, values: Sequence[tf.TensorSpec | tf.Tensor]) -> Flat:
         return [tf.zeros([self._num_iterations, *v.shape], v.dtype) for v in values]
 
 
-def _read(buffers: Flat, index: tf.Tensor) -> Flat:
+def read(buffers: Flat, index: tf.Tensor) -> Flat:
+    """Returns the rows of buffers at an index."""
     return [tf.gather(buffer, index) for buffer in buffers]
 
 
@@ -209,27 +249,20 @@ def _has(x: tf.Tensor) -> bool:
     return bool(x.dtype.is_floating)
 
 
-def _learning(flat: Iterable[tf.Tensor]) -> Flat:
+def learning(flat: Iterable[tf.Tensor]) -> Flat:
+    """Returns the tensors that have gradients."""
     return [t for t in flat if _has(t)]
 
 
-def _joined(parts: Iterable[Flat]) -> Flat:
+def joined(parts: Iterable[Flat]) -> Flat:
+    """Returns the tensors of several lists as one list."""
     return [t for part in parts for t in part]
 
 
-def _split(flat: Any, counts: tuple[int, ...]) -> Any:
+def split(flat: Any, counts: tuple[int, ...]) -> Any:
+    """Returns lists of these lengths, the parts of one list."""
     parts, start = [], 0
     for count in counts:
         parts.append(list(flat[start : start + count]))
         start += count
     return tuple(parts)
-
-
-def _present(nest: Any) -> Flat:
-    return [value for value in tf.nest.flatten(nest) if value is not None]
-
-
-def _fill(nest: Any, values: Flat) -> Any:
-    given = iter(values)
-    flat = [None if v is None else next(given) for v in tf.nest.flatten(nest)]
-    return tf.nest.pack_sequence_as(nest, flat)

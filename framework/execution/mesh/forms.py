@@ -17,6 +17,8 @@ import tensorflow as tf
 from tekso.framework import loops, ops
 from tekso.framework.execution.mesh import control_flow, unrolled, vocab, windows
 from tekso.framework.execution.mesh.context import MeshContext
+from tekso.framework.primitives.batch_normalization import BatchNormed
+from tekso.framework.primitives.custom_gradient import custom_gradient
 from tekso.framework.primitives.precision import widen
 from tekso.framework.primitives.windows import Window
 from tekso.framework.theta import Theta
@@ -43,7 +45,7 @@ def project(
     outer = names[x.shape.rank : last]
     axes = ctx.layout_of(w)
 
-    @tf.custom_gradient
+    @custom_gradient
     def run(x: tf.Tensor, w: tf.Tensor) -> Any:
         y = tf.einsum(f"{lead}{inner},{inner}{outer}->{lead}{outer}", x, w)
 
@@ -57,6 +59,48 @@ def project(
 
     y = run(x, w)
     return y if b is None else tf.cast(widen(y) + widen(b), y.dtype)
+
+
+def batch_norm(
+    ctx: MeshContext,
+    x: tf.Tensor,
+    scale: tf.Tensor,
+    bias: tf.Tensor,
+    counted: tf.Tensor | None,
+    *,
+    epsilon: float,
+) -> BatchNormed:
+    """See `ops.batch_norm`; without reshapes, so that any dim may be sharded."""
+    wide, outer = widen(x), list(range(x.shape.rank - 1))
+    ones = tf.ones_like(wide[..., :1])
+    flags = ones if counted is None else tf.cast(counted, wide.dtype) * ones
+    count = tf.reduce_sum(flags)
+    # The sums of several replicas on meshes, of which each computes a part of the batch.
+    all_counted = tf.maximum(ops.sum_over_replicas(ctx, count), 1)
+    total = tf.reduce_sum(wide * flags, outer)
+    mean = ops.sum_over_replicas(ctx, total) / all_counted
+    squares = tf.reduce_sum(tf.square(wide - mean) * flags, outer)
+    variance = ops.sum_over_replicas(ctx, squares) / all_counted
+    factor = tf.math.rsqrt(variance + epsilon) * tf.cast(scale, wide.dtype)
+    y = tf.cast(wide * factor + (tf.cast(bias, wide.dtype) - mean * factor), x.dtype)
+    return BatchNormed(y, *map(tf.stop_gradient, (mean, count, total, squares)))
+
+
+def lstm_update(
+    ctx: MeshContext,
+    inputs: tf.Tensor,
+    recurrent: tf.Tensor,
+    memory: tf.Tensor,
+    *,
+    forget_bias: float,
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """See `ops.lstm_update`."""
+    # Without the constraint, the other operand would determine the sharding of the gates.
+    i, f, g, o = [
+        ctx.constrain(gate, ("batch", "mlp")) for gate in tf.unstack(inputs + recurrent, axis=1)
+    ]
+    after = tf.sigmoid(f + forget_bias) * memory + tf.sigmoid(i) * tf.tanh(g)
+    return tf.sigmoid(o) * tf.tanh(after), after
 
 
 # --- attention ---
@@ -174,7 +218,8 @@ def scan(
     """See `ops.scan`."""
     over_depth = any(axes is not None for axes in ctx.layouts_of(xs))
     form = unrolled if over_depth else control_flow
-    return form.scan(ctx, body, theta, state, xs, first)
+    found: tuple[Any, Any] = form.scan(ctx, body, theta, state, xs, first)
+    return found
 
 
 def rematerialize(

@@ -16,6 +16,7 @@ Source:
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -135,6 +136,11 @@ class MeshLayout:
         """Returns the shape of a device's shard; all shards have the same shape."""
         parts = zip(shape, layout, strict=True)
         return tuple(n // self.mesh.size_of(axis) if axis else n for n, axis in parts)
+
+    def shard_bytes(self, spec: WeightSpec, layout: Layout) -> int:
+        """Returns the bytes of a device's shard of a weight."""
+        itemsize = spec.size_bytes // max(spec.size, 1)
+        return math.prod(self.shard_shape(spec.shape, layout)) * itemsize
 
     def problems(
         self, specs: Mapping[str, WeightSpec], *, activations: Activations | None = None

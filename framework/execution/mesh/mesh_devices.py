@@ -19,7 +19,7 @@ from tekso.framework.cores import num_cores
 from tekso.framework.execution import devices, runtime
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.mesh.layouts import MeshShape
-from tekso.framework.execution.mesh.workarounds import compiler
+from tekso.framework.execution.workarounds import compiler
 
 LOCAL_TPU = "local"
 MOST_CPU_DEVICES = 4096
@@ -122,7 +122,7 @@ def count(device_type: str, *, cpu_devices: int | None = None) -> int:
     """
     if device_type == "CPU" and cpu_devices is not None:
         return int(cpu_devices * dtensor.num_clients())
-    return dtensor.num_global_devices(device_type)
+    return int(dtensor.num_global_devices(device_type))
 
 
 def make_mesh(shape: MeshShape, device_type: str, *, first: int = 0) -> Any:

@@ -15,7 +15,7 @@ import tensorflow as tf
 from tensorflow.experimental import dtensor
 
 from tekso.framework.execution.mesh.layouts import Layout
-from tekso.framework.execution.mesh.workarounds.tensors import copies, separated
+from tekso.framework.execution.workarounds.tensors import copies, separated
 
 
 class Placement:
@@ -147,9 +147,10 @@ class Placement:
         """Returns x[index], sharded by axes. For use in a step."""
         return separated(self.reshard(tf.gather(x, index), axes))
 
-    def whole(self, x: tf.Tensor) -> np.ndarray:
+    def to_host(self, x: tf.Tensor) -> np.ndarray:
         """Returns a sharded tensor as an array on the host; every process must call it."""
-        return dtensor.unpack(self.gathered(x))[0].numpy()
+        array: np.ndarray = dtensor.unpack(self.gathered(x))[0].numpy()
+        return array
 
     def gathered(self, x: tf.Tensor) -> tf.Tensor:
         """Returns a sharded tensor, replicated; every process must call it."""

@@ -25,15 +25,16 @@ from tekso.framework.execution.base import (
     num_examples_of,
     parts_of,
 )
+from tekso.framework.execution.batch_parts import size_of
 from tekso.framework.execution.mesh import step_context
 from tekso.framework.execution.mesh.calls import Calls, MeshCalls, OneDeviceCalls
 from tekso.framework.execution.mesh.context import MeshContext
 from tekso.framework.execution.mesh.layouts import Layout, MeshLayout
 from tekso.framework.execution.mesh.placement import Placement, hashable
 from tekso.framework.execution.mesh.step_errors import ADVICE, compiled
-from tekso.framework.execution.mesh.workarounds.tensors import new_variable
 from tekso.framework.execution.shards import Owners, Shard, chunks, cut_out, is_sliceable
 from tekso.framework.execution.state import ReadKey, chosen
+from tekso.framework.execution.workarounds.tensors import new_variable
 from tekso.framework.primitives.fusion import Fuse, no_fusion
 from tekso.framework.state import State
 from tekso.framework.step import Flat, Step, Sums
@@ -132,7 +133,7 @@ class MeshProgram(ExecutionProgram):
     def state(self, keys: Set[str] | None = None) -> dict[str, np.ndarray]:
         """See `ExecutionProgram`."""
         variables = chosen(self._variables.keyed(), keys)
-        return {key: self._placement.whole(v.read_value()) for key, v in variables.items()}
+        return {key: self._placement.to_host(v.read_value()) for key, v in variables.items()}
 
     def shards(self) -> Iterator[Shard]:
         """See `ExecutionProgram`; replicated shards are divided among the processes by bytes."""
@@ -229,7 +230,7 @@ class MeshProgram(ExecutionProgram):
 
     def _train_graph(self, batch: Flat, step: tf.Tensor) -> Flat:
         total_weight = self._step.loss_weight(batch)
-        found = self._gradients(batch, 0, step[0], total_weight, _size(batch))
+        found = self._gradients(batch, 0, step[0], total_weight, size_of(batch))
         return self._update(*found, total_weight, step[0])
 
     def _part_graph(self, batch: Flat, step: tf.Tensor, number: tf.Tensor) -> Any:
@@ -245,7 +246,7 @@ class MeshProgram(ExecutionProgram):
             name: self._placement.taken(x, number[0], (axis, *[None] * (x.shape.rank - 2)))
             for name, x in batch.items()
         }
-        found = self._gradients(part, number[0] * size, step[0], total_weight, _size(whole))
+        found = self._gradients(part, number[0] * size, step[0], total_weight, size_of(whole))
         return found, total_weight
 
     def _update_graph(
@@ -273,7 +274,7 @@ class MeshProgram(ExecutionProgram):
     ) -> tuple[Flat, Sums]:
         """Returns the gradients and sums of a part of a batch of `num_examples`."""
         weights = {path: v.read_value() for path, v in self._variables.weights.items()}
-        ctx = self._context("train", step, offset, _size(batch), num_examples)
+        ctx = self._context("train", step, offset, size_of(batch), num_examples)
 
         def forward() -> tuple[LossSums, MeshContext]:
             return self._loss.sums(self._used(weights, ctx), batch, ctx, step), ctx
@@ -298,7 +299,7 @@ class MeshProgram(ExecutionProgram):
         return {name: tuple(map(self._placement.local, pair)) for name, pair in sums.items()}
 
     def _eval_graph(self, batch: Flat) -> dict[str, Any]:
-        ctx = self._context("eval", 0, 0, _size(batch))
+        ctx = self._context("eval", 0, 0, size_of(batch))
         weights = self._step.evaluation_weights(self._read())
         end = self._loss.sums(self._used(weights, ctx), batch, ctx, 0)
         sums = self._step.evaluation_sums(end, batch, ctx)
@@ -321,8 +322,3 @@ class MeshProgram(ExecutionProgram):
         weights = self._step.cast(self._step.evaluation_weights(self._read()))
         stored = self._stored.weights
         return {path: self._placement.reshard(w, stored[path]) for path, w in weights.items()}
-
-
-def _size(batch: Mapping[str, tf.Tensor]) -> int:
-    """Returns the number of examples."""
-    return next(iter(batch.values())).shape[0]

@@ -10,9 +10,9 @@ from typing import Any
 import tensorflow as tf
 
 from tekso.framework.execution.errors import ExecutionError
-from tekso.framework.execution.mesh.workarounds.compiler import cut_messages
-from tekso.framework.execution.mesh.workarounds.retracing import DUPLICATE_NAME, retraced
-from tekso.framework.execution.mesh.workarounds.unsupported_ops import refuse_unsupported
+from tekso.framework.execution.workarounds.compiler import cut_messages
+from tekso.framework.execution.workarounds.retracing import DUPLICATE_NAME, retraced
+from tekso.framework.execution.workarounds.unsupported_ops import refuse_unsupported
 
 _OF_DTENSOR = ("dtensor", DUPLICATE_NAME)
 _OF_COMPILER = re.compile(r"error: (?!'builtin.module')(.*)")

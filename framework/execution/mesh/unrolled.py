@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from tekso.framework.context import isolated
 from tekso.framework.execution.mesh.context import LayoutContext
+from tekso.framework.nests import stacked
 
 
 def scan(
@@ -46,9 +47,5 @@ def scan(
         sums = inner.collected.sums
         statistics.append(sums["statistic"])
         ctx.collected.merge({kind: v for kind, v in sums.items() if kind != "statistic"})
-    ctx.collected.merge({"statistic": _stacked(statistics)})
-    return state, _stacked(ys)
-
-
-def _stacked(values: list[Any]) -> Any:
-    return tf.nest.map_structure(lambda *each: None if each[0] is None else tf.stack(each), *values)
+    ctx.collected.merge({"statistic": stacked(statistics)})
+    return state, stacked(ys)

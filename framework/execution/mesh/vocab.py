@@ -15,7 +15,8 @@ from typing import Any
 import tensorflow as tf
 
 from tekso.framework.execution.mesh.context import MeshContext
-from tekso.framework.execution.mesh.workarounds.tensors import loop_inputs
+from tekso.framework.execution.workarounds.tensors import loop_inputs
+from tekso.framework.primitives.custom_gradient import custom_gradient
 from tekso.framework.primitives.precision import widen, widen_half
 
 _LEAD = "abcefg"  # names of the leading dims in an einsum: its "..." has no layouts
@@ -32,7 +33,7 @@ def lookup(ctx: MeshContext, table: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
     dims = ("batch", "length", None, None)[: ids.shape.rank] if ids.shape.rank > 1 else (None,)
     ids_axes = _without(ctx.axes(dims, ids.shape), axes[0])
 
-    @tf.custom_gradient
+    @custom_gradient
     def run(table: tf.Tensor) -> Any:
         def grad(drows: tf.Tensor) -> tf.Tensor:
             if axes[0] is None:
@@ -106,7 +107,7 @@ def cross_entropy(
     vocab, keep = table.shape[0], 1 - label_smoothing
     lead, is_split = _LEAD[:rank], any(lead_axes)
 
-    @tf.custom_gradient
+    @custom_gradient
     def run(x: tf.Tensor, table: tf.Tensor, *bias: tf.Tensor) -> Any:
         logits = ctx.reshard(tf.einsum(f"{lead}d,vd->{lead}v", x, table), logits_axes)
         label_logit = widen(_label_logit(ctx, logits, labels, logits_axes))

@@ -14,15 +14,13 @@ backward pass on the forward pass (a check, a message) are dropped, because thos
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-# Numbers of the functions, so that loop names in errors identify the function.
-# (Equal names alone are no error: DTensor adds a number. See `workarounds/retracing.py`.)
-_numbers = itertools.count()
+from tekso.framework.execution.pipeline.graph_effects import effects as effects_of
+
 LOOPS = ("While", "StatelessWhile")
 """Types of ops that are loops."""
 
@@ -58,6 +56,10 @@ class GraphCut:
             if any(other.name in names for other in before):
                 names.add(op.name)
         return names
+
+    def early_effects(self) -> list[tf.Operation]:
+        """Returns the ops with side effects that do not depend on late inputs."""
+        return [op for op in effects_of(self._graph) if op.name not in self._of_late]
 
     def is_late(self, tensor: tf.Tensor) -> bool:
         """Whether a tensor depends on a late input."""
@@ -139,8 +141,10 @@ class GraphCut:
         fetches: Sequence[tf.Tensor],
         saved: Sequence[tf.Tensor] = (),
         effects: Sequence[tf.Operation] | None = None,
+        *,
+        inlined: bool = False,
     ) -> Subgraph:
-        """Returns a compiled function from some tensors of the graph to others.
+        """Returns a function from some tensors of the graph to others.
 
         Args:
           feeds: the inputs of the function. Those that it does not need are omitted.
@@ -148,6 +152,8 @@ class GraphCut:
           saved: tensors that it returns in addition, by name.
           effects: ops that run even if no returned tensor depends on them; None: this subgraph is
             not part of the forward pass.
+          inlined: whether it adds its ops to the graph in which it is called; otherwise, it is
+            compiled here.
 
         Raises:
           ValueError: the fetches depend on an input that is not fed.
@@ -182,17 +188,14 @@ class GraphCut:
             given |= {t.name: x for t, x in zip(feeds, values, strict=True)}
             inputs = {name: x for name, x in given.items() if name in used}
             found = tf.graph_util.import_graph_def(
-                part, input_map=inputs, return_elements=made, name=f"part_{next(_numbers)}"
+                part, input_map=inputs, return_elements=made, name="part"
             )
             given |= dict(zip(made, found, strict=True))
             return [given[t.name] for t in wanted]
 
-        def trace() -> Any:
-            signature = [tf.TensorSpec(t.shape, t.dtype) for t in feeds]
-            return tf.function(run, autograph=False).get_concrete_function(*signature)
-
-        names = [t.name for t in feeds]
-        return Subgraph(trace, names, wanted, fetches, saved, has_loops=self._has_loops)
+        return Subgraph(
+            run, feeds, wanted, fetches, saved, has_loops=self._has_loops, inlined=inlined
+        )
 
 
 def _has_loops(graph_def: Any) -> bool:
@@ -210,27 +213,32 @@ class Subgraph:
 
     def __init__(
         self,
-        trace: Callable[[], Any],
-        feeds: Sequence[str],
+        run: Callable[..., list[tf.Tensor]],
+        feeds: Sequence[tf.Tensor],
         wanted: Sequence[tf.Tensor],
         fetches: Sequence[tf.Tensor],
         saved: Sequence[tf.Tensor],
         *,
         has_loops: bool,
+        inlined: bool,
     ) -> None:
-        self._trace, self.feeds, self.has_loops = trace, feeds, has_loops
-        self.trace_again()
+        self._run, self._call, self.has_loops = run, run, has_loops
+        self.feeds = [t.name for t in feeds]
+        self._signature = [tf.TensorSpec(t.shape, t.dtype) for t in feeds]
+        if not inlined:
+            self.trace_again()
         position = {t.name: i for i, t in enumerate(wanted)}
         self._fetches = [position[t.name] for t in fetches]
         self._saved = {t.name: position[t.name] for t in saved}
 
     def trace_again(self) -> None:
-        """Makes another function of the same ops, whose loops have other names."""
-        self._concrete = self._trace()
+        """Makes another function of the same ops."""
+        function = tf.function(self._run, autograph=False)
+        self._call = function.get_concrete_function(*self._signature)
 
     def __call__(
         self, known: Mapping[str, tf.Tensor]
     ) -> tuple[list[tf.Tensor], dict[str, tf.Tensor]]:
         """Returns the fetches in order, and the saved tensors by name."""
-        found = self._concrete(*[known[name] for name in self.feeds])
+        found = self._call(*[known[name] for name in self.feeds])
         return [found[i] for i in self._fetches], {n: found[i] for n, i in self._saved.items()}

@@ -23,13 +23,13 @@ from tekso.framework.execution.mesh.context import MeshContext
 from tekso.framework.execution.mesh.layouts import Layout, MeshLayout
 from tekso.framework.execution.mesh.placement import Placement, hashable
 from tekso.framework.execution.mesh.step_errors import compiled, explained
-from tekso.framework.execution.mesh.workarounds.compiler import SERIAL
-from tekso.framework.execution.mesh.workarounds.retracing import recompiled
-from tekso.framework.execution.mesh.workarounds.tensors import TOO_MANY_TO_FOLD, new_variable
-from tekso.framework.execution.mesh.workarounds.unsupported_ops import refuse_unsupported
 from tekso.framework.execution.pipeline.graph_cut import Subgraph
 from tekso.framework.execution.pipeline.stage_backend import Kind, Part, Specs, StageBackend
 from tekso.framework.execution.shards import Slices
+from tekso.framework.execution.workarounds.compiler import SERIAL
+from tekso.framework.execution.workarounds.retracing import recompiled
+from tekso.framework.execution.workarounds.tensors import TOO_MANY_TO_FOLD, new_variable
+from tekso.framework.execution.workarounds.unsupported_ops import refuse_unsupported
 from tekso.framework.primitives.fusion import MarkedFusion, no_fusion
 from tekso.framework.step import Flat
 from tekso.framework.weight_spec import WeightSpec
@@ -114,7 +114,7 @@ class MeshBackend(StageBackend):
     def gather(self, x: tf.Tensor) -> tf.Tensor:
         """See `StageBackend`."""
         with SERIAL:
-            return tf.constant(self._placement.whole(x))
+            return tf.constant(self._placement.to_host(x))
 
     # --- variables ---
 

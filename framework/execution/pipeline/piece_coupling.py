@@ -13,9 +13,11 @@ from typing import Any
 import tensorflow as tf
 
 from tekso.framework.context import StepContext
-from tekso.framework.costs.piece_traces import PieceTrace, of_each, tensors
+from tekso.framework.costs.piece_traces import PieceTrace, of_each
+from tekso.framework.coupling import coupling, named
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.layer import Layer
+from tekso.framework.nests import filled, tensors
 from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece
 from tekso.framework.signature import Signature, num_examples
 from tekso.framework.task import Task
@@ -34,14 +36,13 @@ def check_layers(task: Task) -> None:
     Raises:
       ExecutionError: a layer couples examples.
     """
-    for layer in task.walk():
-        own = type(layer).updated_statistics
-        if layer.couples_examples and own is Layer.updated_statistics:
+    for layer in coupling(task):
+        if type(layer).updated_statistics is Layer.updated_statistics:
             cure = "" if layer.gathers_examples else " on one device"
             raise ExecutionError(
-                f"{layer.path or 'the task'} ({type(layer).__name__}) couples the examples of a "
-                "batch, so its output would depend on the number of micro-batches; it cannot be "
-                f"part of a pipeline: use --execution=data_parallel{cure}"
+                f"{named(layer)} couples the examples of a batch, so its output would depend on "
+                "the number of micro-batches; it cannot be part of a pipeline: use "
+                f"--execution=data_parallel{cure}"
             )
 
 
@@ -88,11 +89,7 @@ def _check(
 
     def run(*flat: tf.Tensor) -> list[tf.Tensor]:
         weights = dict(zip(own, flat[:count], strict=True))
-        leaves = iter(flat[count:])
-        flow = {
-            name: tf.nest.map_structure(lambda s: None if s is None else next(leaves), value)
-            for name, value in given.items()
-        }
+        flow = filled(dict(given), flat[count:])
         after = piece.run(piece.theta(weights), flow, StepContext(mode="eval", num_examples=size))
         return [tf.convert_to_tensor(t) for t in tensors([after[name] for name in made])]
 

@@ -7,6 +7,7 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
+from tekso.framework.counting import counted
 from tekso.framework.execution.pipeline.actions import WEIGHT_GRADIENT, Action, device_of
 from tekso.framework.execution.pipeline.stages import StagePlan
 
@@ -95,5 +96,5 @@ class PipelinePlan:
 
 def rows_of_stages(num_stages: int, num_replicas: int) -> str:
     """Returns the stages of a pipeline as text, "4 stages" or "2 replicas of 4 stages"."""
-    stages = f"{num_stages} stage{'' if num_stages == 1 else 's'}"
+    stages = counted(num_stages, "stage", grouping="")
     return stages if num_replicas == 1 else f"{num_replicas} replicas of {stages}"

@@ -32,6 +32,7 @@ import difflib
 import functools
 from collections.abc import Iterator
 
+from tekso.framework.counting import multiples_near
 from tekso.framework.execution.pipeline.actions import (
     BACKWARD,
     FORWARD,
@@ -157,8 +158,7 @@ class InterleavedOneFOneB(PipelineSchedule):
         """See `PipelineSchedule`."""
         self._chunks()
         if num_devices and num_micro_batches % num_devices:
-            below = num_micro_batches - num_micro_batches % num_devices
-            near = " or ".join(str(n) for n in (below, below + num_devices) if n)
+            near = " or ".join(map(str, multiples_near(num_micro_batches, num_devices)))
             raise ScheduleError(
                 f"interleaved_1f1b: {num_micro_batches} micro-batches do not divide evenly over "
                 f"{num_devices} devices; the nearest numbers that do: {near}. 1f1b supports any "
@@ -255,12 +255,12 @@ def schedule_of(value: str | PipelineSchedule.Params) -> PipelineSchedule:
     Raises:
       ScheduleError: no schedule has that name.
     """
+    name = value.strip() if isinstance(value, str) else ""
+    if name in SCHEDULES:
+        value = SCHEDULES[name].Params()
     if isinstance(value, PipelineSchedule.Params):
         built: PipelineSchedule = value.instantiate()
         return built
-    name = value.strip()
-    if name in SCHEDULES:
-        return SCHEDULES[name].Params().instantiate()
     close = difflib.get_close_matches(name.lower(), SCHEDULES, n=1)
     hint = f"; did you mean {close[0]}?" if close else ""
     raise ScheduleError(

@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tekso.framework.costs.piece_traces import tensors
 from tekso.framework.execution.pipeline.actions import BACKWARD, FORWARD, Action, Event
 from tekso.framework.execution.pipeline.plan import PipelinePlan
 from tekso.framework.execution.pipeline.stage_backend import StageBackend
 from tekso.framework.execution.pipeline.stage_functions import StageFunctions, Tensors
 from tekso.framework.execution.pipeline.stages import BATCH, Stage, Value
 from tekso.framework.execution.pipeline.workers import Worker, Workers
+from tekso.framework.nests import tensors
 from tekso.framework.step import Flat
 
 Key = tuple[int, int]

@@ -9,10 +9,8 @@ All stages compute the pieces before the stack (embedding) and after it (softmax
 micro-batch after the other. In an idle tick (·), a stage computes its first or last micro-batch,
 and the result is discarded.
 
-In evaluation, and if the backward pass recomputes activations, the ticks are a loop of the program,
-and so are the pieces before and after the stack. The compile time then does not depend on the
-number of micro-batches. A loop on a mesh saves only its state, so with rematerialize="none" the
-ticks are unrolled.
+The ticks are a loop of the program, and so are the pieces before and after the stack. The compile
+time therefore does not depend on the number of micro-batches.
 
 Source: Xu et al. 2021, "GSPMD" (arXiv 2105.04663), section 3.3: pipelining by a shifting buffer.
 """
@@ -20,16 +18,19 @@ Source: Xu et al. 2021, "GSPMD" (arXiv 2105.04663), section 3.3: pipelining by a
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from tekso.framework import nests
 from tekso.framework.context import StepContext
 from tekso.framework.execution.errors import ExecutionError
-from tekso.framework.execution.mesh import control_flow, unrolled
+from tekso.framework.execution.mesh import control_flow
 from tekso.framework.execution.mesh.context import MeshContext
+from tekso.framework.execution.pipeline.saving_loop import SavingLoop
 from tekso.framework.execution.pipeline.spmd_pieces import StackPieces
 from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece, run_all
 from tekso.framework.task import LossSums
@@ -90,8 +91,8 @@ class _Pass:
     ) -> None:
         self._loop, self._parts, self._weights, self._ctx = loop, loop.parts, weights, ctx
         self._context_of, self._plain = context_of, plain
-        is_loop = loop.rematerialize or not ctx.is_training
-        self._scan = control_flow.scan if is_loop else unrolled.scan
+        kind = None if loop.rematerialize else SavingLoop
+        self._scan = functools.partial(control_flow.scan, kind=kind)
 
     def loss(self, batch: Flow) -> LossSums:
         """Returns the sums over a batch."""
@@ -115,7 +116,7 @@ class _Pass:
             flow = run_all(parts.before, weights, given, ctx)
             return {n: x for n, x in flow.items() if n in used and x is not given.get(n)}
 
-        return self._of_micro_batches(parts.before, run, batch, first)
+        return dict(self._of_micro_batches(parts.before, run, batch, first))
 
     def _after(self, flow: Flow, first: tf.Tensor) -> Any:
         """Returns the sums of losses and the sums of metrics, each [micro-batches]."""
@@ -192,7 +193,8 @@ class _Pass:
             for x in state_of.pack(written)
         ]
         _, ends = self._scan(self._ctx, body, self._stacked(), begin, xs, 0)
-        return state_of.unpack([_replicated(x[stages - 1 :], self._ctx) for x in ends])
+        ends = [_replicated(x[stages - 1 :], self._ctx) for x in ends]
+        return dict(state_of.unpack(ends))
 
     def _stacked(self) -> Flat:
         """Returns the weights of the stack, [stages, layers of a stage, …], sharded by stage."""
@@ -236,9 +238,10 @@ class _Pass:
             return {name: flow[name] for name in state}, ctx.collected.sums
 
         try:
-            return tf.vectorized_map(
+            outputs, sums = tf.vectorized_map(
                 stage, (dict(weights), state, side, first, offsets), fallback_to_while_loop=False
             )
+            return outputs, sums
         except ValueError as error:
             raise ExecutionError(
                 f"the layers of this stack cannot be computed for all stages at once: {error}; "
@@ -255,17 +258,13 @@ class _Packed:
     def pack(self, nest: Any) -> list[tf.Tensor]:
         """Returns the tensors of a nest; sets the structure that `unpack` returns."""
         self._nest = nest
-        leaves = [x for x in tf.nest.flatten(nest) if x is not None]
+        leaves = nests.tensors(nest)
         return [tf.cast(x, tf.int32) if x.dtype == tf.bool else x for x in leaves]
 
     def unpack(self, tensors: Sequence[tf.Tensor]) -> Any:
         """Returns tensors, also when stacked by a loop, in the structure of the nest."""
         given = iter(tensors)
-        leaves = [
-            None if x is None else tf.cast(next(given), x.dtype)
-            for x in tf.nest.flatten(self._nest)
-        ]
-        return tf.nest.pack_sequence_as(self._nest, leaves)
+        return nests.mapped(lambda x: tf.cast(next(given), x.dtype), self._nest)
 
 
 def _batch_dims(rank: int) -> tuple[str | None, ...]:

@@ -6,8 +6,9 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
 from tekso.framework.context import StepContext
-from tekso.framework.costs.piece_traces import PieceTrace, tensors
+from tekso.framework.costs.piece_traces import PieceTrace
 from tekso.framework.execution.errors import ExecutionError
+from tekso.framework.nests import tensors
 from tekso.framework.pieces import Flow, Piece, joined
 from tekso.framework.theta import Theta
 from tekso.framework.weight_spec import WeightSpec

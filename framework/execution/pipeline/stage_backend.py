@@ -213,7 +213,8 @@ class DeviceBackend(StageBackend):
 
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """See `StageBackend`."""
-        return tf.function(function, autograph=False)
+        compiled: Callable[..., Any] = tf.function(function, autograph=False)
+        return compiled
 
     def call(self, function: Callable[..., Any], *args: Any) -> Any:
         """See `StageBackend`."""

@@ -21,6 +21,7 @@ from tekso.framework.execution.pipeline.stage_run import run_pieces
 from tekso.framework.execution.pipeline.stage_state import StageState
 from tekso.framework.execution.pipeline.stages import BATCH, Stage
 from tekso.framework.execution.pipeline.workers import Workers
+from tekso.framework.nests import mapped
 from tekso.framework.pieces import Flow
 from tekso.framework.step import Flat, Step
 
@@ -147,7 +148,7 @@ class _Pass:
         inputs = {
             v.name: backend.put(part[v.name])
             if v.producer == BATCH
-            else _mapped(backend.take, flow[v.name])
+            else mapped(backend.take, flow[v.name])
             for v in stage.inputs
         }
         given = {name: backend.put(array) for name, array in part.items()} if stage.is_last else {}
@@ -156,11 +157,7 @@ class _Pass:
         made, sums = backend.call(function, self._weights[stage.index], inputs, given, offset)
         for name in self._last_read[stage.index]:
             del flow[name]
-        flow.update(_mapped(backend.send, made))
+        flow.update(mapped(backend.send, made))
         self.sums[m, stage.index] = tf.nest.map_structure(backend.local, sums)
         if stage.is_last:
             del self.flows[m]
-
-
-def _mapped(function: Callable[[Any], Any], nest: Any) -> Any:
-    return tf.nest.map_structure(lambda x: None if x is None else function(x), nest)

@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from tekso.framework import task_results
 from tekso.framework.context import StepContext
-from tekso.framework.costs.piece_traces import tensors
 from tekso.framework.execution.pipeline.stages import Stage, Value
+from tekso.framework.nests import filled, tensors
 from tekso.framework.pieces import Flow, run_all
 from tekso.framework.step import Sums, part_sums
 from tekso.framework.task import LossSums, Task
@@ -38,12 +38,7 @@ def run_stage(
       total_weight: loss weight of the global batch.
     """
     given = iter(inputs)
-    flow = {
-        value.name: tf.nest.map_structure(
-            lambda spec: None if spec is None else next(given), values[value]
-        )
-        for value in stage.inputs
-    }
+    flow = {value.name: filled(values[value], given) for value in stage.inputs}
     outputs, end = run_pieces(stage, task, weights, flow, ctx)
     flat = tensors([outputs[name] for name in stage.outputs])
     return flat, part_sums(end, ctx, total_weight)

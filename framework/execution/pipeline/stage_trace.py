@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tekso.framework.context import Examples
-from tekso.framework.costs.piece_traces import tensors
 from tekso.framework.execution.pipeline.graph_cut import GraphCut
 from tekso.framework.execution.pipeline.graph_effects import effects
 from tekso.framework.execution.pipeline.plan import PipelinePlan
 from tekso.framework.execution.pipeline.stage_backend import Specs, StageBackend
 from tekso.framework.execution.pipeline.stage_run import run_stage
 from tekso.framework.execution.pipeline.stages import Stage, Value
+from tekso.framework.nests import tensors
 from tekso.framework.step import Step, Sums, unscaled, with_gradients
 
 

@@ -18,6 +18,7 @@ from tekso.framework.collected import Pairs
 from tekso.framework.execution.pipeline.stage_backend import StageBackend
 from tekso.framework.execution.pipeline.stage_state import StageState
 from tekso.framework.learning_step import Decision, UpdateScalars
+from tekso.framework.nests import mapped
 from tekso.framework.step import Step
 from tekso.framework.weight_spec import WeightSpec
 
@@ -66,9 +67,7 @@ class StageUpdate:
           decision: decision of the learner, on the host.
           statistics: sums for the weights of the stage that track batch statistics.
         """
-        scalars = tf.nest.map_structure(
-            lambda x: None if x is None else self._backend.scalar(x, x.dtype), decision.scalars
-        )
+        scalars = mapped(lambda x: self._backend.scalar(x, x.dtype), decision.scalars)
         return scalars, tf.nest.map_structure(self._backend.spread, statistics)
 
     def trace(self, *given: Any) -> None:
@@ -102,9 +101,7 @@ class StageUpdate:
         self, others: CopyGradients, placed: UpdateScalars, statistics: Pairs
     ) -> tf.Tensor:
         """Assigns all new values; returns a tensor for the caller to wait for."""
-        scalars = tf.nest.map_structure(
-            lambda x: None if x is None else self._backend.scalar_value(x), placed
-        )
+        scalars = mapped(self._backend.scalar_value, placed)
         variables, slot_variables = self._state.stages[self._stage]
         weights = {path: variables[path].read_value() for path in self._specs}
         changed = self._step.new_statistics(weights, statistics, scalars.finite)

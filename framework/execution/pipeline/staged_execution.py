@@ -5,11 +5,13 @@ from __future__ import annotations
 import abc
 from typing import Any
 
+from tekso.framework.counting import multiples_near
 from tekso.framework.execution.base import Execution
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.pipeline.plan import PipelinePlan
 from tekso.framework.params import param
 from tekso.framework.signature import Signature, num_examples
+from tekso.framework.step import Step
 from tekso.framework.task import Task
 
 
@@ -64,7 +66,6 @@ class StagedExecution(Execution):
         p, size = self.params, num_examples(batch)
         count = parts * (num_micro_batches or p.num_micro_batches) * p.num_replicas
         if size % count:
-            near = [n for n in (size // count * count, (size // count + 1) * count) if n]
             others = parts * p.num_replicas
             even = [m for m in range(1, size // others + 1) if size % (m * others) == 0]
             fewer = f", or micro-batches: {', '.join(map(str, even))}" if even else ""
@@ -73,7 +74,7 @@ class StagedExecution(Execution):
             raise ExecutionError(
                 f"input.batch_size {size} does not divide evenly over {p.num_micro_batches} "
                 f"micro-batches (execution.num_micro_batches){of_replicas}{of_parts}; the nearest "
-                f"that do: {', '.join(map(str, near))}{fewer}"
+                f"that do: {', '.join(map(str, multiples_near(size, count)))}{fewer}"
             )
         return {n: ((size // count, *shape[1:]), dtype) for n, (shape, dtype) in batch.items()}
 
@@ -84,3 +85,18 @@ class StagedExecution(Execution):
 
     def _placeholder_names(self) -> list[str]:
         return [f"device {i}" for i in range(self.params.num_stages * self.params.num_replicas)]
+
+
+def check_adds_gradients(step: Step, execution: str) -> None:
+    """Checks that the gradients of several losses are only added.
+
+    Raises:
+      ExecutionError: the task combines them in another way.
+    """
+    if step.separates_losses:
+        raise ExecutionError(
+            f"task.gradients is {type(step.task.gradients).__name__}, which needs the gradient of "
+            f"every task, but --execution={execution} computes only their sum: use "
+            "--execution=data_parallel or mesh_sharded, or "
+            "--set task.gradients=tekso.framework.gradient_combination:SumOfGradients"
+        )

@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tekso.framework.context import StepContext
-from tekso.framework.costs.piece_traces import PieceTrace, flow_of, tensors
+from tekso.framework.costs.piece_traces import PieceTrace, flow_of
 from tekso.framework.execution.errors import ExecutionError
+from tekso.framework.nests import tensors
 from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece, joined
 from tekso.framework.signature import Signature
 from tekso.framework.theta import SEPARATOR, Theta

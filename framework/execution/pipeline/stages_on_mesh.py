@@ -100,4 +100,4 @@ class StagesOnMesh(StagePlacement):
 
     def activation_dtype(self, dtype: str) -> str:
         """See `StagePlacement`."""
-        return self.params.used_dtype(dtype)
+        return str(self.params.used_dtype(dtype))

@@ -52,8 +52,8 @@ def finished(
         lines.append("  ".join(part for part in parts if part))
         others = references.get(name, {})
         if others and "bits_per_byte" in values:
-            told = ", ".join(f"{other} {value:.4f}" for other, value in others.items())
-            lines.append(f"  {'':<{width}}  bits/byte of other methods on the same text: {told}")
+            listed = ", ".join(f"{other} {value:.4f}" for other, value in others.items())
+            lines.append(f"  {'':<{width}}  bits/byte of other methods on the same text: {listed}")
     return lines
 
 

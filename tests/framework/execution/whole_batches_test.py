@@ -10,8 +10,9 @@ import pytest
 import tensorflow as tf
 from absl import logging
 
+from tekso.framework.coupling import gathering
 from tekso.framework.execution import DataParallel, ExecutionError
-from tekso.framework.execution.whole_batches import check_whole, gathering
+from tekso.framework.execution.whole_batches import check_whole
 from tekso.framework.initializers import Ones
 from tekso.framework.layer import Layer
 from tekso.framework.learner import Learner

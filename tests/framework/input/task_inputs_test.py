@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from input_parts import part_of
 
 from tekso.framework.input.arrays import Arrays
 from tekso.framework.input.skips import InputError
@@ -65,7 +66,7 @@ def test_steps_can_be_asked_in_any_order_and_by_parts() -> None:
     for step in (29, 3, 17, 0):
         for key, array in forward[step].items():
             np.testing.assert_array_equal(other.batch(step)[key], array)
-            parts = [other.part(step, i, 2, even=True)[key] for i in range(2)]
+            parts = [part_of(other, step, i, 2, even=True)[key] for i in range(2)]
             np.testing.assert_array_equal(np.concatenate(parts), array)
 
 

@@ -18,7 +18,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import tensorflow as tf
 
 from tekso.framework import schedules
-from tekso.framework.execution.base import part_of
+from tekso.framework.execution.accumulation import part_of
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.mesh_sharded import MeshSharded
 from tekso.framework.initializers import Constant, Normal

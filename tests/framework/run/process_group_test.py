@@ -43,7 +43,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def of(addresses: tuple[str, ...], process: int, **options: Any) -> ConnectedProcessGroup:
-    options = {"timeout_s": DEADLINE_S, "tell": print, "last_words": print, **options}
+    options = {"timeout_s": DEADLINE_S, "log": print, "last_words": print, **options}
     options.setdefault("token", TOKEN)
     return ConnectedProcessGroup(Cluster(addresses, process), **options)
 
@@ -144,12 +144,12 @@ def test_process_that_others_wait_for_is_told(
     told: list[str] = []
     is_told = threading.Event()
 
-    def tell(text: str) -> None:
+    def log(text: str) -> None:
         told.append(text)
         is_told.set()
 
     def waits() -> Any:
-        with of(addresses[:2], 0, tell=tell) as found:
+        with of(addresses[:2], 0, log=log) as found:
             return found.gather(0)
 
     def is_slow() -> Any:
@@ -316,7 +316,7 @@ def test_who_is_waited_for_is_told(
 ) -> None:
     monkeypatch.setattr(rendezvous, "_TELL_AFTER_S", 0.1)
     told: list[str] = []
-    with pytest.raises(ClusterError), of(addresses, 0, timeout_s=1.0, tell=told.append):
+    with pytest.raises(ClusterError), of(addresses, 0, timeout_s=1.0, log=told.append):
         raise AssertionError("met")
     assert told[0] == f"waiting for process 1 ({addresses[1]}), process 2 ({addresses[2]})"
 
@@ -391,12 +391,12 @@ def test_process_that_is_alive_is_waited_for_and_a_frozen_one_is_not(
     monkeypatch.setattr(watchdog, "waiting", waiting)
     enough = threading.Event()
 
-    def tell(text: str) -> None:
+    def log(text: str) -> None:
         if len(waits) > 3:
             enough.set()
 
     def waits_for_it() -> Any:
-        with of(addresses[:2], 0, tell=tell) as found:
+        with of(addresses[:2], 0, log=log) as found:
             first = found.gather(0)
             assert is_silent.wait(DEADLINE_S)
             before = len(waits)

@@ -44,7 +44,7 @@ class Run:
 
     def of(self, process: int, token: Token = TOKEN, timeout_s: float = DEADLINE_S) -> Rendezvous:
         cluster = Cluster(self.addresses, process)
-        return Rendezvous(cluster, token=token, timeout_s=timeout_s, tell=self.told.append)
+        return Rendezvous(cluster, token=token, timeout_s=timeout_s, log=self.told.append)
 
     def connect(self) -> socket.socket:
         end = time.monotonic() + DEADLINE_S
@@ -240,7 +240,7 @@ def test_program_without_the_token_at_the_address_of_process_0_is_not_joined() -
 
     def hold(process: int, token: Token) -> Callable[[], Any]:
         cluster = Cluster(addresses, process)
-        return Rendezvous(cluster, token=token, timeout_s=1.0, tell=told.append).hold
+        return Rendezvous(cluster, token=token, timeout_s=1.0, log=told.append).hold
 
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         futures = [pool.submit(hold(0, TOKEN)), pool.submit(hold(1, other))]

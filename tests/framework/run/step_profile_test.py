@@ -33,7 +33,7 @@ def test_the_calls_with_the_steps_are_profiled(
     calls: list[tuple[int, int]], wanted: str, told: str, events: list[str], tmp_path: Path
 ) -> None:
     lines: list[str] = []
-    with StepProfile(3, 4, folder=str(tmp_path / "profile"), tell=lines.append) as profile:
+    with StepProfile(3, 4, folder=str(tmp_path / "profile"), log=lines.append) as profile:
         for first, last in calls:
             with profile.around(first, last):
                 events.append(str(first))

@@ -115,10 +115,59 @@ def test_samples_after_the_end_change_nothing_and_frames_after_it_are_0() -> Non
     assert not np.any(one.features[1, 4:])
 
 
+def test_dither_adds_noise_of_the_given_deviation_in_training_only() -> None:
+    """With a window of ones and no pre-emphasis, the mean power of a bin is F * deviation**2."""
+    params = LogMel.Params(
+        dither=3.0, preemphasis=0.0, window="rectangular", spectrum="power", fft_length=512
+    )
+    layer = params.instantiate()
+    silence = tf.zeros([4, 32_000])
+    assert not np.any(layer.fprop(Theta(), silence, StepContext()).features)
+
+    def dithered(**context: Any) -> np.ndarray:
+        ctx = StepContext(mode="train", seed=1, **context)
+        found: np.ndarray = layer.fprop(Theta(), silence, ctx).features.numpy()
+        return found
+
+    x = dithered(step=2)
+    power = np.exp(x).mean((0, 1)) / layer.mel_weights().sum(0)
+    np.testing.assert_allclose(power, 400 * 3.0**2, rtol=0.25)
+    assert power.mean() == pytest.approx(400 * 3.0**2, rel=0.02)
+    np.testing.assert_array_equal(dithered(step=2), x)
+    assert (dithered(step=3) != x).any()
+    halves = layer.fprop(
+        Theta(), silence[2:], StepContext(mode="train", seed=1, step=2, example_offset=2)
+    )
+    np.testing.assert_array_equal(halves.features, x[2:])
+
+
 def test_an_utterance_shorter_than_a_frame_has_no_frames() -> None:
     found = features(LogMel.Params(), SAMPLES[:, :300])
     assert found.features.shape == (2, 1, 80) and found.lengths.numpy().tolist() == [0, 0]
     assert not np.any(found.features)
+
+
+@pytest.mark.parametrize("rate", [8000, 16_000])
+def test_odd_recordings_have_the_features_of_kaldi(rate: int) -> None:
+    """Silence, an offset next to full scale, clipping, and lengths around that of a window."""
+    params, size = kaldi_log_mel(sample_rate=rate), rate * 25 // 1000
+    noise = 0.1 * np.random.default_rng(1).standard_normal(3 * size)
+    recordings = {
+        "silence": np.zeros(2 * size),
+        "offset": 0.9 + noise / 10,
+        "clipped": np.clip(30 * noise, -1, 1),
+        "one window": noise[:size],
+        "a sample more": noise[: size + 1],
+        "a step more": noise[: size + rate // 100],
+    }
+    for name, samples in recordings.items():
+        given = samples.astype(np.float32)
+        found = features(params, given[None])
+        wanted = kaldi(given, rate, 80, rate / 2)
+        assert found.lengths.numpy().tolist() == [len(wanted)], name
+        np.testing.assert_allclose(found.features[0], wanted, atol=1e-4, err_msg=name)
+    short = features(params, noise[None, : size - 1].astype(np.float32))
+    assert short.lengths.numpy().tolist() == [0] and not np.any(short.features)
 
 
 @pytest.mark.parametrize(
@@ -127,6 +176,7 @@ def test_an_utterance_shorter_than_a_frame_has_no_frames() -> None:
         ({"sample_rate": 8000}, "half the sample_rate, 4000"),
         ({"fft_length": 256}, "fft_length 256 must be at least 400"),
         ({"step_ms": 0.0}, "step 0"),
+        ({"dither": -1.0}, "dither is -1.0, must be finite and at least 0"),
     ],
 )
 def test_rejects_impossible_sizes(changes: dict[str, Any], message: str) -> None:

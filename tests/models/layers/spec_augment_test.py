@@ -91,3 +91,52 @@ def test_policies_have_the_published_numbers() -> None:
 def test_rejects_negative_widths() -> None:
     with pytest.raises(ValueError, match="time_width is -1, must be at least 0"):
         SpecAugment.Params(time_width=-1).instantiate()
+
+
+WARP = SpecAugment.Params(num_frequency_masks=0, num_time_masks=0, warp_width=6)
+
+
+def test_time_is_warped_by_two_linear_pieces_between_fixed_ends() -> None:
+    """The features are the times of the frames, so a warp shows as the source of each frame."""
+    times = np.tile(np.arange(40.0, dtype=np.float32)[None, :, None], [400, 1, 2])
+    frames = FrameSequence(tf.constant(times), tf.constant(LENGTHS, tf.int32))
+    y = augmented(WARP, frames)
+    np.testing.assert_array_equal(y[..., 0], y[..., 1])
+    y = y[..., 0]
+    moves = []
+    for source, length in zip(y, LENGTHS, strict=True):
+        np.testing.assert_array_equal(source[length:], times[0, length:, 0])
+        if length <= 12:
+            np.testing.assert_array_equal(source, times[0, :, 0])
+            continue
+        last = length - 1
+        steps = np.diff(source[:length])
+        assert source[0] == 0 and source[last] == pytest.approx(last, abs=1e-4)
+        assert (steps >= -1e-4).all()
+        first, second = steps[0], steps[-1]
+        # The lines through both ends meet at (c', c).
+        moved = last * (1 - second) / (first - second) if abs(first - second) > 1e-4 else last / 2
+        center = first * moved
+        np.testing.assert_allclose(
+            source[:length],
+            np.where(np.arange(length) <= moved, first * np.arange(length),
+                     last - second * (last - np.arange(length))),
+            atol=2e-3,
+        )  # fmt: skip
+        assert 6 - 0.1 <= center <= last - 6 + 0.1
+        moves.append(moved - center)
+    assert -6.01 < min(moves) < -4.5 and 4.5 < max(moves) < 6.01
+    assert abs(np.mean(moves)) < 1
+
+
+def test_warps_depend_on_seed_step_and_global_position_and_are_off_by_default() -> None:
+    rows = np.random.default_rng(0).standard_normal([400, 40, 12], np.float32)
+    frames = FrameSequence(tf.constant(rows), tf.constant(LENGTHS, tf.int32))
+    whole = augmented(WARP, frames)
+    half = FrameSequence(frames.features[200:], frames.lengths[200:])
+    np.testing.assert_array_equal(augmented(WARP, half, example_offset=200), whole[200:])
+    assert (augmented(WARP, frames, step=6) != whole).any()
+    np.testing.assert_array_equal(augmented(WARP, frames, mode="eval"), rows)
+    assert {spec_augment(name).warp_width for name in ("LB", "LD", "SM", "SS")} == {0}
+    with pytest.raises(ValueError, match="warp_width is -2, must be at least 0"):
+        SpecAugment.Params(warp_width=-2).instantiate()

@@ -112,10 +112,14 @@ def test_litert_recognises_as_predict_does(encoder: Any) -> None:
 
 
 def searched(kind: str) -> tuple[Any, dict[str, np.ndarray]]:
-    """Returns a small transducer or LAS whose weights are large, and its weights."""
+    """Returns a small transducer or LAS whose weights are large, and its weights.
+
+    The search of LAS has CTC scores, whose ops are then exported too.
+    """
     changes = {"model.vocab_size": 5, "model.encoder": RECURRENT, "scoring": None}
     if kind == "las":
         changes |= {"transcriber.search.beam_size": 3, "transcriber.num_hypotheses": 2}
+        changes |= {"transcriber.ctc_weight": 0.3, "model.ctc_weight": 0.3}
         changes["transcriber.search.max_length"] = 6
     task: Any = TASKS[kind](**changes).instantiate()
     return task, {path: 4 * spec.initial_value(3) for path, spec in task.specs().items()}

@@ -58,6 +58,12 @@ def test_several_sources_are_one(tmp_path: Path) -> None:
     joined = JoinedSpeech.Params(sources=both)
     for split in ("train", "dev"):
         assert texts(joined, split) == texts(both[0], split) + texts(both[1], split)
+    source = joined.instantiate()
+    index = len(both[0].instantiate())  # the first of the second source
+    assert "/cs/" in str(source.origin(index)) and source.seconds(index) == 0.1
+    assert source[index].text.startswith("ano") and len(source.samples(index, 4000)) == 400
+    raw = texts(joined.copy().set(text_form="raw"), "train")
+    assert all(text.startswith(("ja, ", "ja b", "ano, ", "ano b")) for text in raw)
     one = JoinedSpeech.Params(sources=both[:1])
     assert one.instantiate().fingerprint() != joined.instantiate().fingerprint()
     with pytest.raises(InputError, match="sources is empty"):

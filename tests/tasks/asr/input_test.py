@@ -9,6 +9,7 @@ from typing import Any
 import asterisk_folder
 import numpy as np
 import pytest
+from input_parts import part_of
 
 from tekso.framework.input.held_out import HeldOut
 from tekso.framework.input.skips import InputError
@@ -76,7 +77,7 @@ def test_files_give_the_batches_of_memory_and_parts_give_the_whole(folder: Path)
         one, other = memory.batch(step), files.batch(step)
         for name, array in one.items():
             np.testing.assert_allclose(other[name], array, atol=1e-6)
-        halves = [memory.part(step, part, 2) for part in range(2)]
+        halves = [part_of(memory, step, part, 2) for part in range(2)]
         for name, array in one.items():
             np.testing.assert_array_equal(np.concatenate([h[name] for h in halves]), array)
 
@@ -129,7 +130,7 @@ def test_training_recordings_are_perturbed_anew_in_every_epoch(folder: Path) -> 
     for step in range(2 * input._buckets.num_batches):
         batch = input.batch(step)
         for part in range(3):
-            own = input.part(step, part=part, parts=3)
+            own = part_of(input, step, part=part, parts=3)
             np.testing.assert_array_equal(own["samples"], np.array_split(batch["samples"], 3)[part])
         for row, example in input.examples_of(step):
             size = batch["num_samples"][row]
@@ -162,7 +163,7 @@ def test_a_recording_has_the_speed_of_the_params_and_at_most_the_stretched_lengt
 def test_speeds_and_ratios_are_checked(folder: Path) -> None:
     for change, reason in (
         ({"speeds": [0.9, 3.0]}, "speeds has 3.0, must be in"),
-        ({"snr_db": [20.0, 5.0]}, "must be empty or two ascending numbers"),
+        ({"snr_db": [20.0, 5.0]}, "must be two ascending numbers"),
     ):
         with pytest.raises(ValueError, match=reason):
             params(folder, perturb=Perturbation.Params(**change)).instantiate()

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from input_parts import part_of
 from small_pictures import Blobs, write_folders
 
 from tekso.framework.input.held_out import HeldOut
@@ -73,7 +74,7 @@ def test_a_batch_depends_on_seed_and_step_and_not_on_the_number_of_processes() -
     one, again, other = (EVERYTHING.instantiate(seed=seed) for seed in (5, 5, 6))
     again.batch(0)
     for parts in (1, 2, 3, 4):
-        found = [again.part(3, part, parts) for part in range(parts)]
+        found = [part_of(again, 3, part, parts) for part in range(parts)]
         for name, array in one.batch(3).items():
             np.testing.assert_array_equal(np.concatenate([b[name] for b in found]), array)
     assert {name: (a.shape[1:], a.dtype) for name, a in one.batch(0).items()} == one.form()

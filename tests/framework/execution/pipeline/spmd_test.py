@@ -68,8 +68,9 @@ def test_padding_of_the_vocabulary_is_a_constant_in_the_loop() -> None:
 
 
 @pytest.mark.slow
-def test_ticks_are_a_loop_of_the_program() -> None:
-    two, eight = (pipeline(2, count, rematerialize="all") for count in (2, 8))
+@pytest.mark.parametrize("rematerialize", ["none", "all"])
+def test_ticks_are_a_loop_of_the_program(rematerialize: str) -> None:
+    two, eight = (pipeline(2, count, rematerialize=rematerialize) for count in (2, 8))
     of_two, of_eight = run("stacked", two, eight, size=32, graph_sizes=True)
     assert abs(of_eight - of_two) < 0.01 * of_two  # not equal: sizes of 1 are simplified
 

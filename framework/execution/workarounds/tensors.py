@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -10,18 +9,9 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.experimental import dtensor
 
+from tekso.framework.primitives.custom_gradient import custom_gradient
+
 TOO_MANY_TO_FOLD = 32  # number of elements from which an integer tensor is not a constant
-
-_numbers = itertools.count()
-
-
-def loop_name() -> str:
-    """Returns a name for a loop, unique in the process.
-
-    Defect: DTensor derives the names of a loop's functions from the name of its op, and does not
-    add a function if another one has its name.
-    """
-    return f"loop_{next(_numbers)}_"  # DTensor appends digits: loop_1 and loop_11 would meet
 
 
 def loop_inputs(given: Iterable[tf.Tensor]) -> list[tf.Tensor]:
@@ -62,7 +52,7 @@ def resharded_both_ways(reshard: Callable[[tf.Tensor], tf.Tensor], x: tf.Tensor)
     result of resharding another layout only if an identity is between them.
     """
 
-    @tf.custom_gradient
+    @custom_gradient
     def run(x: tf.Tensor) -> Any:
         return reshard(x), lambda dy: separated(reshard(dy))
 

@@ -1,4 +1,4 @@
-"""Reproduces the defects of DTensor that `mesh/workarounds` avoids, and tests the workarounds.
+"""Reproduces the defects of DTensor that `workarounds/` avoids, and tests the workarounds.
 
 Started by tests in a process of its own: one fork for each job, {"defect": name, "avoided": bool}.
 A reproduction returns whether the values are right; a defect may also be an error or a crash.
@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import types
+from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
@@ -17,6 +19,9 @@ from typing import Any, cast
 
 import numpy as np
 import tensorflow as tf
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "mesh"))
+
 from jobs import run_all
 from tensorflow.python.eager import context
 
@@ -25,11 +30,11 @@ from tekso.framework.execution.mesh import forms as mesh_forms
 from tekso.framework.execution.mesh import mesh_devices, vocab
 from tekso.framework.execution.mesh.layouts import Layout, MeshLayout, MeshShape, Rules
 from tekso.framework.execution.mesh.placement import Placement
-from tekso.framework.execution.mesh.workarounds import compiler, forms, tensors
-from tekso.framework.execution.mesh.workarounds.retracing import retraced
-from tekso.framework.execution.mesh.workarounds.unsupported_ops import refuse_unsupported
 from tekso.framework.execution.pipeline.graph_cut import LOOPS, GraphCut, Subgraph
 from tekso.framework.execution.pipeline.mesh_backend import MeshBackend
+from tekso.framework.execution.workarounds import compiler, forms, tensors
+from tekso.framework.execution.workarounds.retracing import retraced
+from tekso.framework.execution.workarounds.unsupported_ops import refuse_unsupported
 from tekso.framework.primitives.fusion import no_fusion
 from tekso.framework.weight_update import select
 
@@ -45,7 +50,7 @@ def _values(*shape: int) -> np.ndarray:
 
 
 def _equal(place: Place, y: tf.Tensor, expected: np.ndarray) -> bool:
-    return bool(np.allclose(place.whole(y), expected, rtol=1e-5, atol=1e-5))
+    return bool(np.allclose(place.to_host(y), expected, rtol=1e-5, atol=1e-5))
 
 
 def _run(function: Compiled, *inputs: tf.Tensor) -> tf.Tensor:
@@ -306,11 +311,11 @@ def loop_name_in_use_of_cut(place: Place, avoided: bool) -> bool:
         return _equal(place, y[0][0], np.full(4, 7.0))
 
     right = is_right(first)
-    library, names = context.context(), [_loops(function) for function in (first, second)]
-    for old, new in zip(*names, strict=True):  # both loops of `second` have a name in use
+    library = context.context()
+    for name in _loops(first):  # both loops of `second` will have a name in use
         for part in ("cond", "body"):
-            used = library.get_function_def(f"{old}_{part}")
-            used.signature.name = f"{new}_{part}"
+            used = library.get_function_def(f"{name}_{part}")
+            used.signature.name = f"{name}1_{part}"
             used.attr["old"].b = True  # else it is the same function, which is no error
             library.add_function_def(used)
     right &= is_right(second, through_backend=avoided)
@@ -318,8 +323,8 @@ def loop_name_in_use_of_cut(place: Place, avoided: bool) -> bool:
 
 
 def _loops(function: Subgraph) -> list[str]:
-    """Returns the names of the loops of a function, which DTensor's functions begin with."""
-    ops = function._concrete.graph.get_operations()
+    """Returns the names of the loops of a function; DTensor adds a number if one is in use."""
+    ops = function._call.graph.get_operations()
     return [op.name for op in ops if op.type in LOOPS]
 
 

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from tekso.framework.execution import ExecutionError
-from tekso.framework.execution.mesh.workarounds.unsupported_ops import refuse_unsupported
+from tekso.framework.execution.workarounds.unsupported_ops import refuse_unsupported
 
 
 def graph(function: Callable[[tf.Tensor], Any]) -> tf.Graph:

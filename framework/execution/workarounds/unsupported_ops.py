@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from tekso.framework.execution.errors import ExecutionError
-from tekso.framework.execution.mesh.workarounds.einsum_layouts import contradiction
+from tekso.framework.execution.workarounds.einsum_layouts import contradiction
 
 _DRAWS = ("Random", "TruncatedNormal", "Multinomial")  # parts of the types of random ops
 

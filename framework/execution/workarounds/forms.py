@@ -13,7 +13,7 @@ import tensorflow as tf
 from tekso.framework import ops, workarounds
 from tekso.framework.context import StepContext
 from tekso.framework.execution.mesh.context import MeshContext
-from tekso.framework.execution.mesh.workarounds.tensors import loop_inputs, separated
+from tekso.framework.execution.workarounds.tensors import loop_inputs, separated
 
 
 def capture(ctx: MeshContext, nest: Any) -> Any:

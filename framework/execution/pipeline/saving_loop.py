@@ -1,0 +1,88 @@
+"""A loop on a mesh whose iterations save the activations that their backward pass needs.
+
+    forward   state, y, saved = forward ops (theta, state, x)      in every iteration
+    backward  the iterations in reverse: backward ops of what they saved
+
+An iteration is traced once with its gradients, and cut into both passes as a stage of a pipeline is
+(`graph_cut`). Each saved tensor is written into a buffer with a row per iteration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from tekso.framework.execution.mesh.control_flow import Flat, Loop, joined, learning, split
+from tekso.framework.execution.pipeline.graph_cut import GraphCut
+from tekso.framework.execution.workarounds.tensors import loop_inputs
+from tekso.framework.execution.workarounds.unsupported_ops import refuse_unsupported
+
+Spec = tf.TensorSpec
+
+
+class SavingLoop(Loop):
+    """A loop that recomputes nothing in its backward pass."""
+
+    def _saved(
+        self, theta: Flat, state: Flat, xs: Flat, shapes: tuple[Flat, Flat]
+    ) -> Sequence[tf.TensorSpec | tf.Tensor]:
+        given = (
+            [Spec(t.shape, t.dtype) for t in theta],
+            [Spec([], tf.int32)],
+            [Spec(x.shape[1:], x.dtype) for x in xs],
+            [Spec(t.shape, t.dtype) for t in state],
+            [Spec(t.shape, t.dtype) for t in learning(joined([state, *shapes]))],
+        )
+        self._counts = tuple(len(flat) for flat in given)
+        self._made = len(state), len(shapes[0]), len(shapes[1])
+        self._learned = tuple(len(learning(flat)) for flat in (theta, state, xs))
+        made: list[Flat] = []
+
+        def both(*flat: tf.Tensor) -> list[tf.Tensor]:
+            theta, (index,), x, state, seeds = split(flat, self._counts)
+            outputs, gradients = self.differentiated(index, theta, state, x, seeds)
+            # tf.identity gives each result a separate tensor, even if two are the same.
+            made.extend([[tf.identity(t) for t in each] for each in (outputs, joined(gradients))])
+            return []
+
+        concrete = tf.function(both, autograph=False).get_concrete_function(*joined(given))
+        refuse_unsupported(concrete.graph)  # while the ops still know the lines that made them
+        outputs, gradients = made
+        cut = GraphCut(concrete, self._counts[-1], num_lasting=len(theta))
+        known = cut.early[: -len(state) or None]  # what the backward pass has as well
+        names = {t.name for t in known}
+        saved = [t for t in cut.saved_for(gradients) if t.name not in names]
+        self._early, self._late = ([t.name for t in ts] for ts in (cut.early, cut.late))
+        self._dtypes = {t.name: t.dtype for t in saved}
+        self._forward_pass = cut.function(
+            cut.early, outputs, saved, cut.early_effects(), inlined=True
+        )
+        self._backward_pass = cut.function([*known, *saved, *cut.late], gradients, inlined=True)
+        return [Spec(t.shape, _storable(t.dtype)) for t in saved]
+
+    def _iteration_and_saved(
+        self, index: tf.Tensor, theta: Flat, state: Flat, x: Flat
+    ) -> tuple[tuple[Flat, Flat, Flat], Flat]:
+        given = [*loop_inputs(theta), index, *x, *loop_inputs(state)]
+        found, saved = self._forward_pass(dict(zip(self._early, given, strict=True)))
+        return split(found, self._made), [
+            tf.cast(saved[name], _storable(dtype)) for name, dtype in self._dtypes.items()
+        ]
+
+    def _iteration_gradients(
+        self, index: tf.Tensor, theta: Flat, saved: Flat, x: Flat, seeds: Flat
+    ) -> tuple[Flat, Flat, Flat]:
+        known = dict(zip(self._early, [*loop_inputs(theta), index, *x], strict=False))
+        known |= {
+            name: tf.cast(value, dtype)
+            for (name, dtype), value in zip(self._dtypes.items(), saved, strict=True)
+        }
+        known |= dict(zip(self._late, seeds, strict=True))
+        gradients: tuple[Flat, Flat, Flat] = split(self._backward_pass(known)[0], self._learned)
+        return gradients
+
+
+def _storable(dtype: tf.DType) -> tf.DType:
+    """Returns the type of a buffer; a loop on a mesh cannot carry bool."""
+    return tf.int32 if dtype == tf.bool else dtype

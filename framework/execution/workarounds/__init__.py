@@ -1,0 +1,21 @@
+"""Workarounds for defects of TensorFlow 2.21, most of them of DTensor, until they are mended.
+
+    file               workarounds
+    compiler.py        compiler passes to disable, long error messages, calls from several threads
+    retracing.py       names of loops that are in use, loops of another trace
+    forms.py           primitives of layers: rows of stacked tensors, concatenation, loops, buffers
+    tensors.py         inputs of loops, layouts that influence each other, gradients of
+                       resharding, small integers, names of variables
+    unsupported_ops.py ops that crash or give wrong values: rejected before the first step
+    ordered_sums.py    sums whose order depends on time (all executions)
+    unlocked_start.py  a start of several processes that blocks all threads (all executions)
+
+Every function says which defect it avoids. `tests/framework/execution/workarounds/` reproduces the
+defects in a few lines, with the workaround and without, and fails as soon as TensorFlow no longer
+has one of them: then remove the workaround. Not reproduced there: data races (`compiler.SERIAL`),
+and defects that need a whole model to appear (`resharded_both_ways`, combined all-reduces); nor
+`cut_messages` and `new_variable`, since they avoid only waiting.
+
+Sharding constraints that steer layout propagation, and forms of primitives that need fewer
+collectives (`mesh/forms.py`), are not workarounds: they stay where they are used.
+"""

@@ -1,0 +1,29 @@
+"""Nests of tensors in which a leaf may be None: an optional tensor that is not there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import tensorflow as tf
+
+
+def tensors(nest: Any) -> list[Any]:
+    """Returns the leaves of a nest that are not None."""
+    return [leaf for leaf in tf.nest.flatten(nest) if leaf is not None]
+
+
+def filled(nest: Any, values: Iterable[Any]) -> Any:
+    """Returns a nest with the next of the values in place of each leaf that is not None."""
+    given = iter(values)
+    return mapped(lambda _: next(given), nest)
+
+
+def mapped(function: Callable[[Any], Any], nest: Any) -> Any:
+    """Returns a nest with the result of a function for each leaf that is not None."""
+    return tf.nest.map_structure(lambda leaf: None if leaf is None else function(leaf), nest)
+
+
+def stacked(nests: Iterable[Any]) -> Any:
+    """Returns nests of one structure as a nest of stacked tensors."""
+    return tf.nest.map_structure(lambda *each: None if each[0] is None else tf.stack(each), *nests)

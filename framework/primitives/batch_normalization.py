@@ -1,0 +1,107 @@
+"""Batch normalisation in training, with a gradient of two passes over the activations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tekso.framework.primitives.custom_gradient import custom_gradient
+from tekso.framework.primitives.fusion import Fuse, no_fusion
+from tekso.framework.primitives.precision import widen
+
+
+class BatchNormed(NamedTuple):
+    """The result of `ops.batch_norm`; see there."""
+
+    y: tf.Tensor
+    mean: tf.Tensor
+    count: tf.Tensor
+    total: tf.Tensor
+    squares: tf.Tensor
+
+
+def batch_norm(
+    x: tf.Tensor,
+    scale: tf.Tensor,
+    bias: tf.Tensor,
+    counted: tf.Tensor | None,
+    *,
+    epsilon: float,
+    sum_over_replicas: Callable[[tf.Tensor], tf.Tensor],
+    fuse: Fuse = no_fusion,
+) -> BatchNormed:
+    """See `ops.batch_norm`.
+
+    With G = dy, n the count of all replicas and c the elements that count, the gradients are
+
+        dx = scale * inverse * (G - c * (sum G + normalised * sum(G * normalised)) / n)
+
+    with sums over all replicas, and sum(G * normalised) and sum G of this replica for scale and
+    bias.
+    """
+    dim = x.shape[-1]
+    flags = [] if counted is None else [tf.reshape(counted, [-1, 1])]
+    wide = widen(x).dtype
+    rows = tf.reshape(x, [-1, dim])
+    here = tf.cast(tf.shape(rows)[0], wide) if not flags else tf.reduce_sum(tf.cast(flags[0], wide))
+    count = tf.maximum(sum_over_replicas(here), 1)
+
+    @custom_gradient
+    def run(rows: tf.Tensor, scale: tf.Tensor, bias: tf.Tensor) -> Any:
+        total = fuse(_total)(rows, *flags)
+        mean = sum_over_replicas(total) / count
+        squares = fuse(_squares)(rows, mean, *flags)
+        inverse = tf.math.rsqrt(sum_over_replicas(squares) / count + epsilon)
+        factor = inverse * tf.cast(scale, wide)
+        y = fuse(_normalised)(rows, mean, factor, tf.cast(bias, wide))
+
+        def grad(dy: tf.Tensor, *_: tf.Tensor) -> list[tf.Tensor]:
+            dbias, dscale = fuse(_sums)(dy, rows, mean, inverse)
+            shares = [sum_over_replicas(s) / count for s in (dbias, dscale)]
+            dx = fuse(_input_gradient)(dy, rows, mean, inverse, factor, *shares, *flags)
+            return [dx, tf.cast(dscale, scale.dtype), tf.cast(dbias, bias.dtype)]
+
+        return (y, mean, total, squares), grad
+
+    y, mean, total, squares = run(rows, scale, bias)
+    statistics = [tf.stop_gradient(value) for value in (mean, here, total, squares)]
+    return BatchNormed(tf.reshape(y, tf.shape(x)), *statistics)
+
+
+def _counted(x: tf.Tensor, flags: tuple[tf.Tensor, ...]) -> tf.Tensor:
+    for flag in flags:
+        x *= tf.cast(flag, x.dtype)
+    return x
+
+
+def _total(x: tf.Tensor, *flags: tf.Tensor) -> tf.Tensor:
+    return tf.reduce_sum(_counted(widen(x), flags), 0)
+
+
+def _squares(x: tf.Tensor, mean: tf.Tensor, *flags: tf.Tensor) -> tf.Tensor:
+    return tf.reduce_sum(_counted(tf.square(widen(x) - mean), flags), 0)
+
+
+def _normalised(x: tf.Tensor, mean: tf.Tensor, factor: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
+    return tf.cast((widen(x) - mean) * factor + bias, x.dtype)
+
+
+def _sums(dy: tf.Tensor, x: tf.Tensor, mean: tf.Tensor, inverse: tf.Tensor) -> Any:
+    wide = widen(dy)
+    return tf.reduce_sum(wide, 0), tf.reduce_sum(wide * (widen(x) - mean), 0) * inverse
+
+
+def _input_gradient(
+    dy: tf.Tensor,
+    x: tf.Tensor,
+    mean: tf.Tensor,
+    inverse: tf.Tensor,
+    factor: tf.Tensor,
+    dbias: tf.Tensor,
+    dscale: tf.Tensor,
+    *flags: tf.Tensor,
+) -> tf.Tensor:
+    of_statistics = _counted(dbias + (widen(x) - mean) * (inverse * dscale), flags)
+    return tf.cast((widen(dy) - of_statistics) * factor, dy.dtype)
