@@ -107,9 +107,7 @@ REFUSED["stages on meshes"] = REFUSED["pipeline"]
 
 
 NOT_RUN = (
-    "asr.prompts.Texts",
     "image.coco.Ssd300",
-    "image.folders.ResNet",
     "image.imagenet.AmoebaNetBL18F512",
     "image.imagenet.AmoebaNetDL18F208",
     "image.imagenet.ResNet18",
