@@ -26,7 +26,8 @@ from tekso.models.amoebanet import AmoebaNet
 from tekso.models.layers.amoeba_cell import AmoebaCell
 from tekso.models.layers.recurrent_decoder import RecurrentDecoder
 from tekso.models.layers.stack import RepeatedStack
-from tekso.tasks.asr.sources import InMemorySpeech, SpeechSource
+from tekso.tasks.asr.sources import InMemorySpeech
+from tekso.tasks.asr.utterances import AnySpeech
 from tekso.tasks.captioning.sources import CaptionSource
 from tekso.tasks.detection.sources import BoxSource
 from tekso.tasks.image.sources import ImageSource
@@ -188,7 +189,7 @@ def _has_two_layers(stack: Any) -> bool:
 
 def _corpus(input: Any) -> Params:
     """Returns texts or pairs in memory; pairs name a language if those of the corpus do."""
-    if issubclass(input.corpus.owner, SpeechSource):
+    if issubclass(input.corpus.owner, AnySpeech):
         return Noises.Params(sample_rate=8000)
     if "source_length" not in input:
         return InMemory.Params(train=TEXTS)
