@@ -6,6 +6,8 @@ An op is a primitive because it has a custom gradient, a fast implementation, or
 implementation for sharded tensors. This file has the implementations for one device; `ctx.forms`
 has those of an execution, by name: on a mesh, a lookup reduces over the shards of the vocabulary.
 
+Those with windows over images are in `window_ops.py`.
+
 To add a primitive, write a function with `@primitive` here (or in your package). The decorator says
 where its form for meshes is, and the form that records its work for the cost model, if layout
 propagation and reading the graph are not enough. Nothing else registers them.
@@ -30,12 +32,10 @@ from tekso.framework.primitives import (
     recurrence,
     rotation,
     softmax_cross_entropy,
-    windows,
 )
 from tekso.framework.primitives import dropout as dropouts
 from tekso.framework.primitives import lookup as lookups
 from tekso.framework.primitives.batch_normalization import BatchNormed
-from tekso.framework.primitives.windows import Window
 from tekso.framework.theta import Theta
 
 MESH = "tekso.framework.execution.mesh.forms"
@@ -300,70 +300,6 @@ def cross_entropy(
     return softmax_cross_entropy.cross_entropy(
         x, table, labels, bias=bias, label_smoothing=label_smoothing, classes=classes, fuse=ctx.fuse
     )
-
-
-# --- windows over images ---
-
-
-@primitive(mesh=MESH, planning=None)
-def constrain_image(ctx: StepContext, x: tf.Tensor) -> tf.Tensor:
-    """Adds a sharding constraint to images; spatial dims are sharded only in large images.
-
-    Shapes:
-      x: [batch, height, width, channels] or [batch, depth, height, width, channels]
-      returns: x
-    """
-    return ctx.constrain(x, windows.image_dims(x.shape.rank))
-
-
-@primitive(mesh=MESH, planning=RECORDED)
-def convolution(
-    ctx: StepContext,
-    x: tf.Tensor,
-    w: tf.Tensor,
-    b: tf.Tensor | None = None,
-    *,
-    window: Window,
-) -> tf.Tensor:
-    """Convolves images; the convolution is grouped if w has fewer inputs than x has channels.
-
-    Shapes:
-      x: [batch, height, width, channels] or [batch, depth, height, width, channels]
-      w: [*window.shape, channels / groups, outputs], b: [outputs]
-      returns: [batch, *window.output_sizes(x), outputs]
-    """
-    return windows.convolution(x, w, b, window=window)
-
-
-@primitive(mesh=MESH, planning=RECORDED)
-def depthwise_convolution(
-    ctx: StepContext,
-    x: tf.Tensor,
-    w: tf.Tensor,
-    b: tf.Tensor | None = None,
-    *,
-    window: Window,
-) -> tf.Tensor:
-    """Convolves every channel of images with its own kernels.
-
-    Shapes:
-      x: [batch, height, width, channels] or [batch, depth, height, width, channels]
-      w: [*window.shape, channels, multiplier], b: [channels * multiplier]
-      returns: [batch, *window.output_sizes(x), channels * multiplier]
-    """
-    return windows.depthwise_convolution(x, w, b, window=window)
-
-
-@primitive(mesh=MESH, planning=RECORDED)
-def average_pool(ctx: StepContext, x: tf.Tensor, window: Window) -> tf.Tensor:
-    """Returns the mean of every window of images or volumes, as `convolution` takes them."""
-    return windows.average_pool(x, window)
-
-
-@primitive(mesh=MESH, planning=RECORDED)
-def max_pool(ctx: StepContext, x: tf.Tensor, window: Window) -> tf.Tensor:
-    """Returns the largest element of every window of images or volumes, as `convolution`."""
-    return windows.max_pool(x, window)
 
 
 # --- control flow ---

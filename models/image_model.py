@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import tensorflow as tf
 
-from tekso.framework import ops
+from tekso.framework import window_ops
 from tekso.framework.context import StepContext
 from tekso.framework.initializers import Initializer
 from tekso.framework.layer import Layer
@@ -87,7 +87,7 @@ class ImageModel(Layer):
                 f"{channels}]: channels is {channels}"
             )
         x = tf.cast(x, self.params.dtype) if not x.dtype.is_floating else x
-        return ops.constrain_image(ctx, x)
+        return window_ops.constrain_image(ctx, x)
 
     def logits(self, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
         """Returns the scores in float32 or wider, sharded by examples only."""

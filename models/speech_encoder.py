@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tekso.framework import ops
+from tekso.framework import window_ops
 from tekso.framework.context import StepContext
 from tekso.framework.layer import Layer
 from tekso.framework.params import REQUIRED, param
@@ -88,7 +88,7 @@ class ConvSubsampling(Layer):
     def fprop(self, theta: Theta, x: FrameSequence, ctx: StepContext) -> FrameSequence:
         """See the class."""
         frames = x.with_features(x.features)
-        image = ops.constrain_image(ctx, tf.expand_dims(frames.features, 3))
+        image = window_ops.constrain_image(ctx, tf.expand_dims(frames.features, 3))
         lengths = frames.lengths
         for name in ("first", "second"):
             batch, length, height, filters = image.shape
@@ -99,7 +99,7 @@ class ConvSubsampling(Layer):
             batch, length, height, filters = image.shape
             flat = FrameSequence(tf.reshape(image, [batch, length, height * filters]), lengths)
             flat = flat.with_features(flat.features)
-            image = ops.constrain_image(
+            image = window_ops.constrain_image(
                 ctx, tf.reshape(flat.features, [batch, length, height, filters])
             )
         features = ctx.constrain(flat.features, ("batch", None, None))

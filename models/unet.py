@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 import tensorflow as tf
 
-from tekso.framework import ops
+from tekso.framework import window_ops
 from tekso.framework.context import StepContext
 from tekso.framework.layer import Layer
 from tekso.framework.params import param
@@ -144,7 +144,7 @@ class UNetBase(ImageModel):
     def _run_up(self, i: int, theta: Theta, flow: Flow, ctx: StepContext) -> Flow:
         name = f"skip{len(self.up) - 1 - i}"
         x = self.up[i].fprop(theta.up[i], flow["x"], ctx)
-        x = ops.constrain_image(ctx, tf.concat([flow[name], x], -1))
+        x = window_ops.constrain_image(ctx, tf.concat([flow[name], x], -1))
         x = self.merge[i].fprop(theta.merge[i], x, ctx.fold(len(self.down) + i))
         return {**flow, "x": x, name: None}
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tekso.framework import ops
+from tekso.framework import ops, window_ops
 from tekso.framework.layer import Layer
 from tekso.framework.params import REQUIRED, Params, param
 from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece, rows_of_stack
@@ -66,7 +66,7 @@ class ConvBlock(Layer):
                 self.child(name, getattr(params, name))
 
     def fprop(self, theta: Theta, x: Any, ctx: Any) -> Any:
-        x = self.conv.fprop(theta.conv, ops.constrain_image(ctx, x), ctx)
+        x = self.conv.fprop(theta.conv, window_ops.constrain_image(ctx, x), ctx)
         if self.params.norm is not None:
             x = self.norm.fprop(theta.norm, x, ctx)
         x = ops.activate(ctx, "relu", x)

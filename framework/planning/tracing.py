@@ -361,13 +361,13 @@ class TracingContext(StepContext):
     def convolution(
         self, x: tf.Tensor, w: tf.Tensor, b: tf.Tensor | None = None, *, window: Window
     ) -> tf.Tensor:
-        """See `ops.convolution`."""
+        """See `window_ops.convolution`."""
         return self._convolve(x, w, window, depthwise=False)
 
     def depthwise_convolution(
         self, x: tf.Tensor, w: tf.Tensor, b: tf.Tensor | None = None, *, window: Window
     ) -> tf.Tensor:
-        """See `ops.depthwise_convolution`."""
+        """See `window_ops.depthwise_convolution`."""
         return self._convolve(x, w, window, depthwise=True)
 
     def _pool(self, x: tf.Tensor, window: Window) -> tf.Tensor:
@@ -378,9 +378,9 @@ class TracingContext(StepContext):
         return y
 
     def average_pool(self, x: tf.Tensor, window: Window) -> tf.Tensor:
-        """See `ops.average_pool`."""
+        """See `window_ops.average_pool`."""
         return self._pool(x, window)
 
     def max_pool(self, x: tf.Tensor, window: Window) -> tf.Tensor:
-        """See `ops.max_pool`."""
+        """See `window_ops.max_pool`."""
         return self._pool(x, window)

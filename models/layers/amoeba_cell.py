@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 import tensorflow as tf
 
-from tekso.framework import ops
+from tekso.framework import ops, window_ops
 from tekso.framework.context import StepContext
 from tekso.framework.initializers import HeNormal, Initializer
 from tekso.framework.layer import Layer
@@ -151,7 +151,7 @@ class AmoebaCell(Layer):
             left, right = (self._computed(j, theta, states, ctx.fold(j)) for j in (i, i + 1))
             states.append(left + right)
         y = tf.concat([states[i] for i in self.table.outputs], -1)
-        return ops.constrain_image(ctx, y)
+        return window_ops.constrain_image(ctx, y)
 
     def _computed(
         self, j: int, theta: Theta, states: list[tf.Tensor], ctx: StepContext
@@ -283,7 +283,7 @@ class FactorizedReduction(Layer):
         odd = tf.pad(theta.odd, [(1, 0), (1, 0), (0, 0), (0, 0)])
         x = ops.activate(ctx, "relu", tf.cast(x, theta.even.dtype))
         window = Window((2, 2), (2, 2), (1, 1), "SAME")
-        parts = [ops.convolution(ctx, x, w, window=window) for w in (even, odd)]
+        parts = [window_ops.convolution(ctx, x, w, window=window) for w in (even, odd)]
         return self.norm.fprop(theta.norm, tf.concat(parts, -1), ctx)
 
 

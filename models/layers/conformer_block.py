@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import tensorflow as tf
 
-from tekso.framework import ops
+from tekso.framework import ops, window_ops
 from tekso.framework.context import StepContext
 from tekso.framework.layer import Layer
 from tekso.framework.params import REQUIRED, param
@@ -110,7 +110,7 @@ class ConvolutionModule(Layer):
         return y if mask is None else tf.where(tf.expand_dims(mask, 2), y, tf.zeros_like(y))
 
     def _convolved(self, theta: Theta, y: tf.Tensor, ctx: StepContext) -> tf.Tensor:
-        image = ops.constrain_image(ctx, tf.expand_dims(y, 2))
+        image = window_ops.constrain_image(ctx, tf.expand_dims(y, 2))
         return tf.squeeze(self.depthwise.fprop(theta.depthwise, image, ctx), 2)
 
     def _finished(

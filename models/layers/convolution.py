@@ -19,7 +19,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tekso.framework import ops
+from tekso.framework import ops, window_ops
 from tekso.framework.context import StepContext
 from tekso.framework.initializers import HeNormal, Initializer, Zeros
 from tekso.framework.layer import Layer
@@ -78,7 +78,7 @@ class Conv2DBase(Layer):
         return self.window.output_size(height, 0), self.window.output_size(width, 1)
 
     def _finish(self, y: tf.Tensor, ctx: StepContext) -> tf.Tensor:
-        return ops.constrain_image(ctx, ops.activate(ctx, self.params.activation, y))
+        return window_ops.constrain_image(ctx, ops.activate(ctx, self.params.activation, y))
 
 
 class AdaptedKernel(AdaptedLayer):
@@ -196,8 +196,8 @@ class Conv2D(Conv2DBase, AdaptedKernel):
         self.output_size(x.shape[1], x.shape[2])
         b = theta.b if p.use_bias else None
         x = tf.cast(x, theta.w.dtype)
-        y = ops.convolution(ctx, x, theta.w, b, window=self.window)
-        convolve = functools.partial(ops.convolution, ctx, window=self.window)
+        y = window_ops.convolution(ctx, x, theta.w, b, window=self.window)
+        convolve = functools.partial(window_ops.convolution, ctx, window=self.window)
         return self._finish(self.updated(theta, x, y, ctx, convolve), ctx)
 
 
@@ -247,7 +247,9 @@ class DepthwiseConv2D(Conv2DBase):
             )
         b = theta.b if p.use_bias else None
         x = tf.cast(x, theta.w.dtype)
-        return self._finish(ops.depthwise_convolution(ctx, x, theta.w, b, window=self.window), ctx)
+        return self._finish(
+            window_ops.depthwise_convolution(ctx, x, theta.w, b, window=self.window), ctx
+        )
 
 
 class SeparableConv2D(Conv2DBase):

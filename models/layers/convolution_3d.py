@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tekso.framework import ops
+from tekso.framework import ops, window_ops
 from tekso.framework.context import StepContext
 from tekso.framework.initializers import HeNormal, Initializer, Zeros
 from tekso.framework.layer import Layer
@@ -104,5 +104,5 @@ class Conv3D(Layer):
         self.output_size(*x.shape[1:-1])
         b = theta.b if p.use_bias else None
         x = tf.cast(x, theta.w.dtype)
-        y = ops.convolution(ctx, x, theta.w, b, window=self.window)
-        return ops.constrain_image(ctx, ops.activate(ctx, p.activation, y))
+        y = window_ops.convolution(ctx, x, theta.w, b, window=self.window)
+        return window_ops.constrain_image(ctx, ops.activate(ctx, p.activation, y))

@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tekso.framework import ops
+from tekso.framework import ops, window_ops
 from tekso.framework.context import StepContext
 from tekso.framework.initializers import HeNormal, Initializer, Zeros
 from tekso.framework.params import REQUIRED, param
@@ -80,7 +80,7 @@ class ConvTranspose2D(AdaptedKernel):
         x = tf.cast(x, theta.w.dtype)
         y = self._convolved(ctx, x, theta.w, theta.b if p.use_bias else None)
         y = self.updated(theta, x, y, ctx, functools.partial(self._convolved, ctx))
-        return ops.constrain_image(ctx, ops.activate(ctx, p.activation, y))
+        return window_ops.constrain_image(ctx, ops.activate(ctx, p.activation, y))
 
     def _convolved(
         self, ctx: StepContext, x: tf.Tensor, w: tf.Tensor, b: tf.Tensor | None = None
@@ -88,17 +88,17 @@ class ConvTranspose2D(AdaptedKernel):
         if self.params.kernel_shape == self.params.strides:
             y = self._blocks(x, w, ctx)
             return y if b is None else y + b
-        x = ops.constrain_image(ctx, self._stretched(x))
+        x = window_ops.constrain_image(ctx, self._stretched(x))
         w = _reversed(w, self.params.strides)
         window = Window((w.shape[0], w.shape[1]), (1, 1), (1, 1), "SAME")
-        return ops.convolution(ctx, x, w, b, window=window)
+        return window_ops.convolution(ctx, x, w, b, window=window)
 
     def _blocks(self, x: tf.Tensor, w: tf.Tensor, ctx: StepContext) -> tf.Tensor:
         """Returns the outputs if every input makes a block of its own."""
         (n, m), size = self.params.strides, w.shape[3]
         w = tf.transpose(w, [2, 3, 0, 1])  # the channels first, so that they may be sharded
         w = tf.reshape(w, [1, 1, w.shape[0], size * n * m])
-        y = ops.convolution(ctx, x, w, window=Window((1, 1), (1, 1), (1, 1), "VALID"))
+        y = window_ops.convolution(ctx, x, w, window=Window((1, 1), (1, 1), (1, 1), "VALID"))
         height, width = x.shape[1:3]
         y = tf.reshape(y, [-1, height, width, size, n, m])
         y = tf.transpose(y, [0, 1, 4, 2, 5, 3])

@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tekso.framework import ops
+from tekso.framework import ops, window_ops
 from tekso.framework.context import StepContext
 from tekso.framework.initializers import HeNormal, Initializer, Zeros
 from tekso.framework.layer import Layer
@@ -80,12 +80,12 @@ class ConvTranspose3D(Layer):
             y = self._blocks(x, w, ctx)
             y = y if b is None else y + b
         else:
-            x = ops.constrain_image(ctx, self._stretched(x))
+            x = window_ops.constrain_image(ctx, self._stretched(x))
             w = _reversed(w, p.strides)
             ones = (1,) * len(p.strides)
             window = Window(tuple(w.shape[:-2]), ones, ones, "SAME")
-            y = ops.convolution(ctx, x, w, b, window=window)
-        return ops.constrain_image(ctx, ops.activate(ctx, p.activation, y))
+            y = window_ops.convolution(ctx, x, w, b, window=window)
+        return window_ops.constrain_image(ctx, ops.activate(ctx, p.activation, y))
 
     def _blocks(self, x: tf.Tensor, w: tf.Tensor, ctx: StepContext) -> tf.Tensor:
         """Returns the outputs if every input makes a block of its own."""
@@ -94,7 +94,7 @@ class ConvTranspose3D(Layer):
         # The channels first, so that they may be sharded.
         w = tf.transpose(w, [count, count + 1, *range(count)])
         w = tf.reshape(w, [*ones, w.shape[0], size * math.prod(strides)])
-        y = ops.convolution(ctx, x, w, window=Window(ones, ones, ones, "VALID"))
+        y = window_ops.convolution(ctx, x, w, window=Window(ones, ones, ones, "VALID"))
         sizes = x.shape[1:-1]
         y = tf.reshape(y, [-1, *sizes, size, *strides])
         pairs = [d for i in range(count) for d in (1 + i, 2 + count + i)]

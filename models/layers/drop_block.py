@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tekso.framework import ops
+from tekso.framework import window_ops
 from tekso.framework.context import StepContext
 from tekso.framework.layer import Layer
 from tekso.framework.params import param
@@ -72,6 +72,6 @@ class DropBlock(Layer):
         allowed = np.outer(*inside)[None, :, :, None]
         uniform = ctx.uniform(self, list(x.shape))
         seeds = tf.cast(uniform < per_seed, tf.float32) * tf.constant(allowed, tf.float32)
-        seeds = ops.constrain_image(ctx, seeds)
+        seeds = window_ops.constrain_image(ctx, seeds)
         window = Window((size, size), (1, 1), (1, 1), "SAME")
-        return 1 - ops.constrain_image(ctx, ops.max_pool(ctx, seeds, window))
+        return 1 - window_ops.constrain_image(ctx, window_ops.max_pool(ctx, seeds, window))

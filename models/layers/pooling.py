@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tekso.framework import ops
+from tekso.framework import window_ops
 from tekso.framework.context import StepContext
 from tekso.framework.layer import Layer
 from tekso.framework.params import param
@@ -102,7 +102,7 @@ class MaxPool(Pool2D):
 
     def fprop(self, theta: Theta, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
         """See the class."""
-        return ops.constrain_image(ctx, ops.max_pool(ctx, x, self.window))
+        return window_ops.constrain_image(ctx, window_ops.max_pool(ctx, x, self.window))
 
 
 class AveragePool(Pool2D):
@@ -118,7 +118,7 @@ class AveragePool(Pool2D):
 
     def fprop(self, theta: Theta, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
         """See the class."""
-        return ops.constrain_image(ctx, ops.average_pool(ctx, x, self.window))
+        return window_ops.constrain_image(ctx, window_ops.average_pool(ctx, x, self.window))
 
 
 class MaxPool3D(Pool3D):
@@ -134,7 +134,7 @@ class MaxPool3D(Pool3D):
 
     def fprop(self, theta: Theta, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
         """See the class."""
-        return ops.constrain_image(ctx, ops.max_pool(ctx, x, self.window))
+        return window_ops.constrain_image(ctx, window_ops.max_pool(ctx, x, self.window))
 
 
 class AveragePool3D(Pool3D):
@@ -150,7 +150,7 @@ class AveragePool3D(Pool3D):
 
     def fprop(self, theta: Theta, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
         """See the class."""
-        return ops.constrain_image(ctx, ops.average_pool(ctx, x, self.window))
+        return window_ops.constrain_image(ctx, window_ops.average_pool(ctx, x, self.window))
 
 
 class GlobalAveragePool(Layer):

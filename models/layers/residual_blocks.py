@@ -14,7 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tekso.framework import ops
+from tekso.framework import ops, window_ops
 from tekso.framework.context import StepContext
 from tekso.framework.initializers import Zeros
 from tekso.framework.layer import Layer
@@ -113,7 +113,7 @@ class ResidualBlock(Layer):
         if "shortcut" in theta:
             x = self.shortcut.fprop(theta.shortcut, x, ctx)
         y = x + self.drop_path.fprop(theta.drop_path, y, ctx)
-        return ops.constrain_image(ctx, ops.activate(ctx, "relu", y))
+        return window_ops.constrain_image(ctx, ops.activate(ctx, "relu", y))
 
 
 class BasicBlock(ResidualBlock):

@@ -165,7 +165,7 @@ def logits(ctx: MeshContext, x: tf.Tensor, table: tf.Tensor) -> tf.Tensor:
 
 
 def constrain_image(ctx: MeshContext, x: tf.Tensor) -> tf.Tensor:
-    """See `ops.constrain_image`."""
+    """See `window_ops.constrain_image`."""
     return ctx.images.constrain_image(x)
 
 
@@ -177,7 +177,7 @@ def convolution(
     *,
     window: Window,
 ) -> tf.Tensor:
-    """See `ops.convolution`."""
+    """See `window_ops.convolution`."""
     return windows.convolution(x, w, b, window=window, mesh=ctx.images)
 
 
@@ -189,17 +189,17 @@ def depthwise_convolution(
     *,
     window: Window,
 ) -> tf.Tensor:
-    """See `ops.depthwise_convolution`."""
+    """See `window_ops.depthwise_convolution`."""
     return windows.depthwise_convolution(x, w, b, window=window, mesh=ctx.images)
 
 
 def average_pool(ctx: MeshContext, x: tf.Tensor, window: Window) -> tf.Tensor:
-    """See `ops.average_pool`."""
+    """See `window_ops.average_pool`."""
     return windows.average_pool(x, window=window, mesh=ctx.images)
 
 
 def max_pool(ctx: MeshContext, x: tf.Tensor, window: Window) -> tf.Tensor:
-    """See `ops.max_pool`."""
+    """See `window_ops.max_pool`."""
     return windows.max_pool(x, window=window, mesh=ctx.images)
 
 

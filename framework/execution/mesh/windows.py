@@ -95,7 +95,7 @@ class ImageMesh:
 def convolution(
     x: tf.Tensor, w: tf.Tensor, b: tf.Tensor | None = None, *, window: Window, mesh: ImageMesh
 ) -> tf.Tensor:
-    """See `ops.convolution`.
+    """See `window_ops.convolution`.
 
     Shapes:
       x: [batch, *spatial, channels], w: [*window.shape, channels / groups, outputs], b: [outputs]
@@ -124,7 +124,7 @@ def convolution(
 def depthwise_convolution(
     x: tf.Tensor, w: tf.Tensor, b: tf.Tensor | None = None, *, window: Window, mesh: ImageMesh
 ) -> tf.Tensor:
-    """See `ops.depthwise_convolution`.
+    """See `window_ops.depthwise_convolution`.
 
     Shapes:
       x: [batch, *spatial, channels], w: [*window.shape, channels, multiplier]
@@ -147,7 +147,7 @@ def depthwise_convolution(
 
 
 def average_pool(x: tf.Tensor, *, window: Window, mesh: ImageMesh) -> tf.Tensor:
-    """See `ops.average_pool`."""
+    """See `window_ops.average_pool`."""
     axes = mesh.image_axes(_static(x))
     cuts = _cuts(x, window, axes, mesh)
     parts = _parts(x, cuts, axes[0], axes[-1], mesh)
@@ -160,7 +160,7 @@ def average_pool(x: tf.Tensor, *, window: Window, mesh: ImageMesh) -> tf.Tensor:
 
 
 def max_pool(x: tf.Tensor, *, window: Window, mesh: ImageMesh) -> tf.Tensor:
-    """See `ops.max_pool`."""
+    """See `window_ops.max_pool`."""
     axes = mesh.image_axes(_static(x))
     cuts = _cuts(x, window, axes, mesh)
     if axes[-1] is None and _is_whole(cuts):

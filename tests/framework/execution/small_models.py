@@ -8,7 +8,7 @@ import numpy as np
 import recurrent_pairs
 import tensorflow as tf
 
-from tekso.framework import ops
+from tekso.framework import ops, window_ops
 from tekso.framework.params import Params, param
 from tekso.framework.task import LossSums, Task
 from tekso.framework.theta import Theta
@@ -150,7 +150,7 @@ class ImageTask(Task):
         return tf.reduce_sum(batch["weights"])
 
     def loss(self, theta: Theta, batch: Any, ctx: Any) -> LossSums:
-        x = ops.constrain_image(ctx, batch["images"])
+        x = window_ops.constrain_image(ctx, batch["images"])
         x = self.first.fprop(theta["first"], x, ctx)
         x = ops.activate(ctx, "relu", self.norm.fprop(theta.norm, x, ctx))
         x = ops.dropout(ctx, self.maximum.fprop(Theta(), x, ctx), 0.2, self)

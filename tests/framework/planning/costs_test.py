@@ -10,7 +10,7 @@ import processes
 import pytest
 import tensorflow as tf
 
-from tekso.framework import ops, schedules
+from tekso.framework import schedules, window_ops
 from tekso.framework.costs import device_types
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.mesh.layouts import MeshLayout, MeshShape, Rules
@@ -317,7 +317,7 @@ class Images(Task):
         return tf.constant(1.0)
 
     def loss(self, theta: Any, batch: Any, ctx: Any) -> LossSums:
-        x = self.first.fprop(theta.first, ops.constrain_image(ctx, batch["x"]), ctx)
+        x = self.first.fprop(theta.first, window_ops.constrain_image(ctx, batch["x"]), ctx)
         return LossSums(tf.reduce_sum(self.second.fprop(theta.second, x, ctx)))
 
 

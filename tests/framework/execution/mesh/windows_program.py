@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from tekso.framework import ops
+from tekso.framework import window_ops
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ["DTENSOR_USE_ALL_TO_ALL_RELAYOUT"] = "0"  # its default gives wrong values on CPU
@@ -164,7 +164,7 @@ def cases() -> dict[str, Case]:
     def conv(window: Window, size: tuple[int, int] = (HEIGHT, WIDTH), groups: int = 1) -> Case:
         inputs = CHANNELS // groups
         return Case(
-            lambda ctx, x, w, b: ops.convolution(ctx, x, w, b, window=window),
+            lambda ctx, x, w, b: window_ops.convolution(ctx, x, w, b, window=window),
             {
                 "x": normal(BATCH, *size, CHANNELS),
                 "w": normal(
@@ -178,7 +178,7 @@ def cases() -> dict[str, Case]:
     def depthwise(window: Window, multiplier: int) -> Case:
         area = math.prod(window.shape)
         return Case(
-            lambda ctx, x, w, b: ops.depthwise_convolution(ctx, x, w, b, window=window),
+            lambda ctx, x, w, b: window_ops.depthwise_convolution(ctx, x, w, b, window=window),
             {
                 "x": normal(BATCH, HEIGHT, WIDTH, CHANNELS),
                 "w": normal(*window.shape, CHANNELS, multiplier, fan_in=area),
@@ -190,7 +190,7 @@ def cases() -> dict[str, Case]:
     def pool(name: str, window: Window) -> Case:
         # Few different numbers: of equal elements the same one has to get the gradient.
         x = rng.integers(-3, 4, size=(BATCH, HEIGHT, WIDTH, CHANNELS)).astype(np.float32)
-        return Case(lambda ctx, x: getattr(ops, name)(ctx, x, window), {"x": x})
+        return Case(lambda ctx, x: getattr(window_ops, name)(ctx, x, window), {"x": x})
 
     found = {f"conv {name}": conv(window) for name, window in CONVOLUTIONS.items()}
     found["conv 3x3 in groups"] = conv(same(3), groups=4)
@@ -264,7 +264,7 @@ def of_layers(*params: Any, shape: tuple[int, ...] = (BATCH, HEIGHT, WIDTH, CHAN
             dims[f"{i}/{path}"] = layer.specs()[path].dims
 
     def run(ctx: StepContext, x: tf.Tensor, *values: tf.Tensor) -> tf.Tensor:
-        x = ops.constrain_image(ctx, x)
+        x = window_ops.constrain_image(ctx, x)
         for i, layer in enumerate(layers):
             mine = zip(weights, values, strict=True)
             theta = Theta((p.split("/")[1], v) for p, v in mine if p.startswith(f"{i}/"))
