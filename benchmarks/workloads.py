@@ -23,8 +23,25 @@ END_ID = 1  # ends a target, and is the first input of a decoder
 Batch = dict[str, np.ndarray[Any, Any]]
 
 
+class _Text:
+    vocab_size: int
+    length: int
+    batch_size: int
+
+    unit = "tokens"
+
+    @property
+    def units(self) -> int:
+        """Tokens of a step."""
+        return self.batch_size * self.length
+
+    def batch(self) -> Batch:
+        """Returns random tokens and the tokens after them, [B, T] each."""
+        return _tokens(self.vocab_size, self.batch_size, self.length)
+
+
 @dataclasses.dataclass(frozen=True)
-class Transformer:
+class Transformer(_Text):
     """A decoder-only Transformer: tied table, sinusoidal positions, pre-norm, ReLU, biases."""
 
     vocab_size: int
@@ -34,17 +51,10 @@ class Transformer:
     length: int
     batch_size: int
 
-    unit = "tokens"
-
     @property
     def hidden_dim(self) -> int:
         """Width of the feed-forward layers."""
         return 4 * self.dim
-
-    @property
-    def units(self) -> int:
-        """Tokens of a step."""
-        return self.batch_size * self.length
 
     @property
     def num_weights(self) -> int:
@@ -58,13 +68,9 @@ class Transformer:
         token = self.num_layers * (12 * d * d + 2 * length * d) + self.vocab_size * d
         return 6 * token * self.units
 
-    def batch(self) -> Batch:
-        """Returns random tokens and the tokens after them, [B, T] each."""
-        return _tokens(self.vocab_size, self.batch_size, self.length)
-
 
 @dataclasses.dataclass(frozen=True)
-class Lstm:
+class Lstm(_Text):
     """A language model: embedding, stacked LSTM of the same width, softmax with its own table."""
 
     vocab_size: int
@@ -72,13 +78,6 @@ class Lstm:
     num_layers: int
     length: int
     batch_size: int
-
-    unit = "tokens"
-
-    @property
-    def units(self) -> int:
-        """Tokens of a step."""
-        return self.batch_size * self.length
 
     @property
     def num_weights(self) -> int:
@@ -91,10 +90,6 @@ class Lstm:
         """FLOPs of the matrix products of a step: forward, and twice that backward."""
         token = self.num_layers * 8 * self.dim**2 + self.vocab_size * self.dim
         return 6 * token * self.units
-
-    def batch(self) -> Batch:
-        """Returns random tokens and the tokens after them, [B, T] each."""
-        return _tokens(self.vocab_size, self.batch_size, self.length)
 
 
 @dataclasses.dataclass(frozen=True)
