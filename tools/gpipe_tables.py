@@ -33,7 +33,6 @@ from typing import Any
 
 from tekso.framework.exit_codes import ExitCode
 from tekso.framework.tables import table
-from tekso.framework.task_values import Batch
 
 BYTES_PER_WEIGHT = 12
 MICRO_BATCHES = (1, 4, 32)
@@ -195,7 +194,7 @@ def model_of(key: str, settings: dict[str, Any]) -> Model:
     )
 
 
-def _entering(traces: Sequence[Any], batch: Batch) -> list[float]:
+def _entering(traces: Sequence[Any], batch: dict[str, tuple[tuple[int, ...], Any]]) -> list[float]:
     """Returns the bytes of the values that pieces from each one on read from earlier ones."""
     import tensorflow as tf
 
