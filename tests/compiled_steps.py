@@ -67,7 +67,7 @@ def problems(key: str, contents: dict[str, list[str]]) -> list[str]:
     found = matches(ops, NOT_ON_TPU_OPS) + matches(hlo, NOT_ON_TPU_HLO)
     if "AssignVariableOp" not in ops:
         found.append("the update is not in the program")
-    if not any(name.startswith("dot ") for name in hlo):
+    if not any(name.startswith(("dot ", "convolution ")) for name in hlo):
         found.append("no product is in the program")
     if bool(matches(hlo, (FLOAT64,))) != (key in USES_FLOAT64):
         found.append("float64")

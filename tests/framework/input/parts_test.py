@@ -39,6 +39,8 @@ from tekso.tasks.mt.input import PaddedPairs
 from tekso.tasks.mt.packed_pairs import PackedPairs
 from tekso.tasks.mt.pairs import InMemoryPairs
 from tekso.tasks.segmentation.input import MaskImages
+from tekso.tasks.segmentation.shape_volumes import ShapeVolumes
+from tekso.tasks.segmentation.volume_input import Volumes
 
 WORDS = ["a", "bb", "ccc", "dddd", "eeeee"]
 TEXTS = [" ".join(WORDS[i % 5] for i in range(n, n + n % 4 + 1)) for n in range(40)]
@@ -103,6 +105,11 @@ KINDS: dict[type[Input], dict[str, Any]] = {
         "source": Squares.Params(),
         "image_size": 8,
         "augment": [Flip.Params()],
+    },
+    Volumes: {
+        "source": ShapeVolumes.Params(volume_shape=(10, 10, 10), num_train=40, num_held_out=14),
+        "volume_shape": (8, 8, 8),
+        "flips": ["depth"],
     },
     CaptionedImages: {
         "source": Bars.Params(),
