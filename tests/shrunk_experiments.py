@@ -159,7 +159,7 @@ def _shrink_data(task: Any, input: Any) -> None:
         input.source = ShapeVolumes.Params(
             volume_shape=(10, 10, 10), num_shapes=1, num_train=8, num_held_out=4
         )
-        input.set(volume_shape=(8, 8, 8), channels=1)
+        input.set(volume_shape=(8, 8, 8), channels=1, batch_size=8)  # replicas split the batch
         task.num_classes = 4
     elif "source" in input:
         kinds: Any = {

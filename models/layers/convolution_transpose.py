@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -89,7 +90,7 @@ class ConvTranspose2D(AdaptedKernel):
             y = self._blocks(x, w, ctx)
             return y if b is None else y + b
         x = window_ops.constrain_image(ctx, self._stretched(x))
-        w = _reversed(w, self.params.strides)
+        w = reversed_kernel(w, self.params.strides)
         window = Window((w.shape[0], w.shape[1]), (1, 1), (1, 1), "SAME")
         return window_ops.convolution(ctx, x, w, b, window=window)
 
@@ -120,15 +121,19 @@ class ConvTranspose2D(AdaptedKernel):
         return tf.reshape(x, [-1, height * n, width * m, x.shape[5]])
 
 
-def _reversed(w: tf.Tensor, strides: tuple[int, int]) -> tf.Tensor:
-    """Returns a kernel with height and width in reverse order, without ops unknown to DTensor.
+def reversed_kernel(w: tf.Tensor, strides: Sequence[int]) -> tf.Tensor:
+    """Returns a kernel with its spatial dims in reverse order, without ops unknown to DTensor.
 
     An even size without a stride gets an element 0 at the end, because SAME would pad one element
     too few before the image. (`workarounds.reverse` is for tensors with a batch dim.)
+
+    Shapes:
+      w: [*kernel, inputs, outputs]; kernel has as many dims as there are strides
+      returns: as w, except for the elements 0
     """
     for axis, stride in enumerate(strides):
         size = w.shape[axis]
         w = tf.concat(tf.split(w, size, axis)[::-1], axis)
         if stride == 1 and size % 2 == 0:
-            w = tf.pad(w, [(0, 1 if i == axis else 0) for i in range(4)])
+            w = tf.pad(w, [(0, 1 if i == axis else 0) for i in range(w.shape.rank)])
     return w

@@ -16,6 +16,7 @@ from tekso.framework.params import REQUIRED, param
 from tekso.framework.primitives.activations import Activation
 from tekso.framework.primitives.windows import Window
 from tekso.framework.theta import Theta
+from tekso.models.layers.convolution_transpose import reversed_kernel
 
 
 class ConvTranspose3D(Layer):
@@ -81,7 +82,7 @@ class ConvTranspose3D(Layer):
             y = y if b is None else y + b
         else:
             x = window_ops.constrain_image(ctx, self._stretched(x))
-            w = _reversed(w, p.strides)
+            w = reversed_kernel(w, p.strides)
             ones = (1,) * len(p.strides)
             window = Window(tuple(w.shape[:-2]), ones, ones, "SAME")
             y = window_ops.convolution(ctx, x, w, b, window=window)
@@ -118,17 +119,3 @@ class ConvTranspose3D(Layer):
 
     def _enlarged(self, sizes: Sequence[int]) -> list[int]:
         return [size * n for size, n in zip(sizes, self.params.strides, strict=True)]
-
-
-def _reversed(w: tf.Tensor, strides: Sequence[int]) -> tf.Tensor:
-    """Returns a kernel with its spatial dims in reverse order, without ops unknown to DTensor.
-
-    An even size without a stride gets an element 0 at the end, because SAME would pad one element
-    too few before the image. (`workarounds.reverse` is for tensors with a batch dim.)
-    """
-    for axis, stride in enumerate(strides):
-        size = w.shape[axis]
-        w = tf.concat(tf.split(w, size, axis)[::-1], axis)
-        if stride == 1 and size % 2 == 0:
-            w = tf.pad(w, [(0, 1 if i == axis else 0) for i in range(w.shape.rank)])
-    return w

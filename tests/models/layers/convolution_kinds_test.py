@@ -11,7 +11,9 @@ import tensorflow as tf
 from tekso.framework.context import StepContext
 from tekso.models.layers.convolution import Conv2D, DepthwiseConv2D, SeparableConv2D
 from tekso.models.layers.convolution_1d import Conv1D
+from tekso.models.layers.convolution_3d import Conv3D
 from tekso.models.layers.convolution_transpose import ConvTranspose2D
+from tekso.models.layers.convolution_transpose_3d import ConvTranspose3D
 
 X = np.random.default_rng(0).normal(size=(2, 5, 4, 3))
 
@@ -51,6 +53,28 @@ def test_transposed_is_the_gradient_of_a_convolution(kernel: Any, strides: Any) 
     with tf.GradientTape() as tape:
         tape.watch(large)
         y = tf.reduce_sum(conv.fprop(w, large, StepContext()) * X)
+    wanted = tape.gradient(y, large) + theta.b
+    np.testing.assert_allclose(found, wanted, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("kernel", [(2, 3, 1), (3, 2, 4), (5, 4, 2)])
+def test_transposed_of_volumes_is_the_gradient_of_a_convolution(kernel: Any) -> None:
+    strides = (2, 3, 1)
+    x = np.random.default_rng(0).normal(size=(2, 3, 4, 2, 3))
+    layer = ConvTranspose3D.Params(
+        input_dim=3, output_dim=2, kernel_shape=kernel, strides=strides, dtype="float64"
+    ).instantiate()
+    theta = layer.init(0)
+    theta["b"] = tf.constant([1.0, -2.0], tf.float64)
+    found = layer.fprop(theta, tf.constant(x), StepContext())
+    conv = Conv3D.Params(
+        input_dim=2, output_dim=3, kernel_shape=kernel, strides=strides, use_bias=False
+    ).instantiate()
+    w = conv.theta({"w": tf.transpose(theta.w, [0, 1, 2, 4, 3])})
+    large = tf.zeros((2, 6, 12, 2, 2), tf.float64)
+    with tf.GradientTape() as tape:
+        tape.watch(large)
+        y = tf.reduce_sum(conv.fprop(w, large, StepContext()) * x)
     wanted = tape.gradient(y, large) + theta.b
     np.testing.assert_allclose(found, wanted, rtol=1e-9, atol=1e-11)
 
