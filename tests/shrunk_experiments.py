@@ -135,8 +135,7 @@ def shrunk(tree: Any) -> Any:
             if name == "num_layers" and parent and issubclass(node.get(parent).owner, AmoebaNet):
                 largest = 3
             if largest is not None and isinstance(value, int):
-                least = 4 if name == "batch_size" else 1  # so that every execution can divide it
-                node.set({path: max(least, min(value, largest))})
+                node.set({path: min(value, largest)})
     for task, input in pairs(tree):
         _shrink_data(task, input)
         model = task.model if "model" in task else None

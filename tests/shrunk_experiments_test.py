@@ -171,7 +171,7 @@ def difference(key: str, execution: str, result: Any, alone: Any) -> str | None:
     found = []
     for one, other in zip(alone["steps"], result["steps"], strict=execution != COMPILED):
         for name, value in one.items():
-            rel = 1e-3 if name == "gradient_norm" else 1e-5 if execution == COMPILED else 1e-4
+            rel = 1e-5 if execution == COMPILED else 1e-3 if name == "gradient_norm" else 1e-4
             if other[name] != pytest.approx(value, rel=rel):
                 found.append(f"{name} {value:.8g} is {other[name]:.8g}")
     if execution == COMPILED:
