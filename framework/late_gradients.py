@@ -90,11 +90,13 @@ class LateGradients:
     ) -> tf.Tensor:
         num_inputs = math.prod(w.shape[:num_contracted])
         leading = x.shape[: x.shape.rank - num_contracted]
+        fits = x.shape[leading.rank :] == w.shape[:num_contracted]  # otherwise `project` says why
         # A graph within the iteration, as of a condition, has no tensors for the loop to stack.
         # Products with many rows are efficient, and the stack of their gradients would be large.
         if (
             tf.compat.v1.get_default_graph() is not self._graph
             or not any(w is known for known in self._weights)
+            or not fits
             or not leading.is_fully_defined()
             or leading.num_elements() > num_inputs
         ):

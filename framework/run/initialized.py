@@ -64,6 +64,8 @@ class Initialized:
             slice(min(s.start, size), min(s.stop, size))
             for s, size in zip(where, self.shape, strict=True)
         )
+        if any(s.start == s.stop for s in common):  # the slice is beyond what is stored
+            return initial(where)
         try:
             found = self._stored(source, use, common)
         except DamagedCheckpointError as error:

@@ -116,7 +116,8 @@ class Crops(Configurable):
                 probabilities = np.asarray(program.call(answer, padded)[PROBABILITIES], np.float64)
                 mean = mean + probabilities[: len(one)] / x.shape[1]
             own = np.take_along_axis(mean, labels[:, None], 1)
-            ranks = (mean >= own).sum(1) - 1  # equal ones count against the label
+            # Equal ones count against the label, and so do those that are not numbers.
+            ranks = mean.shape[1] - 1 - (mean < own).sum(1)
             hits += int((ranks == 0).sum())
             top_5 += int((ranks < 5).sum())
             total, num_classes = total + len(labels), mean.shape[1]

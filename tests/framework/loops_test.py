@@ -147,6 +147,17 @@ def test_gradients_of_weights_that_a_body_projects_with_are_those_written_out(ch
     assert_same(tf.function(lambda: gradients(scan), autograph=False)(), expected)
 
 
+def test_a_projection_that_does_not_fit_is_refused_in_a_loop_as_outside() -> None:
+    def body(theta: Theta, state: Any, x: Any, ctx: StepContext) -> tuple[Any, Any]:
+        return state, ops.project(ctx, tf.concat([x, x], -1), theta.w)
+
+    theta, state, xs = values()
+    ctx = StepContext(mode="train", seed=0, step=0)
+    run = tf.function(lambda: ops.scan(ctx, body, Theta(w=theta.w), state, xs["x"])[1])
+    with pytest.raises(ValueError, match="project: the last 1 dims of x"):
+        run()
+
+
 def test_a_loop_multiplies_once_for_the_gradient_of_a_weight() -> None:
     def recur(theta: Theta, state: Any, x: Any, ctx: StepContext) -> tuple[Any, Any]:
         h = tf.tanh(ops.project(ctx, state, theta.w) + x)

@@ -283,3 +283,7 @@ def test_the_mean_of_the_probabilities_of_crops_is_counted_once_per_image(tmp_pa
         {"crops/accuracy": np.mean(hits), "crops/top_5_accuracy": np.mean(top_5)}
     )
     assert 0 < np.mean(top_5) < 1
+
+    lost = EagerProgram(tf.nest.map_structure(lambda w: w * np.nan, theta))
+    result = task.score(lost, dev, is_last=True)
+    assert result.figures == {"crops/accuracy": 0.0, "crops/top_5_accuracy": 0.0}
