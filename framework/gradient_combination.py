@@ -54,6 +54,16 @@ class GradientCombination(Configurable):
         """
 
 
+def needs_each_gradient(combination: GradientCombination | None, losses: Sequence[str]) -> bool:
+    """Returns whether a step needs the gradient of each loss, and not only their sum.
+
+    Args:
+      combination: how they are combined; None: they are added.
+      losses: names of the losses of the task.
+    """
+    return combination is not None and not combination.is_sum and len(losses) > 1
+
+
 class SumOfGradients(GradientCombination):
     """Adds the gradients: the gradient of the sum of the losses."""
 

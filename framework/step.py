@@ -22,6 +22,7 @@ from tekso.framework import loss_gradients, task_results
 from tekso.framework.collected import Pairs, added_pairs
 from tekso.framework.context import StepContext
 from tekso.framework.foreign_variables import refused
+from tekso.framework.gradient_combination import needs_each_gradient
 from tekso.framework.learning_step import Decision, LearnerBase, SquaredNorms, trained_weights
 from tekso.framework.loss_scale import SCALE
 from tekso.framework.primitives.fusion import Fuse, no_fusion
@@ -174,8 +175,7 @@ class Step:
     @property
     def separates_losses(self) -> bool:
         """Whether the gradients of shared weights are computed for each loss of the task."""
-        combination = self.task.gradients
-        return combination is not None and not combination.is_sum and len(self.task.losses) > 1
+        return needs_each_gradient(self.task.gradients, self.task.losses)
 
     def part_gradients(
         self,

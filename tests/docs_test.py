@@ -298,6 +298,13 @@ HOW: list[tuple[str, Run | TestedBy]] = [
         ),
     ),
     (
+        r"tekso-trainer .*--logdir=runs/own .*TranscriptFiles.*",
+        TestedBy(
+            "tests/tasks/asr/input_test.py"
+            "::test_utterances_of_a_table_are_named_by_their_audio_files"
+        ),
+    ),
+    (
         r"pip install 'tekso\[speech\]'|apt-get download asterisk.*|for deb in asterisk.*"
         r"|export TEKSO_ASTERISK=.*|tekso-trainer .*runs/prompts.*",
         TestedBy(

@@ -153,6 +153,11 @@ def _run(words: list[str]) -> None:
         raise UsageError("--sample_rate is for --samples: audio files have their own")
     if FLAGS.pictures is not None and FLAGS.samples is not None:
         raise UsageError("--pictures is for images, but --samples is for speech")
+    if FLAGS.samples is not None and decode_speech.is_audio_name(FLAGS.input):
+        raise UsageError(
+            f"--samples is for raw samples, but --input={FLAGS.input} has a header: remove "
+            "--samples"
+        )
     if FLAGS.samples is not None:
         _transcribe_stream()
         return

@@ -144,7 +144,6 @@ class Pipelined(StagedExecution):
 
     def program(self, step: Step, batch: Signature) -> ExecutionProgram:
         """See `Execution`."""
-        check_adds_gradients(step, "pipelined")
         task, parts = step.task, step.learner.params.accumulation_steps
         if self.stages_on is None:
             placed = PlacedStages(self._devices or _local_devices(), device_backends)
@@ -211,6 +210,7 @@ class Pipelined(StagedExecution):
         Raises:
           ExecutionError: the task, the batch, the devices and the Params are incompatible.
         """
+        check_adds_gradients(task, "pipelined")
         p = self.params
         needed = p.num_stages * p.num_replicas
         names = self._placeholder_names() if devices is None else devices

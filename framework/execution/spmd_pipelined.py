@@ -94,8 +94,8 @@ class SpmdPipelined(StagedExecution):
 
     def program(self, step: Step, batch: Signature) -> MeshProgram:
         """See `Execution`."""
-        check_adds_gradients(step, "spmd_pipelined")
         p, task = self.params, step.task
+        check_adds_gradients(task, "spmd_pipelined")
         micro = self.micro_batch(batch, parts=step.learner.params.accumulation_steps)
         found = self._traced(task, micro, task.specs())
         check_pieces(found.pieces, found.traces, found.specs, micro)

@@ -119,9 +119,9 @@ class FileChoice:
         """
         own = {"train": "", "dev": params.dev_files, "test": params.test_files}
         if not params.files and not own[split]:
+            path = params.path_of("files")
             raise InputError(
-                f"{params.path_of('files')} is empty: set the files to read, for example --set "
-                "input.files='texts/*.txt'"
+                f"{path} is empty: set the files to read, as in --set {path}='FOLDER/*'"
             )
         check_fractions(params)
         if own[split]:

@@ -37,7 +37,7 @@ from tekso.tasks.contrastive.task import Contrastive
 from tekso.tasks.image.steps import PadAndCrop
 
 BASELINES = {"the caption of the most similar picture": 0.0}
-"""{method: exact matches}; no held-out caption is in training, so copies never match."""
+"""{method: exact matches on dev}, whose captions are not in training, so copies never match."""
 
 STEM = Stem.Params(
     conv=ConvNorm.Params(

@@ -241,9 +241,13 @@ class BucketedSpeech(BucketedInput):
             return kept.astype(np.float32) / np.float32(32_768)
         return self._source.samples(self._index[example], self.params.sample_rate)
 
+    def audio_file(self, example: int) -> str | None:
+        """Returns the audio file of an utterance; None if its recording is not in its own file."""
+        return self._source.audio_file(self._index[example])
+
     def origin(self, example: int) -> str:
-        """Returns the file of an utterance."""
-        return self._source.origin(self._index[example]).file
+        """Returns the audio file of an utterance, or else its record."""
+        return self.audio_file(example) or str(self._source.origin(self._index[example]))
 
     def examples_of(self, step: int) -> Iterator[tuple[int, int]]:
         """Yields (row, example) of the rows of a batch that are not padding."""

@@ -50,6 +50,11 @@ class JoinedSpeech(AnySpeech):
         source, own = self._place(index)
         return source.origin(own)
 
+    def audio_file(self, index: int) -> str | None:
+        """See `AnySpeech`."""
+        source, own = self._place(index)
+        return source.audio_file(own)
+
     def fingerprint(self) -> str:
         """Returns a digest of those of the sources."""
         return digest(self.fingerprint_parts())

@@ -57,6 +57,11 @@ class SpeechSource(AnySpeech):
         """Returns the position of an utterance."""
         return self._utterances[index][1]
 
+    def audio_file(self, index: int) -> str | None:
+        """See `AnySpeech`."""
+        audio = self._utterances[index][0].audio
+        return audio if isinstance(audio, str) else None
+
     def fingerprint(self) -> str:
         """Returns a digest of names and transcripts, and of samples in memory."""
         return digest(self.fingerprint_parts())

@@ -221,7 +221,8 @@ class SpeechTask(Task):
     def setting_to_try(self, eval_inputs: Mapping[str, Any]) -> str | None:
         """Returns a suggested decode setting: the first file of an evaluation input."""
         for input in eval_inputs.values():
-            return f"task.decode={literals.write([speech_of(input).origin(0)])}"
+            if (file := speech_of(input).audio_file(0)) is not None:
+                return f"task.decode={literals.write([file])}"
         return None
 
 

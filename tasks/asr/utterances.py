@@ -51,6 +51,11 @@ class AnySpeech(Source):
         """Returns a digest that also changes if the recordings change, for caches."""
         return digest([self.fingerprint().encode(), self.params.text_form.encode()])
 
+    def audio_file(self, index: int) -> str | None:
+        """Returns the audio file of an utterance; None if its recording is not in its own file."""
+        del index
+        return None
+
     def seconds(self, index: int) -> float:
         """Returns the length of an utterance; of a file, according to its header.
 

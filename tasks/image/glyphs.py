@@ -84,9 +84,10 @@ class Glyphs(ImageArrays):
         if unknown or not fonts:
             what = f"no family {unknown[0]!r}" if unknown else "no font with letters"
             there = f"; there are {', '.join(sorted(known))}" if known else ""
+            what = f"has {what}{there}" if os.path.isdir(p.folder) else "is not a folder"
             raise InputError(
-                f"{p.folder} has {what}{there}. Fonts are in packages such as fonts-dejavu and "
-                f"fonts-lato of Debian: set {p.path_of('folder')}=FOLDER"
+                f"{p.path_of('folder')} is {p.folder!r}, which {what}. Fonts are in packages such "
+                "as fonts-dejavu and fonts-lato of Debian: set it to the folder of their files"
             )
         images: list[np.ndarray] = []
         labels: list[int] = []

@@ -86,6 +86,7 @@ def test_wrong_flags_are_told(
     for words, reason in (
         (["--input=a.wav", "--beam_size=2"], "--beam_size is for translation, not for --input=a"),
         (["--samples=s16le", "--language=de"], "not for --samples=s16le"),
+        (["--input=a.wav", "--samples=s16le"], "--input=a.wav has a header: remove --samples"),
         (["--input=a.wav", "--sample_rate=8000"], "--sample_rate is for --samples"),
     ):
         assert decode.main(["tekso-decode", "--logdir=r", *words]) == 2

@@ -9,9 +9,9 @@ from tekso.framework.counting import multiples_near
 from tekso.framework.execution.base import Execution
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.pipeline.plan import PipelinePlan
+from tekso.framework.gradient_combination import needs_each_gradient
 from tekso.framework.params import param
 from tekso.framework.signature import Signature, num_examples
-from tekso.framework.step import Step
 from tekso.framework.task import Task
 
 
@@ -87,15 +87,15 @@ class StagedExecution(Execution):
         return [f"device {i}" for i in range(self.params.num_stages * self.params.num_replicas)]
 
 
-def check_adds_gradients(step: Step, execution: str) -> None:
+def check_adds_gradients(task: Task, execution: str) -> None:
     """Checks that the gradients of several losses are only added.
 
     Raises:
       ExecutionError: the task combines them in another way.
     """
-    if step.separates_losses:
+    if needs_each_gradient(task.gradients, task.losses):
         raise ExecutionError(
-            f"task.gradients is {type(step.task.gradients).__name__}, which needs the gradient of "
+            f"task.gradients is {type(task.gradients).__name__}, which needs the gradient of "
             f"every task, but --execution={execution} computes only their sum: use "
             "--execution=data_parallel or mesh_sharded, or "
             "--set task.gradients=tekso.framework.gradient_combination:SumOfGradients"

@@ -55,7 +55,7 @@ def test_files_reach_training_and_evaluation(name: str, tmp_path: Path) -> None:
 
 def test_without_files_it_says_what_to_set(tmp_path: Path) -> None:
     tree = registry.get("lm.text_files.Char")().tree()
-    with pytest.raises(ValueError, match=r"--set input\.files="):
+    with pytest.raises(ValueError, match=r"--set input\.corpus\.files="):
         tree.input.instantiate(seed=0, assets_dir=str(tmp_path))
 
 

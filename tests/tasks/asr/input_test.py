@@ -9,14 +9,17 @@ from typing import Any
 import asterisk_folder
 import numpy as np
 import pytest
+import soundfile
 from input_parts import part_of
+from speech_tasks import task_params
 
 from tekso.framework.input.held_out import HeldOut
 from tekso.framework.input.skips import InputError
 from tekso.tasks.asr.audio import resample
 from tekso.tasks.asr.input import BucketedSpeech
+from tekso.tasks.asr.joined_speech import JoinedSpeech
 from tekso.tasks.asr.perturbation import Perturbation
-from tekso.tasks.asr.sources import AsteriskPrompts
+from tekso.tasks.asr.sources import AsteriskPrompts, TranscriptFiles
 
 RNG = np.random.default_rng(0)
 TEXTS = ["".join(RNG.choice(list(asterisk_folder.LETTERS), RNG.integers(1, 9))) for _ in range(60)]
@@ -90,6 +93,21 @@ def test_held_out_texts_are_not_in_the_training_data(folder: Path) -> None:
     trained = {input.text(i) for i in range(input.num_examples)}
     assert own and trained and not own & trained
     assert dev.tokenizer.fingerprint() == input.tokenizer.fingerprint()
+
+
+def test_utterances_of_a_table_are_named_by_their_audio_files(tmp_path: Path) -> None:
+    soundfile.write(tmp_path / "first.wav", asterisk_folder.tones_of("ab"), 8000)
+    soundfile.write(tmp_path / "second.wav", asterisk_folder.tones_of("cd"), 8000)
+    table = tmp_path / "table.tsv"
+    table.write_text("path\ttext\nfirst.wav\tab\nsecond.wav\tcd\n")
+    corpus = TranscriptFiles.Params(files=str(table), dev_fraction=0.0, test_fraction=0.0)
+    input: Any = params(tmp_path, corpus=corpus).instantiate()
+    names = [str(tmp_path / "first.wav"), str(tmp_path / "second.wav")]
+    assert [input.origin(i) for i in range(2)] == names
+    task: Any = task_params(**{"model.vocab_size": 6}).instantiate()
+    assert task.setting_to_try({"dev": input}) == f'task.decode=["{names[0]}"]'
+    joined = JoinedSpeech.Params(sources=[corpus])
+    assert params(tmp_path, corpus=joined).instantiate().audio_file(1) == names[1]
 
 
 def test_broken_files_are_named_counted_and_skipped(tmp_path: Path) -> None:

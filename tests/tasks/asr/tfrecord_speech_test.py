@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import soundfile
 import tensorflow as tf
+from speech_tasks import task_params
 
 from tekso.framework.input.skips import InputError
 from tekso.tasks.asr.input import BucketedSpeech
@@ -77,6 +78,8 @@ def test_every_form_of_recording_gives_the_same_utterances(
     given.set(keep=keep, cache_dir=str(tmp_path / "cache"))
     input: Any = given.instantiate()
     assert [input.text(i) for i in range(4)] == TEXTS
+    assert len({input.origin(i) for i in range(4)}) == 4 and input.audio_file(0) is None
+    assert task_params(**{"model.vocab_size": 6}).instantiate().setting_to_try({"d": input}) is None
     for i, tones in enumerate(TONES):
         np.testing.assert_allclose(input.samples(i), tones, atol=1e-4)
     batch = input.batch(0)

@@ -83,6 +83,8 @@ def test_settings_that_leave_nothing_are_named(
 def test_a_folder_without_fonts_says_where_there_are_some(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"no font with letters\. Fonts are in packages"):
         source(str(tmp_path), dev_families=[])
+    with pytest.raises(InputError, match=r"folder is '\S+missing', which is not a folder\. Fonts"):
+        source(str(tmp_path / "missing"))
 
 
 def test_clones_and_relatives_are_one_family() -> None:

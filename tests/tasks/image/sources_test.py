@@ -198,3 +198,5 @@ def test_records_of_imagenet_have_labels_from_one(tmp_path: Path) -> None:
         with pytest.raises(BadRecordError, match=reason):
             source[index]
     assert params.copy().set(label_offset=0).instantiate()[1].label == 0
+    with pytest.raises(InputError, match=r"files is empty: .* --set files='FOLDER/\*'"):
+        ImageRecords.Params().instantiate()

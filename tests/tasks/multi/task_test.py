@@ -199,10 +199,11 @@ def test_accumulation_steps_do_not_change_combined_gradients(gradients: Any) -> 
 def test_pipelines_refuse_to_combine_gradients_before_the_first_step() -> None:
     task = small_tasks.multi_task(gradients=PCGrad.Params()).instantiate()
     learner = Learner.Params(optimizer=SGD.Params(), schedule=Constant.Params(value=0.5))
+    execution: Any = Pipelined.Params(num_stages=2).instantiate()
     with pytest.raises(ExecutionError, match=r"PCGrad, which needs the gradient of every task"):
-        Pipelined.Params(num_stages=2).instantiate().build(
-            task, learner.instantiate(), seed=0, batch=signature_of(both())
-        )
+        execution.build(task, learner.instantiate(), seed=0, batch=signature_of(both()))
+    with pytest.raises(ExecutionError, match=r"PCGrad, which needs the gradient of every task"):
+        execution.plan(task, signature_of(both()), parts=1)
 
 
 def test_evaluation_reports_the_figures_of_one_task() -> None:
