@@ -49,7 +49,8 @@ class UpdateGate:
         with self._lock:
             if self._is_open.is_set():
                 self._is_open.clear()
-                if self._token is not None:
+                # A step that failed while it passed took the item with it.
+                if self._token is not None and int(self._token.size()):
                     self._token.dequeue()
 
     def open(self) -> None:

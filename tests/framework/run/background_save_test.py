@@ -133,6 +133,24 @@ def test_tensors_of_a_graph_pass_only_an_open_gate() -> None:
     assert float(step(tf.constant(5.0))) == 10.0
 
 
+def test_a_gate_closes_after_a_step_that_failed_while_it_passed() -> None:
+    gate = UpdateGate()
+    gate.use_in_graphs()
+
+    @tf.function(autograph=False)
+    def step(x: tf.Tensor) -> tf.Tensor:
+        return gate.passed(x)
+
+    assert gate._token is not None
+    gate._token.dequeue()  # the item that the failed step had
+    thread = threading.Thread(target=gate.close, daemon=True)
+    thread.start()
+    thread.join(60)
+    assert not thread.is_alive() and not gate.is_open
+    gate.open()
+    assert float(step(tf.constant(1.0))) == 1.0
+
+
 def program_of(kind: str) -> Any:
     task = Chain.Params(num_maps=2).instantiate()
     if kind == "pipeline":
