@@ -21,7 +21,7 @@ import small_models
 import tensorflow as tf
 
 from tekso.framework.cluster import Cluster
-from tekso.framework.execution import DataParallel
+from tekso.framework.execution import DataParallel, devices
 from tekso.framework.execution.base import signature_of
 from tekso.framework.initializers import GlorotUniform, Normal
 from tekso.framework.layer import Layer
@@ -133,11 +133,14 @@ def main() -> None:
     parser.add_argument("--process", type=int)
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--in_one_call", action="store_true")
+    parser.add_argument("--deterministic", action="store_true", help="orders sums of many tensors")
     parser.add_argument("--accumulation", type=int, default=1)
     parser.add_argument("--execution", default="{}", help="JSON of DataParallel's Params")
     parser.add_argument("--task", default="{}", help="JSON of ToyTask's Params")
     parser.add_argument("--model", default="", help="one of small_models, instead of ToyTask")
     options = parser.parse_args()
+    if options.deterministic:
+        devices.set_determinism(True)
     execution = DataParallel.Params().set(json.loads(options.execution)).instantiate()
     if options.cluster:
         execution.join(Cluster(tuple(options.cluster), options.process))

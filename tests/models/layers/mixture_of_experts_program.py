@@ -131,7 +131,7 @@ def differences(case: str, rules: list[dict[str, str]]) -> list[dict[str, float]
         placed = {n: mesh.put(v, ("batch", *[None] * (v.ndim - 1))) for n, v in inputs.items()}
         ctx = MeshContext(mesh, **context)
         on_mesh = loss_and_gradients(layer, layer.theta(theta), placed, ctx)
-        other_loss, others, other_metrics = tf.nest.map_structure(mesh.to_host, on_mesh)
+        other_loss, others, other_metrics = tf.nest.map_structure(mesh.whole, on_mesh)
         by_weight = {
             path: float(np.max(np.abs(gradients[path] - g)) / max(sizes[path], least))
             for path, g in others.items()
