@@ -26,6 +26,7 @@ class _Weights:
     """A task that has only weights."""
 
     gradients = None
+    losses = ()
 
     def __init__(self, specs: Mapping[str, WeightSpec]) -> None:
         self._specs = specs

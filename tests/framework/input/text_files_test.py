@@ -168,7 +168,7 @@ def test_nothing_left_is_an_error_that_lists_what_was_skipped(tmp_path: Path) ->
 
 
 def test_no_files_at_all_says_how_to_give_some() -> None:
-    with pytest.raises(InputError, match=r"--set input\.files="):
+    with pytest.raises(InputError, match=r"--set (corpus\.)?files='"):
         TextFiles.Params().instantiate()
 
 

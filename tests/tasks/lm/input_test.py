@@ -275,7 +275,7 @@ class TestSources:
         assert list(one.instantiate().texts()) == ["one", "two"]
 
     def test_no_text_at_all_says_how_to_give_some(self) -> None:
-        with pytest.raises(InputError, match=r"--set input\.files="):
+        with pytest.raises(InputError, match=r"--set (corpus\.)?files='"):
             TextStream.Params(length=4, batch_size=2).instantiate()
 
     def test_records_of_bytes_and_arrays_of_tokens_are_read(self, tmp_path: Path) -> None:
