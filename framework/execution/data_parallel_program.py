@@ -25,7 +25,6 @@ from tekso.framework.execution.process_sums import ProcessSums
 from tekso.framework.execution.replica_context import ReplicaContext, replica_number, summed
 from tekso.framework.execution.shards import Owners, Shard, chunks, cut_out, whole
 from tekso.framework.execution.state import ReadKey, chosen
-from tekso.framework.execution.update_gate import UpdateGate
 from tekso.framework.primitives.fusion import XlaFusion, no_fusion
 from tekso.framework.state import State
 from tekso.framework.step import Flat, Step, Sums, added
@@ -51,7 +50,6 @@ class DataParallelProgram(ExecutionProgram):
         self.num_replicas = strategy.num_replicas_in_sync * self._processes.size
         self._accumulation = accumulation or step.learner.params.accumulation_steps
         self._variables: State[tf.Variable] = State({}, {})
-        self._gate: UpdateGate | None = None
         self._fusions: dict[Any, XlaFusion] = {}
         self._compiled_functions: dict[Any, Callable[..., Any]] = {}
         self._calls: dict[Any, Callable[..., Any]] = {}
@@ -100,14 +98,6 @@ class DataParallelProgram(ExecutionProgram):
         """Returns the variables of every replica."""
         variables = self._variables.keyed().values()
         return [own for v in variables for own in getattr(v, "values", (v,))]
-
-    def hold_updates(self, gate: UpdateGate) -> bool:
-        """See `ExecutionProgram`; the op that waits runs on a CPU only."""
-        if any(tf.config.list_logical_devices(kind) for kind in ("GPU", "TPU")):
-            return False
-        gate.use_in_graphs()
-        self._gate = gate
-        return True
 
     # --- training ---
 
@@ -196,8 +186,6 @@ class DataParallelProgram(ExecutionProgram):
         """Computes and applies a step in a replica; returns the metrics of the global batch."""
         weight = self._all_reduce(self._step.loss_weight(batch))
         gradients, sums = self._replica_gradients(batch, step, weight)
-        if self._gate is not None:
-            gradients, sums = self._gate.passed((gradients, sums))
         old = self._variables.map(tf.convert_to_tensor)
         new, metrics = self.updated(old, gradients, sums, step, replica=replica_number())
         for mapping, values in zip(self._variables, new, strict=True):

@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from pipeline_chain import Chain, batch, build, learner
+from pipeline_chain import Chain, batch, build
 
-from tekso.framework.execution import DataParallel, shards
-from tekso.framework.execution.base import signature_of
+from tekso.framework.execution import shards
 from tekso.framework.execution.shards import of_arrays
 from tekso.framework.execution.update_gate import UpdateGate
 from tekso.framework.run import tensor_files
@@ -107,63 +106,9 @@ def test_a_write_that_fails_opens_the_gate(
         kept.wait()
 
 
-def test_tensors_of_a_graph_pass_only_an_open_gate() -> None:
-    gate = UpdateGate()
-    gate.use_in_graphs()
-    variable = tf.Variable(1.0)
-
-    @tf.function(autograph=False)
-    def step(x: tf.Tensor) -> tf.Tensor:
-        sparse = tf.IndexedSlices(tf.reshape(x, [1]), tf.constant([0]))
-        passed = gate.passed({"x": x * 2.0, "sparse": sparse})
-        variable.assign(passed["x"])
-        return variable.read_value()
-
-    assert float(step(tf.constant(3.0))) == 6.0
-    gate.close()
-    gate.close()  # twice is as good
-    thread = threading.Thread(target=step, args=(tf.constant(4.0),))
-    thread.start()
-    thread.join(0.3)
-    assert thread.is_alive() and float(variable) == 6.0
-    gate.open()
-    gate.open()
-    thread.join(60)
-    assert not thread.is_alive() and float(variable) == 8.0
-    assert float(step(tf.constant(5.0))) == 10.0
-
-
-def test_a_gate_closes_after_a_step_that_failed_while_it_passed() -> None:
-    gate = UpdateGate()
-    gate.use_in_graphs()
-
-    @tf.function(autograph=False)
-    def step(x: tf.Tensor) -> tf.Tensor:
-        return gate.passed(x)
-
-    assert gate._token is not None
-    gate._token.dequeue()  # the item that the failed step had
-    thread = threading.Thread(target=gate.close, daemon=True)
-    thread.start()
-    thread.join(60)
-    assert not thread.is_alive() and not gate.is_open
-    gate.open()
-    assert float(step(tf.constant(1.0))) == 1.0
-
-
-def program_of(kind: str) -> Any:
+def test_a_step_of_a_pipeline_waits_with_its_update_until_the_state_is_written() -> None:
     task = Chain.Params(num_maps=2).instantiate()
-    if kind == "pipeline":
-        return build(task, 2, 4)
-    execution = DataParallel.Params(towers=1, xla="none").instantiate()
-    program = execution.build(task, learner(), seed=1, batch=signature_of(batch()))
-    program.initialize()
-    return program
-
-
-@pytest.mark.parametrize("kind", ["data_parallel", "pipeline"])
-def test_a_step_waits_with_its_update_until_the_state_is_written(kind: str) -> None:
-    gate, program, other = UpdateGate(), program_of(kind), program_of(kind)
+    gate, program, other = UpdateGate(), build(task, 2, 4), build(task, 2, 4)
     assert program.hold_updates(gate)
     for each in (program, other):
         each.train_step(batch(), 0)
@@ -181,12 +126,3 @@ def test_a_step_waits_with_its_update_until_the_state_is_written(kind: str) -> N
     assert any(not np.array_equal(before[key], value) for key, value in after.items())
     for key, value in program.state().items():
         np.testing.assert_array_equal(value, after[key])
-
-
-def test_several_steps_in_a_call_pass_the_gate_one_by_one() -> None:
-    gate, program, other = UpdateGate(), program_of("data_parallel"), program_of("data_parallel")
-    program.hold_updates(gate)
-    for each in (program, other):
-        each.train_steps([batch()] * 3, 0)
-    for key, value in program.state().items():
-        np.testing.assert_array_equal(value, other.state()[key])
