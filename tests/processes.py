@@ -88,6 +88,9 @@ class Process:
         self.stdout, self.stderr = output, errors  # files, which can be read at any time
         self.returncode: int | None = None
 
+    def __del__(self) -> None:
+        self._close()
+
     def poll(self) -> int | None:
         """Returns the exit code, -N for signal N, or None while it runs."""
         if self.returncode is None:
@@ -120,10 +123,13 @@ class Process:
         """Waits for the end, as `wait`; returns the unread rest of stdout and stderr."""
         self.wait(timeout)
         stdout, stderr = (f.read() if f is not None else "" for f in (self.stdout, self.stderr))
+        self._close()
+        return stdout, stderr
+
+    def _close(self) -> None:
         self.stdout.close()
         if self.stderr is not None:
             self.stderr.close()
-        return stdout, stderr
 
     def send_signal(self, number: int) -> None:
         """Sends a signal to the process if it is still running."""

@@ -381,7 +381,8 @@ def test_process_that_is_alive_is_waited_for_and_a_frozen_one_is_not(
 ) -> None:
     monkeypatch.setattr(process_group, "_TELL_S", 0.02)
     waits: list[str] = []
-    is_silent = threading.Event()
+    enough, asked_often = threading.Event(), threading.Event()
+    asked_in_silence = -1  # -1 as long as process 1 answers
 
     @contextlib.contextmanager
     def waiting(name: str, **options: Any) -> Iterator[None]:
@@ -389,17 +390,22 @@ def test_process_that_is_alive_is_waited_for_and_a_frozen_one_is_not(
         yield
 
     monkeypatch.setattr(watchdog, "waiting", waiting)
-    enough = threading.Event()
 
     def log(text: str) -> None:
+        nonlocal asked_in_silence
         if len(waits) > 3:
             enough.set()
+        if asked_in_silence >= 0:
+            asked_in_silence += 1
+        if asked_in_silence > 5:
+            asked_often.set()
 
     def waits_for_it() -> Any:
+        nonlocal asked_in_silence
         with of(addresses[:2], 0, log=log) as found:
             first = found.gather(0)
-            assert is_silent.wait(DEADLINE_S)
-            before = len(waits)
+            found.gather(0)  # comes after all answers of before
+            before, asked_in_silence = len(waits), 0
             assert found.gather(0)  # no answer: one wait until the value comes
             return first, len(waits) - before
 
@@ -413,11 +419,11 @@ def test_process_that_is_alive_is_waited_for_and_a_frozen_one_is_not(
                 "send",
                 lambda s, m: None if m["kind"] == "answer" else send(s, m),
             )
-            is_silent.set()
-            threading.Event().wait(0.3)
+            found.gather(1)
+            assert asked_often.wait(DEADLINE_S)
             return found.gather(1)
 
     first, second = in_threads(waits_for_it, is_slow)
     assert first[0] == second == [0, 1]
-    assert first[1] <= 2  # an answer to an earlier question may have been on its way
+    assert first[1] <= 2  # an answer may have been about to be sent when process 1 became silent
     assert set(waits) >= {f"an answer of process 1 ({addresses[1]})"}
