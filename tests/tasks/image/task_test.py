@@ -30,6 +30,7 @@ from tekso.tasks.image.mixing import Mixup
 from tekso.tasks.image.preparation import pixels_of
 from tekso.tasks.image.scoring import ImageScoring, confusion_lines, confusions
 from tekso.tasks.image.sources import ImageArrays
+from tekso.tasks.image.steps import Flip
 from tekso.tasks.image.task import ImageClassification
 
 RNG = np.random.default_rng(1)
@@ -258,6 +259,32 @@ def test_the_exported_function_reads_pixels() -> None:
         wanted = tf.nn.softmax(logits[:count])
         np.testing.assert_allclose(found["probabilities"], wanted, rtol=1e-4, atol=1e-6)
         np.testing.assert_array_equal(found["labels"], np.argmax(wanted, 1))
+
+
+def test_int8_is_calibrated_with_training_images_and_compared_on_held_out_ones() -> None:
+    params = images(mean=[0.4, 0.5, 0.6], deviation=[0.2, 0.3, 0.1], augment=[Flip.Params()])
+    input = params.instantiate()
+    quantization = task_of(input).exports(input)["classify"].quantization
+    source = Blobs.Params()
+    for split, name, wanted in (("train", "train", [0, 2, 4, 7, 9]), ("held_out", "dev", range(4))):
+        found = [one["images"] for one in quantization.examples(input, split, 5)]
+        pixels = source.instantiate(split=name).images
+        np.testing.assert_array_equal(np.concatenate(found), pixels[list(wanted)])
+        assert found[0].dtype == np.uint8
+
+    only = images(source=WithoutDev.Params()).instantiate()
+    assert not list(quantization.examples(only, "held_out", 5))
+    assert len(list(quantization.examples(only, "train", 5))) == 5
+
+
+class WithoutDev(Blobs):
+    """Has no held-out images."""
+
+    def load(self, split: str) -> Any:
+        """Returns those of training."""
+        if split != "train":
+            raise InputError(f"there is no split {split}")
+        return super().load(split)
 
 
 def test_titles_of_a_gallery_are_cut_or_wrapped() -> None:
