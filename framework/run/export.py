@@ -11,7 +11,7 @@ from typing import Any
 from tekso.framework import files, task_results
 from tekso.framework.exports import ExportedFunction, ExportedTexts
 from tekso.framework.input.input import Input
-from tekso.framework.run import disk_space, inspection, litert, saved_model
+from tekso.framework.run import disk_space, inspection, litert, litert_files, saved_model
 from tekso.framework.run.checkpoint_files import Checkpoint
 from tekso.framework.run.weights import weights_of
 from tekso.framework.task import Task
@@ -46,13 +46,13 @@ class Exported:
     Attributes:
       path: folder of the SavedModel.
       functions: the functions by the names of their signatures.
-      litert: LiteRT files, {path: size in bytes}.
+      litert: LiteRT files, by path.
       texts: the functions that also take texts, by name; their SavedModel is in `texts_path`.
     """
 
     path: str
     functions: Mapping[str, ExportedFunction]
-    litert: Mapping[str, int]
+    litert: Mapping[str, litert_files.LiteRtFile]
     texts: Mapping[str, ExportedTexts]
 
     @property
@@ -83,7 +83,7 @@ def export(
     Raises:
       ExportError: the task exports nothing, or a length is invalid.
       CheckpointError: the checkpoint does not fit the task.
-      LiteRtError: a function cannot be converted.
+      LiteRtError: a function cannot be converted or calibrated.
     """
     input = inspection.input_if_readable(tree, assets_dir)
     task = task_results.complete(tree.task, input).instantiate()
@@ -98,6 +98,12 @@ def export(
     texts = task_results.text_exports(task, input)
     weights = weights_of(task, checkpoint)
     module = saved_model.ExportModule(task, weights, seed=tree.run.seed)
+    light = litert_files.converted(
+        module,
+        functions,
+        settings.litert,
+        lambda: tree.input.instantiate(seed=tree.run.seed, assets_dir=assets_dir),
+    )
     place = f"{path}.unfinished.{os.getpid()}" if files.is_local(path) else path
     try:
         saved_model.write(
@@ -110,16 +116,13 @@ def export(
                 "checkpoint": checkpoint.path,
                 "step": checkpoint.step,
                 "vocabularies": _vocabularies(input),
+                **({"litert": {one.name: one.record() for one in light}} if light else {}),
             },
             assets=_assets(assets_dir),
             texts=texts,
         )
-        sizes = {}
-        for name, numbers in _converted(functions, settings):
-            data = litert.convert(module, functions[name], numbers=numbers)
-            file = f"{name}_{numbers}.tflite"
-            files.write_atomically(files.join(place, file), data)
-            sizes[files.join(path, file)] = len(data)
+        for one in light:
+            files.write_atomically(files.join(place, one.name), one.data)
         if place != path:
             files.rename(place, path)
     except BaseException as error:
@@ -128,7 +131,7 @@ def export(
         if isinstance(error, Exception) and (full := disk_space.full_file(path, error)):
             raise full from error
         raise
-    return Exported(path, functions, sizes, texts)
+    return Exported(path, functions, {files.join(path, one.name): one for one in light}, texts)
 
 
 def _with_lengths(
@@ -148,13 +151,6 @@ def _with_lengths(
         own = [length for length in lengths if length <= one.lengths[-1]]
         changed[name] = dataclasses.replace(one, lengths=own or one.lengths[-1:])
     return changed
-
-
-def _converted(
-    functions: Mapping[str, ExportedFunction], settings: ExportSettings
-) -> list[tuple[str, litert.Numbers]]:
-    names = [name for name, one in functions.items() if one.for_litert]
-    return [(name, numbers) for name in names for numbers in settings.litert]
 
 
 def _vocabularies(input: Input) -> dict[str, Any]:
