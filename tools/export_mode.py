@@ -74,6 +74,7 @@ def run(
             "output": path,
             "functions": list(exported.functions),
             "litert": dict(exported.litert),
+            "not_litert": list(exported.not_litert),
             "texts": list(exported.texts),
         }
         print(json.dumps(record, indent=1))
@@ -94,6 +95,8 @@ def _report(exported: Any, checkpoint: Checkpoint) -> None:
         print(f"      {one.doc}")
     for path, num_bytes in exported.litert.items():
         print(f"  {path}: {size(num_bytes)}")
+    if exported.not_litert:
+        print(f"  only in the SavedModel, not as LiteRT: {', '.join(exported.not_litert)}")
     for name, texts in exported.texts.items():
         inputs = ", ".join(texts.inputs)
         print(f"  {exported.texts_path}: {name}({inputs}), with texts as inputs and outputs")
