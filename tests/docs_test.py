@@ -215,6 +215,10 @@ HOW: list[tuple[str, Run | TestedBy]] = [
         ),
     ),
     (
+        r"python tests/compare_experiments\.py .*",
+        TestedBy("tests/compare_experiments_test.py::test_it_selects_what_has_no_result"),
+    ),
+    (
         r"python tests/fuzz_executions\.py .*",
         TestedBy("tests/fuzz_executions_test.py::test_the_program_repeats_a_case"),
     ),
@@ -233,6 +237,13 @@ HOW: list[tuple[str, Run | TestedBy]] = [
         TestedBy(
             "tests/params/multi/commands_test.py"
             "::test_two_tasks_are_trained_evaluated_decoded_and_one_is_distilled"
+        ),
+    ),
+    (
+        r"tekso-trainer .*--logdir=runs/python( .*)?",
+        TestedBy(
+            "tests/tools/trainer_test.py"
+            "::test_the_default_experiment_trains_evaluates_samples_and_goes_on"
         ),
     ),
     (r"tekso-trainer .*--model=my_tasks\.\w+ .*", Run("--steps={steps}", prints="petals/accuracy")),

@@ -74,6 +74,7 @@ def run(
             "output": path,
             "functions": list(exported.functions),
             "litert": {path: one.record() for path, one in exported.litert.items()},
+            "not_litert": list(exported.not_litert),
             "texts": list(exported.texts),
         }
         print(json.dumps(record, indent=1))
@@ -96,6 +97,8 @@ def _report(exported: Any, checkpoint: Checkpoint) -> None:
         print(f"  {path}: {size(len(file.data))}")
         for line in file.lines():
             print(f"      {line}")
+    if exported.not_litert:
+        print(f"  only in the SavedModel, not as LiteRT: {', '.join(exported.not_litert)}")
     for name, texts in exported.texts.items():
         inputs = ", ".join(texts.inputs)
         print(f"  {exported.texts_path}: {name}({inputs}), with texts as inputs and outputs")

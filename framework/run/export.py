@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tekso.framework import files, task_results
@@ -47,12 +47,14 @@ class Exported:
       path: folder of the SavedModel.
       functions: the functions by the names of their signatures.
       litert: LiteRT files, by path.
+      not_litert: functions that only the SavedModel has, if LiteRT files are wanted.
       texts: the functions that also take texts, by name; their SavedModel is in `texts_path`.
     """
 
     path: str
     functions: Mapping[str, ExportedFunction]
     litert: Mapping[str, litert_files.LiteRtFile]
+    not_litert: Sequence[str]
     texts: Mapping[str, ExportedTexts]
 
     @property
@@ -81,7 +83,8 @@ def export(
       settings: how to export.
 
     Raises:
-      ExportError: the task exports nothing, or a length is invalid.
+      ExportError: the task exports nothing, or nothing as LiteRT although it is wanted; or a length
+        is invalid.
       CheckpointError: the checkpoint does not fit the task.
       LiteRtError: a function cannot be converted or calibrated.
     """
@@ -95,6 +98,7 @@ def export(
             why = f"{name} has no exports(): return {{name: ExportedFunction(…)}} from it"
         raise ExportError(f"{model} has nothing to export: {why}")
     functions = _with_lengths(functions, settings.lengths)
+    not_litert = not_for_litert(model, functions) if settings.litert else []
     texts = task_results.text_exports(task, input)
     weights = weights_of(task, checkpoint)
     module = saved_model.ExportModule(task, weights, seed=tree.run.seed)
@@ -131,7 +135,8 @@ def export(
         if isinstance(error, Exception) and (full := disk_space.full_file(path, error)):
             raise full from error
         raise
-    return Exported(path, functions, {files.join(path, one.name): one for one in light}, texts)
+    files_by_path = {files.join(path, one.name): one for one in light}
+    return Exported(path, functions, files_by_path, not_litert, texts)
 
 
 def _with_lengths(
@@ -151,6 +156,21 @@ def _with_lengths(
         own = [length for length in lengths if length <= one.lengths[-1]]
         changed[name] = dataclasses.replace(one, lengths=own or one.lengths[-1:])
     return changed
+
+
+def not_for_litert(model: str, functions: Mapping[str, ExportedFunction]) -> list[str]:
+    """Returns the names of the functions that only a SavedModel has.
+
+    Raises:
+      ExportError: these are all functions.
+    """
+    names = [name for name, one in functions.items() if not one.for_litert]
+    if len(names) == len(functions):
+        raise ExportError(
+            f"no function of {model} is exported as LiteRT ({', '.join(names)}): export a "
+            "SavedModel alone, without --litert"
+        )
+    return names
 
 
 def _vocabularies(input: Input) -> dict[str, Any]:
