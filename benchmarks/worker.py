@@ -84,6 +84,7 @@ def measure(options: Any) -> dict[str, Any]:
         "time_to_first_step_s": first_s,
         "peak_memory_bytes": _peak_memory_bytes(),
         "losses": losses[:NUM_LOSSES],
+        "later_tolerance": getattr(workload, "later_tolerance", None),
         "num_weights": built.num_weights,
         "expected_weights": workload.num_weights,
         "versions": {"python": sys.version.split()[0], **built.versions},

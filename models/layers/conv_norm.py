@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import tensorflow as tf
 
@@ -14,14 +14,58 @@ from tekso.framework.params import REQUIRED, param
 from tekso.framework.primitives.activations import Activation
 from tekso.framework.primitives.windows import Padding
 from tekso.framework.theta import Theta
-from tekso.models.layers.convolution import Conv2D
+from tekso.models.layers.convolution import Conv2D, ConvolutionBase
 from tekso.models.layers.lora import Lora
 from tekso.models.layers.normalization import BatchNorm, Norm
 from tekso.models.layers.projections import KERNEL_ADAPTER_DOC
 from tekso.models.layers.sizes import with_sizes
 
 
-class ConvNorm(Layer):
+class ConvNormBase(Layer):
+    """Base of the units y = activation(norm(conv(x))); the convolution has no bias.
+
+    A subclass has Params with the fields of its convolution, and norm.
+
+    Shapes:
+      x: [batch, *spatial, input_dim]; spatial: height and width, or depth, height and width
+      returns: [batch, *new spatial, output_dim]; see `output_size`
+    Children:
+      conv: the convolution; norm
+    """
+
+    class Params(Layer.Params):
+        """Params of ConvNormBase."""
+
+    convolution: ClassVar[type[ConvolutionBase]]
+    conv: ConvolutionBase
+    norm: Norm
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        p, conv = self.params, self.convolution.Params(use_bias=False)  # type: ignore[call-arg]
+        same = [name for name in _FIELDS if name in p]
+        self.child("conv", conv.set({name: p.get(name) for name in same}))
+        self.child("norm", with_sizes(p.norm, dim=p.output_dim).set(dtype=p.dtype))
+
+    def output_size(self, *sizes: int) -> tuple[int, ...]:
+        """Returns the spatial sizes of the output for an input of these spatial sizes."""
+        return self.conv.output_size(*sizes)
+
+    def fprop(self, theta: Theta, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
+        """See the class."""
+        x = self.conv.fprop(theta.conv, x, ctx)
+        x = self.norm.fprop(theta.norm, x, ctx)
+        return ops.activate(ctx, self.params.activation, x)
+
+
+_FIELDS = (
+    *("dtype", "input_dim", "output_dim", "kernel_shape", "strides", "padding"),
+    *("num_groups", "init", "kernel_adapter"),
+)
+"""Fields of the convolution that a unit sets."""
+
+
+class ConvNorm(ConvNormBase):
     """y = activation(norm(conv(x))); the convolution has no bias.
 
     Shapes:
@@ -31,7 +75,7 @@ class ConvNorm(Layer):
       conv: Conv2D; norm
     """
 
-    class Params(Layer.Params):
+    class Params(ConvNormBase.Params):
         """Params of ConvNorm."""
 
         input_dim: int = param("Number of channels of the input.", default=REQUIRED)
@@ -45,33 +89,4 @@ class ConvNorm(Layer):
         activation: Activation = param("Applied to the output.", default="identity")
         kernel_adapter: Lora.Params | None = param(KERNEL_ADAPTER_DOC, default=None)
 
-    conv: Conv2D
-    norm: Norm
-
-    def __init__(self, params: Any) -> None:
-        super().__init__(params)
-        p = self.params
-        conv = Conv2D.Params(
-            dtype=p.dtype,
-            input_dim=p.input_dim,
-            output_dim=p.output_dim,
-            kernel_shape=p.kernel_shape,
-            strides=p.strides,
-            padding=p.padding,
-            num_groups=p.num_groups,
-            init=p.init,
-            use_bias=False,
-            kernel_adapter=p.kernel_adapter,
-        )
-        self.child("conv", conv)
-        self.child("norm", with_sizes(p.norm, dim=p.output_dim).set(dtype=p.dtype))
-
-    def output_size(self, height: int, width: int) -> tuple[int, int]:
-        """Returns height and width of the output for an input of this height and width."""
-        return self.conv.output_size(height, width)
-
-    def fprop(self, theta: Theta, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
-        """See the class."""
-        x = self.conv.fprop(theta.conv, x, ctx)
-        x = self.norm.fprop(theta.norm, x, ctx)
-        return ops.activate(ctx, self.params.activation, x)
+    convolution = Conv2D

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import tensorflow as tf
-
-from tekso.framework import ops
-from tekso.framework.context import StepContext
 from tekso.framework.initializers import HeNormal, Initializer
-from tekso.framework.layer import Layer
 from tekso.framework.params import REQUIRED, param
 from tekso.framework.primitives.activations import Activation
 from tekso.framework.primitives.windows import Padding
-from tekso.framework.theta import Theta
+from tekso.models.layers.conv_norm import ConvNormBase
 from tekso.models.layers.convolution_3d import Conv3D
 from tekso.models.layers.normalization import BatchNorm, Norm
-from tekso.models.layers.sizes import with_sizes
 
 
-class ConvNorm3D(Layer):
+class ConvNorm3D(ConvNormBase):
     """y = activation(norm(conv(x))) of volumes; the convolution has no bias.
 
     Shapes:
@@ -29,7 +21,7 @@ class ConvNorm3D(Layer):
       conv: Conv3D; norm
     """
 
-    class Params(Layer.Params):
+    class Params(ConvNormBase.Params):
         """Params of ConvNorm3D."""
 
         input_dim: int = param("Number of channels of the input.", default=REQUIRED)
@@ -46,32 +38,4 @@ class ConvNorm3D(Layer):
         init: Initializer.Params = param("Initializer of w.", default=HeNormal.Params())
         activation: Activation = param("Applied to the output.", default="identity")
 
-    conv: Conv3D
-    norm: Norm
-
-    def __init__(self, params: Any) -> None:
-        super().__init__(params)
-        p = self.params
-        conv = Conv3D.Params(
-            dtype=p.dtype,
-            input_dim=p.input_dim,
-            output_dim=p.output_dim,
-            kernel_shape=p.kernel_shape,
-            strides=p.strides,
-            padding=p.padding,
-            num_groups=p.num_groups,
-            init=p.init,
-            use_bias=False,
-        )
-        self.child("conv", conv)
-        self.child("norm", with_sizes(p.norm, dim=p.output_dim).set(dtype=p.dtype))
-
-    def output_size(self, *sizes: int) -> tuple[int, ...]:
-        """Returns the spatial sizes of the output for an input of these spatial sizes."""
-        return self.conv.output_size(*sizes)
-
-    def fprop(self, theta: Theta, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
-        """See the class."""
-        x = self.conv.fprop(theta.conv, x, ctx)
-        x = self.norm.fprop(theta.norm, x, ctx)
-        return ops.activate(ctx, self.params.activation, x)
+    convolution = Conv3D

@@ -31,32 +31,21 @@ from tekso.models.layers.lora import Lora
 from tekso.models.layers.projections import KERNEL_ADAPTER_DOC, AdaptedLayer
 
 
-class Conv2DBase(Layer):
-    """Base of the convolutions: window, bias and activation.
+class ConvolutionBase(Layer):
+    """Base of the convolutions of images and volumes: window, weights and activation.
+
+    A subclass has Params with kernel_shape, strides, dilations, padding, use_bias, init and
+    activation.
 
     Shapes:
-      x: [batch, height, width, input channels]
-      returns: [batch, new height, new width, output channels], dtype of w; see `output_size`
+      x: [batch, *spatial, input channels]; spatial: height and width, or depth, height and width
+      returns: [batch, *new spatial, output channels], dtype of w; see `output_size`
     Weights:
-      w: begins with the dims [kernel height, kernel width]; b: [output channels]
+      w: begins with the dims of the kernel; b: [output channels]
     """
 
     class Params(Layer.Params):
-        """Params of a convolution."""
-
-        kernel_shape: tuple[int, int] = param("Height and width of the kernel.", default=(3, 3))
-        strides: tuple[int, int] = param("Steps of the window: height, width.", default=(1, 1))
-        dilations: tuple[int, int] = param(
-            "Distance of the kernel's elements: height, width.", default=(1, 1)
-        )
-        padding: Padding = param(
-            "SAME: ceil(size / stride) outputs, zeros around; VALID: inside only; FIXED: as SAME, "
-            "but (kernel - 1) / 2 zeros before, for any size and stride.",
-            default="SAME",
-        )
-        use_bias: bool = param("Whether to add a bias.", default=True)
-        init: Initializer.Params = param("Initializer of w.", default=HeNormal.Params())
-        activation: Activation = param("Applied to the output.", default="identity")
+        """Params of ConvolutionBase."""
 
     def __init__(self, params: Any) -> None:
         super().__init__(params)
@@ -73,12 +62,86 @@ class Conv2DBase(Layer):
         p = self.params
         return Window(p.kernel_shape, p.strides, p.dilations, p.padding)
 
-    def output_size(self, height: int, width: int) -> tuple[int, int]:
-        """Returns height and width of the output for an input of this height and width."""
-        return self.window.output_size(height, 0), self.window.output_size(width, 1)
+    def output_size(self, *sizes: int) -> tuple[int, ...]:
+        """Returns the spatial sizes of the output for an input of these spatial sizes."""
+        return tuple(self.window.output_size(size, d) for d, size in enumerate(sizes))
+
+    def declare_groups(self) -> list[int]:
+        """Declares the weights of a convolution in `num_groups` groups; returns the shape of w.
+
+        Raises:
+          ValueError: num_groups does not divide both sizes.
+        """
+        p = self.params
+        if p.num_groups < 1 or p.input_dim % p.num_groups or p.output_dim % p.num_groups:
+            raise ValueError(
+                f"{type(self).__name__}: num_groups {p.num_groups} must divide input_dim "
+                f"{p.input_dim} and output_dim {p.output_dim}"
+            )
+        area = math.prod(p.kernel_shape)
+        shape = [*p.kernel_shape, p.input_dim // p.num_groups, p.output_dim]
+        self.weight(
+            "w",
+            shape,
+            dims=(*[None] * len(p.kernel_shape), "in_channels", "out_channels"),
+            init=p.init,
+            fan_in=area * p.input_dim // p.num_groups,
+            fan_out=area * p.output_dim // p.num_groups,
+        )
+        if p.use_bias:
+            self.weight("b", [p.output_dim], dims=("out_channels",), init=Zeros.Params())
+        return shape
+
+    def _convolved(self, theta: Theta, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
+        """Returns conv(x, w) + b of x in the dtype of w."""
+        self.output_size(*x.shape[1:-1])
+        b = theta.b if self.params.use_bias else None
+        return window_ops.convolution(ctx, x, theta.w, b, window=self.window)
 
     def _finish(self, y: tf.Tensor, ctx: StepContext) -> tf.Tensor:
         return window_ops.constrain_image(ctx, ops.activate(ctx, self.params.activation, y))
+
+
+def with_channels(layer: Layer, theta: Theta, x: tf.Tensor) -> tf.Tensor:
+    """Returns the input of a convolution in the dtype of its weights.
+
+    Raises:
+      ValueError: its last dim is not input_dim.
+    """
+    if x.shape[-1] != layer.params.input_dim:
+        raise ValueError(
+            f"{type(layer).__name__}: x has shape {x.shape}, but its last dim must be input_dim, "
+            f"{layer.params.input_dim}"
+        )
+    return tf.cast(x, theta.w.dtype)
+
+
+class Conv2DBase(ConvolutionBase):
+    """Base of the convolutions: window, bias and activation.
+
+    Shapes:
+      x: [batch, height, width, input channels]
+      returns: [batch, new height, new width, output channels], dtype of w; see `output_size`
+    Weights:
+      w: begins with the dims [kernel height, kernel width]; b: [output channels]
+    """
+
+    class Params(ConvolutionBase.Params):
+        """Params of a convolution."""
+
+        kernel_shape: tuple[int, int] = param("Height and width of the kernel.", default=(3, 3))
+        strides: tuple[int, int] = param("Steps of the window: height, width.", default=(1, 1))
+        dilations: tuple[int, int] = param(
+            "Distance of the kernel's elements: height, width.", default=(1, 1)
+        )
+        padding: Padding = param(
+            "SAME: ceil(size / stride) outputs, zeros around; VALID: inside only; FIXED: as SAME, "
+            "but (kernel - 1) / 2 zeros before, for any size and stride.",
+            default="SAME",
+        )
+        use_bias: bool = param("Whether to add a bias.", default=True)
+        init: Initializer.Params = param("Initializer of w.", default=HeNormal.Params())
+        activation: Activation = param("Applied to the output.", default="identity")
 
 
 class AdaptedKernel(AdaptedLayer):
@@ -161,42 +224,18 @@ class Conv2D(Conv2DBase, AdaptedKernel):
 
     def __init__(self, params: Any) -> None:
         super().__init__(params)
-        p = self.params
-        if p.num_groups < 1 or p.input_dim % p.num_groups or p.output_dim % p.num_groups:
-            raise ValueError(
-                f"Conv2D: num_groups {p.num_groups} must divide input_dim {p.input_dim} and "
-                f"output_dim {p.output_dim}"
-            )
+        p, shape = self.params, self.declare_groups()
         if p.num_groups > 1 and p.kernel_adapter is not None:
             raise ValueError(
                 f"{p.path_of('kernel_adapter')} is set, but the convolution has {p.num_groups} "
                 "groups: only convolutions with one group have adapters; set it to None"
             )
-        area = math.prod(p.kernel_shape)
-        shape = [*p.kernel_shape, p.input_dim // p.num_groups, p.output_dim]
-        self.weight(
-            "w",
-            shape,
-            dims=(None, None, "in_channels", "out_channels"),
-            init=p.init,
-            fan_in=area * p.input_dim // p.num_groups,
-            fan_out=area * p.output_dim // p.num_groups,
-        )
-        if p.use_bias:
-            self.weight("b", [p.output_dim], dims=("out_channels",), init=Zeros.Params())
         self.adapt_kernel(shape)
 
     def fprop(self, theta: Theta, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
         """See the class."""
-        p = self.params
-        if x.shape[-1] != p.input_dim:
-            raise ValueError(
-                f"Conv2D: x has shape {x.shape}, but its last dim must be input_dim, {p.input_dim}"
-            )
-        self.output_size(x.shape[1], x.shape[2])
-        b = theta.b if p.use_bias else None
-        x = tf.cast(x, theta.w.dtype)
-        y = window_ops.convolution(ctx, x, theta.w, b, window=self.window)
+        x = with_channels(self, theta, x)
+        y = self._convolved(theta, x, ctx)
         convolve = functools.partial(window_ops.convolution, ctx, window=self.window)
         return self._finish(self.updated(theta, x, y, ctx, convolve), ctx)
 

@@ -6,22 +6,20 @@ rules for them are those of images (convolution.py), so `depth:model` cuts volum
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import tensorflow as tf
 
-from tekso.framework import ops, window_ops
 from tekso.framework.context import StepContext
-from tekso.framework.initializers import HeNormal, Initializer, Zeros
-from tekso.framework.layer import Layer
+from tekso.framework.initializers import HeNormal, Initializer
 from tekso.framework.params import REQUIRED, param
 from tekso.framework.primitives.activations import Activation
-from tekso.framework.primitives.windows import Padding, Window
+from tekso.framework.primitives.windows import Padding
 from tekso.framework.theta import Theta
+from tekso.models.layers.convolution import ConvolutionBase, with_channels
 
 
-class Conv3D(Layer):
+class Conv3D(ConvolutionBase):
     """y = activation(conv(x, w) + b), over volumes.
 
     Shapes:
@@ -35,7 +33,7 @@ class Conv3D(Layer):
       ValueError: num_groups does not divide both sizes, or the last dim of x is not input_dim.
     """
 
-    class Params(Layer.Params):
+    class Params(ConvolutionBase.Params):
         """Params of Conv3D."""
 
         kernel_shape: tuple[int, int, int] = param(
@@ -59,50 +57,9 @@ class Conv3D(Layer):
 
     def __init__(self, params: Any) -> None:
         super().__init__(params)
-        for name in ("kernel_shape", "strides", "dilations"):
-            if min(getattr(self.params, name)) < 1:
-                raise ValueError(
-                    f"{type(self).__name__}: {name} is {getattr(self.params, name)}, "
-                    "must be at least 1"
-                )
-        p, name = self.params, type(self).__name__
-        if p.num_groups < 1 or p.input_dim % p.num_groups or p.output_dim % p.num_groups:
-            raise ValueError(
-                f"{name}: num_groups {p.num_groups} must divide input_dim {p.input_dim} and "
-                f"output_dim {p.output_dim}"
-            )
-        area = math.prod(p.kernel_shape)
-        self.weight(
-            "w",
-            [*p.kernel_shape, p.input_dim // p.num_groups, p.output_dim],
-            dims=(*[None] * len(p.kernel_shape), "in_channels", "out_channels"),
-            init=p.init,
-            fan_in=area * p.input_dim // p.num_groups,
-            fan_out=area * p.output_dim // p.num_groups,
-        )
-        if p.use_bias:
-            self.weight("b", [p.output_dim], dims=("out_channels",), init=Zeros.Params())
-
-    @property
-    def window(self) -> Window:
-        """Kernel shape, strides, dilations and padding."""
-        p = self.params
-        return Window(p.kernel_shape, p.strides, p.dilations, p.padding)
-
-    def output_size(self, *sizes: int) -> tuple[int, ...]:
-        """Returns the spatial sizes of the output for an input of these spatial sizes."""
-        return tuple(self.window.output_size(size, d) for d, size in enumerate(sizes))
+        self.declare_groups()
 
     def fprop(self, theta: Theta, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
         """See the class."""
-        p = self.params
-        if x.shape[-1] != p.input_dim:
-            raise ValueError(
-                f"{type(self).__name__}: x has shape {x.shape}, but its last dim must be "
-                f"input_dim, {p.input_dim}"
-            )
-        self.output_size(*x.shape[1:-1])
-        b = theta.b if p.use_bias else None
-        x = tf.cast(x, theta.w.dtype)
-        y = window_ops.convolution(ctx, x, theta.w, b, window=self.window)
-        return window_ops.constrain_image(ctx, ops.activate(ctx, p.activation, y))
+        y = self._convolved(theta, with_channels(self, theta, x), ctx)
+        return self._finish(y, ctx)

@@ -12,14 +12,108 @@ import tensorflow as tf
 from tekso.framework import ops, window_ops
 from tekso.framework.context import StepContext
 from tekso.framework.initializers import HeNormal, Initializer, Zeros
+from tekso.framework.layer import Layer
 from tekso.framework.params import REQUIRED, param
 from tekso.framework.primitives.activations import Activation
 from tekso.framework.primitives.windows import Window
 from tekso.framework.theta import Theta
-from tekso.models.layers.convolution import AdaptedKernel
+from tekso.models.layers.convolution import AdaptedKernel, with_channels
 
 
-class ConvTranspose2D(AdaptedKernel):
+class ConvTransposeBase(Layer):
+    """Base of the transposed convolutions of images and volumes.
+
+    A subclass has Params with input_dim, output_dim, kernel_shape, strides, use_bias, init and
+    activation.
+
+    Shapes:
+      x: [batch, *spatial, input_dim]; spatial: height and width, or depth, height and width
+      returns: [batch, *(spatial * strides), output_dim], dtype of w
+    Weights:
+      w: [*kernel, input_dim, output_dim]; b: [output_dim]
+    """
+
+    class Params(Layer.Params):
+        """Params of ConvTransposeBase."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        p = self.params
+        if min(*p.kernel_shape, *p.strides) < 1:
+            raise ValueError(
+                f"{type(self).__name__}: kernel_shape {p.kernel_shape} and strides {p.strides} "
+                "must be at least 1"
+            )
+        self.weight(
+            "w",
+            [*p.kernel_shape, p.input_dim, p.output_dim],
+            dims=(*[None] * len(p.kernel_shape), "in_channels", "out_channels"),
+            init=p.init,
+            fan_in=max(math.prod(p.kernel_shape) // math.prod(p.strides), 1) * p.input_dim,
+            fan_out=math.prod(p.kernel_shape) * p.output_dim,
+        )
+        if p.use_bias:
+            self.weight("b", [p.output_dim], dims=("out_channels",), init=Zeros.Params())
+
+    def fprop(self, theta: Theta, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
+        """See the class."""
+        p = self.params
+        x = with_channels(self, theta, x)
+        y = self._convolved(ctx, x, theta.w, theta.b if p.use_bias else None)
+        y = self._updated(theta, x, y, ctx)
+        return window_ops.constrain_image(ctx, ops.activate(ctx, p.activation, y))
+
+    def _updated(self, theta: Theta, x: tf.Tensor, y: tf.Tensor, ctx: StepContext) -> tf.Tensor:
+        """Returns y with what a subclass adds."""
+        del theta, x, ctx
+        return y
+
+    def _convolved(
+        self, ctx: StepContext, x: tf.Tensor, w: tf.Tensor, b: tf.Tensor | None = None
+    ) -> tf.Tensor:
+        p = self.params
+        if p.kernel_shape == p.strides:
+            y = self._blocks(x, w, ctx)
+            return y if b is None else y + b
+        x = window_ops.constrain_image(ctx, self._stretched(x))
+        w, ones = reversed_kernel(w, p.strides), (1,) * len(p.strides)
+        window = Window(tuple(w.shape[:-2]), ones, ones, "SAME")
+        return window_ops.convolution(ctx, x, w, b, window=window)
+
+    def _blocks(self, x: tf.Tensor, w: tf.Tensor, ctx: StepContext) -> tf.Tensor:
+        """Returns the outputs if every input makes a block of its own."""
+        strides, size = self.params.strides, w.shape[-1]
+        count, ones = len(strides), (1,) * len(strides)
+        # The channels first, so that they may be sharded.
+        w = tf.transpose(w, [count, count + 1, *range(count)])
+        w = tf.reshape(w, [*ones, w.shape[0], size * math.prod(strides)])
+        y = window_ops.convolution(ctx, x, w, window=Window(ones, ones, ones, "VALID"))
+        sizes = x.shape[1:-1]
+        y = tf.reshape(y, [-1, *sizes, size, *strides])
+        pairs = [d for i in range(count) for d in (1 + i, 2 + count + i)]
+        y = tf.transpose(y, [0, *pairs, 1 + count])
+        return tf.reshape(y, [-1, *self._enlarged(sizes), size])
+
+    def _stretched(self, x: tf.Tensor) -> tf.Tensor:
+        """Returns x with zeros around every element, as many as the strides require.
+
+        The offset of an element in its block is such that a convolution with padding SAME follows.
+        """
+        sizes, channels = x.shape[1:-1], x.shape[-1]
+        x = tf.reshape(x, [-1, *(n for size in sizes for n in (size, 1)), channels])
+        kernels = zip(self.params.kernel_shape, self.params.strides, strict=True)
+        for d, (kernel, stride) in enumerate(kernels):
+            offset = min(kernel // 2 - max(kernel - stride, 0) // 2, stride - 1)
+            pads = [(0, 0)] * x.shape.rank
+            pads[2 + 2 * d] = (offset, stride - 1 - offset)
+            x = tf.pad(x, pads)  # one dim at a time: TensorFlow pads at most 6 dims
+        return tf.reshape(x, [-1, *self._enlarged(sizes), channels])
+
+    def _enlarged(self, sizes: Sequence[int]) -> list[int]:
+        return [size * n for size, n in zip(sizes, self.params.strides, strict=True)]
+
+
+class ConvTranspose2D(ConvTransposeBase, AdaptedKernel):
     """The transpose of a convolution with padding SAME: height and width grow by the strides.
 
     y[i * stride + k - before] += x[i] w[k], where `before` is the padding of the convolution. It is
@@ -39,7 +133,7 @@ class ConvTranspose2D(AdaptedKernel):
     Source: Dumoulin & Visin 2016, "A guide to convolution arithmetic", chapter 4.
     """
 
-    class Params(AdaptedKernel.Params):
+    class Params(ConvTransposeBase.Params, AdaptedKernel.Params):
         """Params of ConvTranspose2D."""
 
         input_dim: int = param("Number of channels of the input.", default=REQUIRED)
@@ -53,72 +147,10 @@ class ConvTranspose2D(AdaptedKernel):
     def __init__(self, params: Any) -> None:
         super().__init__(params)
         p = self.params
-        if min(*p.kernel_shape, *p.strides) < 1:
-            raise ValueError(
-                f"ConvTranspose2D: kernel_shape {p.kernel_shape} and strides {p.strides} must be "
-                "at least 1"
-            )
-        self.weight(
-            "w",
-            [*p.kernel_shape, p.input_dim, p.output_dim],
-            dims=(None, None, "in_channels", "out_channels"),
-            init=p.init,
-            fan_in=max(math.prod(p.kernel_shape) // math.prod(p.strides), 1) * p.input_dim,
-            fan_out=math.prod(p.kernel_shape) * p.output_dim,
-        )
-        if p.use_bias:
-            self.weight("b", [p.output_dim], dims=("out_channels",), init=Zeros.Params())
         self.adapt_kernel([*p.kernel_shape, p.input_dim, p.output_dim])
 
-    def fprop(self, theta: Theta, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
-        """See the class."""
-        p = self.params
-        if x.shape[-1] != p.input_dim:
-            raise ValueError(
-                f"ConvTranspose2D: x has shape {x.shape}, but its last dim must be input_dim, "
-                f"{p.input_dim}"
-            )
-        x = tf.cast(x, theta.w.dtype)
-        y = self._convolved(ctx, x, theta.w, theta.b if p.use_bias else None)
-        y = self.updated(theta, x, y, ctx, functools.partial(self._convolved, ctx))
-        return window_ops.constrain_image(ctx, ops.activate(ctx, p.activation, y))
-
-    def _convolved(
-        self, ctx: StepContext, x: tf.Tensor, w: tf.Tensor, b: tf.Tensor | None = None
-    ) -> tf.Tensor:
-        if self.params.kernel_shape == self.params.strides:
-            y = self._blocks(x, w, ctx)
-            return y if b is None else y + b
-        x = window_ops.constrain_image(ctx, self._stretched(x))
-        w = reversed_kernel(w, self.params.strides)
-        window = Window((w.shape[0], w.shape[1]), (1, 1), (1, 1), "SAME")
-        return window_ops.convolution(ctx, x, w, b, window=window)
-
-    def _blocks(self, x: tf.Tensor, w: tf.Tensor, ctx: StepContext) -> tf.Tensor:
-        """Returns the outputs if every input makes a block of its own."""
-        (n, m), size = self.params.strides, w.shape[3]
-        w = tf.transpose(w, [2, 3, 0, 1])  # the channels first, so that they may be sharded
-        w = tf.reshape(w, [1, 1, w.shape[0], size * n * m])
-        y = window_ops.convolution(ctx, x, w, window=Window((1, 1), (1, 1), (1, 1), "VALID"))
-        height, width = x.shape[1:3]
-        y = tf.reshape(y, [-1, height, width, size, n, m])
-        y = tf.transpose(y, [0, 1, 4, 2, 5, 3])
-        return tf.reshape(y, [-1, height * n, width * m, size])
-
-    def _stretched(self, x: tf.Tensor) -> tf.Tensor:
-        """Returns x with zeros around every element, as many as the strides require.
-
-        The offset of an element in its block is such that a convolution with padding SAME follows.
-        """
-        n, m = self.params.strides
-        height, width = x.shape[1:3]
-        pads = []
-        for kernel, stride in zip(self.params.kernel_shape, (n, m), strict=True):
-            offset = min(kernel // 2 - max(kernel - stride, 0) // 2, stride - 1)
-            pads.append((offset, stride - 1 - offset))
-        x = tf.reshape(x, [-1, height, 1, width, 1, x.shape[3]])
-        x = tf.pad(x, [(0, 0), (0, 0), pads[0], (0, 0), pads[1], (0, 0)])
-        return tf.reshape(x, [-1, height * n, width * m, x.shape[5]])
+    def _updated(self, theta: Theta, x: tf.Tensor, y: tf.Tensor, ctx: StepContext) -> tf.Tensor:
+        return self.updated(theta, x, y, ctx, functools.partial(self._convolved, ctx))
 
 
 def reversed_kernel(w: tf.Tensor, strides: Sequence[int]) -> tf.Tensor:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import io
 import os
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -50,22 +50,17 @@ class MaskSource(AnySource):
         """Params of MaskSource."""
 
 
-class MaskFolders(MaskSource):
-    """Image files in a folder, and in another folder a mask for each, a PNG of the same name.
-
-        cells/images/1.jpg    cells/masks/1.png
-
-    A mask is a grey or palette image of 8 bits whose values (palette indices) are the classes; 255
-    marks pixels that do not count.
+class SplitFolder(AnySource):
+    """Base of the sources of files in a folder; a part of them, or another folder, is held out.
 
     Raises:
-      InputError: a folder is missing or has no images, or an image has no mask.
+      InputError: the folder or the classes are not set, or a folder is missing.
     """
 
-    class Params(MaskSource.Params):
-        """Params of MaskFolders."""
+    class Params(AnySource.Params):
+        """Params of SplitFolder."""
 
-        folder: str = param("Folder with the folders images and masks.", default="")
+        folder: str = param("Folder of the files.", default="")
         dev_folder: str = param("Folder for dev; empty: hold out a part of `folder`.", default="")
         test_folder: str = param("Folder for test; empty: hold out a part of `folder`.", default="")
         dev_fraction: float = param(
@@ -77,66 +72,166 @@ class MaskFolders(MaskSource):
         )
         classes: list[str] = param("Names of the classes, from class 0.", default=[])
 
+    contents: str
+    """What the folder has, for errors."""
+
+    unit: str
+    """What the files are, for errors."""
+
     def __init__(self, params: Any, *, split: Split = "train") -> None:
         super().__init__(params, split=split)
         p = self.params
         if not p.folder or not p.classes:
             raise InputError(
                 f"{p.path_of('folder')} is {p.folder!r} and classes is {list(p.classes)}: set a "
-                "folder with the folders images and masks, and name the classes"
+                f"folder {self.contents}, and name the classes"
             )
         check_fractions(p)
         self.class_names = tuple(p.classes)
-        own = {"train": "", "dev": p.dev_folder, "test": p.test_folder}[split]
-        root = own or p.folder
-        images = files.join(root, IMAGES)
-        for folder in (images, files.join(root, MASKS)):
-            if not files.is_folder(folder):
-                name = f"{split}_folder" if own else "folder"
-                raise InputError(f"{p.path_of(name)}: there is no folder {folder!r}")
-        fractions = held_out_fractions(p, "folder")
+        self._own = {"train": "", "dev": p.dev_folder, "test": p.test_folder}[split]
+        self.root = self._own or p.folder
+        self._paths: list[str] = []
+
+    def check_folder(self, folder: str) -> None:
+        """Checks that a folder exists.
+
+        Raises:
+          InputError: it does not.
+        """
+        if not files.is_folder(folder):
+            name = f"{self.split}_folder" if self._own else "folder"
+            raise InputError(f"{self.params.path_of(name)}: there is no folder {folder!r}")
+
+    def find(self, folder: str, is_wanted: Callable[[str], bool]) -> list[str]:
+        """Finds the files of the split in a folder; returns their names.
+
+        Raises:
+          InputError: there are none.
+        """
+        p, fractions = self.params, held_out_fractions(self.params, "folder")
         names = [
             name
-            for name in files.names(images)
-            if is_image_name(name) and (own or split_of(name, *fractions) == split)
+            for name in sorted(files.names(folder))
+            if is_wanted(name) and (self._own or split_of(name, *fractions) == self.split)
         ]
         if not names:
-            why = why_empty(p, split, "folder")
-            raise InputError(f"{images}: the split {split} has no images{why}")
-        self._images = [files.join(images, name) for name in names]
-        masks = [f"{os.path.splitext(name)[0]}.png" for name in names]
-        self._masks = [files.join(root, MASKS, name) for name in masks]
-        missing = set(masks) - set(files.names(files.join(root, MASKS)))
-        if missing:
-            raise InputError(
-                f"{len(missing)} images in {images} have no mask: there is no "
-                f"{files.join(root, MASKS, min(missing))}"
-            )
+            why = why_empty(p, self.split, "folder")
+            raise InputError(f"{folder}: the split {self.split} has no {self.unit}{why}")
+        self._paths = [files.join(folder, name) for name in names]
+        return names
 
     def __len__(self) -> int:
-        return len(self._images)
+        return len(self._paths)
 
     def origin(self, index: int) -> Origin:
         """Returns the position of a record."""
-        return Origin(self._images[index])
+        return Origin(self._paths[index])
 
     def fingerprint(self) -> str:
         """Returns a digest of the names of the files."""
-        return digest(files.base_name(path).encode() for path in self._images)
+        return digest(files.base_name(path).encode() for path in self._paths)
+
+
+class LoadedArrays(AnySource):
+    """Base of the sources in memory: two arrays of a method `load`, which a subclass checks.
+
+    Raises:
+      InputError: an array is missing.
+    """
+
+    class Params(AnySource.Params):
+        """Params of LoadedArrays."""
+
+    has_files = False
+    array_names: ClassVar[tuple[str, str]]
+
+    def __init__(self, params: Any, *, split: Split = "train") -> None:
+        super().__init__(params, split=split)
+        found, what = self.load(split), f"{self.describe()}, split {split}"
+        first, second = self.array_names
+        if not isinstance(found, Mapping) or not {first, second} <= set(found):
+            raise InputError(f"{what}: load() must return the arrays {first!r} and {second!r}")
+        self._arrays = self._checked(what, found[first], found[second])
+
+    def _checked(self, what: str, first: Any, second: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the arrays of `load`.
+
+        Args:
+          what: the source and its split, for errors.
+          first: the images or volumes.
+          second: their labels.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no _checked(what, first, second)")
+
+    def load(self, split: Split) -> Mapping[str, Any]:
+        """Returns {name: array} of a split, with both names, the same in every call."""
+        raise NotImplementedError(f"{type(self).__name__} has no load(split)")
+
+    def __len__(self) -> int:
+        return len(self._arrays[0])
+
+    def origin(self, index: int) -> Origin:
+        """Returns the position of a record."""
+        return Origin(f"{self.describe()}, {self.split}", index, "record")
+
+    def fingerprint(self) -> str:
+        """Returns a digest of both arrays."""
+        arrays = self._arrays
+        return digest(f"{a.shape}".encode() + np.ascontiguousarray(a).tobytes() for a in arrays)
+
+    def describe(self) -> str:
+        """Returns a short description of the collection."""
+        return type(self).__name__
+
+
+class MaskFolders(SplitFolder, MaskSource):
+    """Image files in a folder, and in another folder a mask for each, a PNG of the same name.
+
+        cells/images/1.jpg    cells/masks/1.png
+
+    A mask is a grey or palette image of 8 bits whose values (palette indices) are the classes; 255
+    marks pixels that do not count.
+
+    Raises:
+      InputError: a folder is missing or has no images, or an image has no mask.
+    """
+
+    class Params(SplitFolder.Params, MaskSource.Params):
+        """Params of MaskFolders."""
+
+        folder: str = param("Folder with the folders images and masks.", default="")
+
+    contents = "with the folders images and masks"
+    unit = "images"
+
+    def __init__(self, params: Any, *, split: Split = "train") -> None:
+        super().__init__(params, split=split)
+        images, folder = (files.join(self.root, name) for name in (IMAGES, MASKS))
+        for one in (images, folder):
+            self.check_folder(one)
+        names = self.find(images, is_image_name)
+        masks = [f"{os.path.splitext(name)[0]}.png" for name in names]
+        self._masks = [files.join(folder, name) for name in masks]
+        missing = set(masks) - set(files.names(folder))
+        if missing:
+            raise InputError(
+                f"{len(missing)} images in {images} have no mask: there is no "
+                f"{files.join(folder, min(missing))}"
+            )
 
     def describe(self) -> str:
         """Returns a short description of the collection."""
         return f"images with masks in {self.params.folder}"
 
     def _read(self, index: int) -> MaskedImage:
-        path = self._images[index]
+        path = self._paths[index]
         try:
             return MaskedImage(files.read(path), files.read(self._masks[index]))
         except OSError as error:
             raise BadRecordError(Origin(path), reason_of(error)) from error
 
 
-class MaskArrays(MaskSource):
+class MaskArrays(LoadedArrays, MaskSource):
     """Images and masks in memory, from a method `load`.
 
         class Cells(MaskArrays):
@@ -153,42 +248,19 @@ class MaskArrays(MaskSource):
       InputError: an array is missing, or has a wrong shape or type.
     """
 
-    class Params(MaskSource.Params):
+    class Params(LoadedArrays.Params, MaskSource.Params):
         """Params of MaskArrays."""
 
-    has_files = False
+    array_names = (IMAGES, MASKS)
 
-    def __init__(self, params: Any, *, split: Split = "train") -> None:
-        super().__init__(params, split=split)
-        found, what = self.load(split), f"{self.describe()}, split {split}"
-        if not isinstance(found, Mapping) or not {IMAGES, MASKS} <= set(found):
-            raise InputError(f"{what}: load() must return the arrays {IMAGES!r} and {MASKS!r}")
-        self.images, self.masks = as_images(what, found[IMAGES]), np.asarray(found[MASKS])
+    def _checked(self, what: str, first: Any, second: Any) -> tuple[np.ndarray, np.ndarray]:
+        self.images, self.masks = as_images(what, first), np.asarray(second)
         if self.masks.dtype != np.uint8 or self.masks.shape != self.images.shape[:3]:
             raise InputError(
                 f"{what}: {MASKS!r} is {list(self.masks.shape)} {self.masks.dtype}, but must be "
                 f"{list(self.images.shape[:3])} uint8, like {IMAGES!r}"
             )
-
-    def load(self, split: Split) -> Mapping[str, Any]:
-        """Returns {"images": array, "masks": array} of a split, the same in every call."""
-        raise NotImplementedError(f"{type(self).__name__} has no load(split)")
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def origin(self, index: int) -> Origin:
-        """Returns the position of a record."""
-        return Origin(f"{self.describe()}, {self.split}", index, "record")
-
-    def fingerprint(self) -> str:
-        """Returns a digest of images and masks."""
-        arrays = (self.images, self.masks)
-        return digest(f"{a.shape}".encode() + np.ascontiguousarray(a).tobytes() for a in arrays)
-
-    def describe(self) -> str:
-        """Returns a short description of the collection."""
-        return type(self).__name__
+        return self.images, self.masks
 
     def _read(self, index: int) -> MaskedImage:
         return MaskedImage(self.images[index], self.masks[index])

@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from tekso.framework import files
 from tekso.framework.input.skips import BadRecordError, InputError, Origin, reason_of
-from tekso.framework.input.sources import digest
-from tekso.framework.input.splits import (
-    Split,
-    check_fractions,
-    held_out_fractions,
-    split_of,
-    why_empty,
-)
+from tekso.framework.input.splits import Split
 from tekso.framework.params import param
 from tekso.tasks.image.sources import AnySource
+from tekso.tasks.segmentation.sources import LoadedArrays, SplitFolder
 
 VOLUME, VOLUMES, LABELS = "volume", "volumes", "labels"
 _ENDING = ".npz"
@@ -45,7 +38,7 @@ class VolumeSource(AnySource):
         """Params of VolumeSource."""
 
 
-class VolumeFolders(VolumeSource):
+class VolumeFolders(SplitFolder, VolumeSource):
     """A folder of .npz files, each with the arrays "volume" and "labels".
 
     The volumes may differ in size.
@@ -57,56 +50,18 @@ class VolumeFolders(VolumeSource):
       InputError: a folder is missing or has no .npz files.
     """
 
-    class Params(VolumeSource.Params):
+    class Params(SplitFolder.Params, VolumeSource.Params):
         """Params of VolumeFolders."""
 
         folder: str = param("Folder of .npz files.", default="")
-        dev_folder: str = param("Folder for dev; empty: hold out a part of `folder`.", default="")
-        test_folder: str = param("Folder for test; empty: hold out a part of `folder`.", default="")
-        dev_fraction: float = param(
-            "Fraction of `folder` for dev, without dev_folder, chosen by a hash of the name.",
-            default=0.1,
-        )
-        test_fraction: float = param(
-            "Fraction of `folder` for test, without test_folder.", default=0.0
-        )
-        classes: list[str] = param("Names of the classes, from class 0.", default=[])
+
+    contents = "of .npz files"
+    unit = f"{_ENDING} files"
 
     def __init__(self, params: Any, *, split: Split = "train") -> None:
         super().__init__(params, split=split)
-        p = self.params
-        if not p.folder or not p.classes:
-            raise InputError(
-                f"{p.path_of('folder')} is {p.folder!r} and classes is {list(p.classes)}: set a "
-                "folder of .npz files, and name the classes"
-            )
-        check_fractions(p)
-        self.class_names = tuple(p.classes)
-        own = {"train": "", "dev": p.dev_folder, "test": p.test_folder}[split]
-        root = own or p.folder
-        if not files.is_folder(root):
-            name = f"{split}_folder" if own else "folder"
-            raise InputError(f"{p.path_of(name)}: there is no folder {root!r}")
-        fractions = held_out_fractions(p, "folder")
-        self._paths = [
-            files.join(root, name)
-            for name in sorted(files.names(root))
-            if name.endswith(_ENDING) and (own or split_of(name, *fractions) == split)
-        ]
-        if not self._paths:
-            why = why_empty(p, split, "folder")
-            raise InputError(f"{root}: the split {split} has no {_ENDING} files{why}")
-
-    def __len__(self) -> int:
-        return len(self._paths)
-
-    def origin(self, index: int) -> Origin:
-        """Returns the position of a record."""
-        return Origin(self._paths[index])
-
-    def fingerprint(self) -> str:
-        """Returns a digest of the names of the files."""
-        return digest(files.base_name(path).encode() for path in self._paths)
+        self.check_folder(self.root)
+        self.find(self.root, lambda name: name.endswith(_ENDING))
 
     def describe(self) -> str:
         """Returns a short description of the collection."""
@@ -118,7 +73,7 @@ class VolumeFolders(VolumeSource):
         return _checked(arrays[VOLUME], arrays[LABELS], Origin(path))
 
 
-class VolumeArrays(VolumeSource):
+class VolumeArrays(LoadedArrays, VolumeSource):
     """Volumes and labels in memory, from a method `load`.
 
         class Scans(VolumeArrays):
@@ -135,46 +90,23 @@ class VolumeArrays(VolumeSource):
       InputError: an array is missing, or has a wrong shape or type.
     """
 
-    class Params(VolumeSource.Params):
+    class Params(LoadedArrays.Params, VolumeSource.Params):
         """Params of VolumeArrays."""
 
-    has_files = False
+    array_names = (VOLUMES, LABELS)
 
-    def __init__(self, params: Any, *, split: Split = "train") -> None:
-        super().__init__(params, split=split)
-        found, what = self.load(split), f"{self.describe()}, split {split}"
-        if not isinstance(found, Mapping) or not {VOLUMES, LABELS} <= set(found):
-            raise InputError(f"{what}: load() must return the arrays {VOLUMES!r} and {LABELS!r}")
-        self.volumes, self.labels = np.asarray(found[VOLUMES]), np.asarray(found[LABELS])
+    def _checked(self, what: str, first: Any, second: Any) -> tuple[np.ndarray, np.ndarray]:
+        self.volumes, self.labels = np.asarray(first), np.asarray(second)
         if self.volumes.ndim == 4:
             self.volumes = self.volumes[..., None]
         is_shape = self.volumes.ndim == 5 and self.labels.shape == self.volumes.shape[:4]
         if not is_shape or not len(self.volumes):
             raise InputError(
-                f"{what}: {VOLUMES!r} is {list(np.shape(found[VOLUMES]))} and {LABELS!r} is "
+                f"{what}: {VOLUMES!r} is {list(np.shape(first))} and {LABELS!r} is "
                 f"{list(self.labels.shape)}, but must be [n, depth, height, width], the first one "
                 "optionally with channels"
             )
-
-    def load(self, split: Split) -> Mapping[str, Any]:
-        """Returns {"volumes": array, "labels": array} of a split, the same in every call."""
-        raise NotImplementedError(f"{type(self).__name__} has no load(split)")
-
-    def __len__(self) -> int:
-        return len(self.volumes)
-
-    def origin(self, index: int) -> Origin:
-        """Returns the position of a record."""
-        return Origin(f"{self.describe()}, {self.split}", index, "record")
-
-    def fingerprint(self) -> str:
-        """Returns a digest of volumes and labels."""
-        arrays = (self.volumes, self.labels)
-        return digest(f"{a.shape}".encode() + np.ascontiguousarray(a).tobytes() for a in arrays)
-
-    def describe(self) -> str:
-        """Returns a short description of the collection."""
-        return type(self).__name__
+        return self.volumes, self.labels
 
     def _read(self, index: int) -> LabelledVolume:
         return _checked(self.volumes[index], self.labels[index], self.origin(index))

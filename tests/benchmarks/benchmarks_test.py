@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks import environments, run, table, turns
+from benchmarks import amoebanet_gradients, environments, run, table, turns
 from benchmarks.machine import feature_level, machine
 from benchmarks.peers import ENVIRONMENTS, PEERS, Peer
 from benchmarks.workloads import TINY, WORKLOADS
@@ -266,6 +266,27 @@ def test_transformers_have_the_sizes_of_the_registered_experiments(
 
 def test_weights_of_resnet_18() -> None:
     assert WORKLOADS["resnet"].num_weights == 11_689_512 - 900 * 513  # 100 classes, not 1,000
+
+
+def test_only_later_losses_have_the_tolerance_of_the_workload() -> None:
+    reference = {**record(10), "later_tolerance": 0.2}
+    near, far, first = ([4.0, 3.1, 2.3], [4.0, 3.0, 2.5], [4.1, 3.0, 2.0])
+    assert table.wrong_model({**record(10), "losses": near}, reference) is None
+    assert table.wrong_model({**record(10), "losses": near}, record(10)) is not None
+    for losses in (far, first):
+        assert table.wrong_model({**record(10), "losses": losses}, reference) is not None
+
+
+def test_gradients_are_compared_by_their_largest_elements() -> None:
+    own = {"loss": np.array(2.0), "gradients/a": np.array([4.0, -8.0]), "gradients/b": np.zeros(2)}
+    other = {**own, "gradients/a": np.array([4.0, -8.4]), "gradients/b": np.array([0.0, 1e-6])}
+    lines, worst = amoebanet_gradients.comparison(own, other)
+    assert worst == pytest.approx(0.05)
+    assert lines[2:] == ["  5.0e-02  a", "  1.0e-03  b"]
+    other["gradients/b"] = np.array([0.0, np.nan])
+    assert amoebanet_gradients.comparison(own, other)[1] == np.inf
+    with pytest.raises(KeyError):
+        amoebanet_gradients.comparison({**own, "gradients/c": np.ones(1)}, own)
 
 
 def test_weights_of_amoebanet_d() -> None:
