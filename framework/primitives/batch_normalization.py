@@ -40,34 +40,36 @@ def batch_norm(
 
     with sums over all replicas, and sum(G * normalised) and sum G of this replica for scale and
     bias.
+
+    Sums are taken over one dim after the other. One float32 sum of a million values would add them
+    in a row: with a mean of a thousand deviations, the error would be larger than a deviation.
     """
-    dim = x.shape[-1]
-    flags = [] if counted is None else [tf.reshape(counted, [-1, 1])]
+    flags = [] if counted is None else [counted]
     wide = widen(x).dtype
-    rows = tf.reshape(x, [-1, dim])
-    here = tf.cast(tf.shape(rows)[0], wide) if not flags else tf.reduce_sum(tf.cast(flags[0], wide))
+    elements = tf.size(x) // x.shape[-1] if counted is None else tf.math.count_nonzero(counted)
+    here = tf.cast(elements, wide)
     count = tf.maximum(sum_over_replicas(here), 1)
 
     @custom_gradient
-    def run(rows: tf.Tensor, scale: tf.Tensor, bias: tf.Tensor) -> Any:
-        total = fuse(_total)(rows, *flags)
+    def run(x: tf.Tensor, scale: tf.Tensor, bias: tf.Tensor) -> Any:
+        total = _over_other_dims(fuse(_total)(x, *flags))
         mean = sum_over_replicas(total) / count
-        squares = fuse(_squares)(rows, mean, *flags)
+        squares = _over_other_dims(fuse(_squares)(x, mean, *flags))
         inverse = tf.math.rsqrt(sum_over_replicas(squares) / count + epsilon)
         factor = inverse * tf.cast(scale, wide)
-        y = fuse(_normalised)(rows, mean, factor, tf.cast(bias, wide))
+        y = fuse(_normalised)(x, mean, factor, tf.cast(bias, wide))
 
         def grad(dy: tf.Tensor, *_: tf.Tensor) -> list[tf.Tensor]:
-            dbias, dscale = fuse(_sums)(dy, rows, mean, inverse)
+            dbias, dscale = map(_over_other_dims, fuse(_sums)(dy, x, mean, inverse))
             shares = [sum_over_replicas(s) / count for s in (dbias, dscale)]
-            dx = fuse(_input_gradient)(dy, rows, mean, inverse, factor, *shares, *flags)
+            dx = fuse(_input_gradient)(dy, x, mean, inverse, factor, *shares, *flags)
             return [dx, tf.cast(dscale, scale.dtype), tf.cast(dbias, bias.dtype)]
 
         return (y, mean, total, squares), grad
 
-    y, mean, total, squares = run(rows, scale, bias)
+    y, mean, total, squares = run(x, scale, bias)
     statistics = [tf.stop_gradient(value) for value in (mean, here, total, squares)]
-    return BatchNormed(tf.reshape(y, tf.shape(x)), *statistics)
+    return BatchNormed(y, *statistics)
 
 
 def _counted(x: tf.Tensor, flags: tuple[tf.Tensor, ...]) -> tf.Tensor:
@@ -76,12 +78,22 @@ def _counted(x: tf.Tensor, flags: tuple[tf.Tensor, ...]) -> tf.Tensor:
     return x
 
 
+def _over_other_dims(sums: tf.Tensor) -> tf.Tensor:
+    """Returns the sums over all dims but the last.
+
+    It stays outside of compiled functions, because XLA would make one sum of all.
+    """
+    while sums.shape.rank > 1:
+        sums = tf.reduce_sum(sums, -2)
+    return sums
+
+
 def _total(x: tf.Tensor, *flags: tf.Tensor) -> tf.Tensor:
-    return tf.reduce_sum(_counted(widen(x), flags), 0)
+    return tf.reduce_sum(_counted(widen(x), flags), -2)
 
 
 def _squares(x: tf.Tensor, mean: tf.Tensor, *flags: tf.Tensor) -> tf.Tensor:
-    return tf.reduce_sum(_counted(tf.square(widen(x) - mean), flags), 0)
+    return tf.reduce_sum(_counted(tf.square(widen(x) - mean), flags), -2)
 
 
 def _normalised(x: tf.Tensor, mean: tf.Tensor, factor: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
@@ -90,7 +102,7 @@ def _normalised(x: tf.Tensor, mean: tf.Tensor, factor: tf.Tensor, bias: tf.Tenso
 
 def _sums(dy: tf.Tensor, x: tf.Tensor, mean: tf.Tensor, inverse: tf.Tensor) -> Any:
     wide = widen(dy)
-    return tf.reduce_sum(wide, 0), tf.reduce_sum(wide * (widen(x) - mean), 0) * inverse
+    return tf.reduce_sum(wide, -2), tf.reduce_sum(wide * (widen(x) - mean), -2) * inverse
 
 
 def _input_gradient(

@@ -70,7 +70,11 @@ def batch_norm(
     *,
     epsilon: float,
 ) -> BatchNormed:
-    """See `ops.batch_norm`; without reshapes, so that any dim may be sharded."""
+    """See `ops.batch_norm`; without reshapes, so that any dim may be sharded.
+
+    A device takes one sum over all dims: sums over one dim after the other, which lose fewer
+    digits, would be all-reduced over each sharded dim.
+    """
     wide, outer = widen(x), list(range(x.shape.rank - 1))
     ones = tf.ones_like(wide[..., :1])
     flags = ones if counted is None else tf.cast(counted, wide.dtype) * ones

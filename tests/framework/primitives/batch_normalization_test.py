@@ -45,3 +45,17 @@ def test_values_and_gradients_are_those_of_the_formula(fuse: Fuse, is_masked: bo
     gradients = [tape.gradient(loss, args) for loss in losses]
     for wanted, mine in zip(*gradients, strict=True):
         np.testing.assert_allclose(mine, wanted, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("fuse", [no_fusion, XlaFusion()], ids=["plain", "compiled"])
+def test_many_values_far_from_zero_are_normalised_to_mean_zero(fuse: Fuse) -> None:
+    """One float32 sum of so many values of 1000 is off by some thousandths of their deviation."""
+    x = (1000 + np.random.default_rng(0).normal(size=(32, 64, 64, 3))).astype(np.float32)
+    args = tf.constant(x), tf.ones(3), tf.zeros(3), None
+    found = batch_norm(*args, epsilon=1e-3, sum_over_replicas=lambda value: value, fuse=fuse)
+    wide = x.astype(np.float64)
+    rounding = 1000 * 2**-23
+    np.testing.assert_allclose(found.mean, wide.mean((0, 1, 2)), rtol=0, atol=rounding)
+    mean = found.y.numpy().mean((0, 1, 2), dtype=float)
+    np.testing.assert_allclose(mean, 0, atol=2 * rounding)
+    np.testing.assert_allclose(found.squares / 2**17, wide.var((0, 1, 2)), rtol=2e-6)
