@@ -226,7 +226,10 @@ def test_a_step_on_this_machine_has_the_time_and_memory_of_its_graphs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     points = [(1.0, 1e9), (100.0, 1e11)]
-    speed = MachineSpeed(points, points, points, *[1e9] * 6, 1e-6, 1e-5, 1e-5)
+    streams = [(1.0, 1e9)]
+    speed = MachineSpeed(
+        points, points, points, streams, 1e9, 1e9, streams, 1e9, 1e9, 1e-6, 1e-5, 1e-5, 1e-5
+    )
     monkeypatch.setattr(this_machine, "measured", lambda: speed)
     monkeypatch.setattr(step_graphs, "num_cores", lambda: 2)
     plan = planned(tmp_path, device="this_machine")
