@@ -215,6 +215,10 @@ HOW: list[tuple[str, Run | TestedBy]] = [
         ),
     ),
     (
+        r"python tests/compare_experiments\.py .*",
+        TestedBy("tests/compare_experiments_test.py::test_it_selects_what_has_no_result"),
+    ),
+    (
         r"python tests/fuzz_executions\.py .*",
         TestedBy("tests/fuzz_executions_test.py::test_the_program_repeats_a_case"),
     ),
