@@ -12,6 +12,7 @@
 #   make test-matrix                                 every experiment under every execution
 #   make benchmarks                                  compares the speed with other frameworks
 #   make catalogue                                   writes docs/catalogue.md, tests/params/stored
+#   make pictures                                 draws docs/pictures; ARGS=RUN draws these runs
 #   make docs                                        builds the documentation as a site in site/
 #   make clean                                       removes .venv; to install it again with:
 #   make test PYTHON=/opt/python3.11/bin/python3.11  another interpreter
@@ -35,7 +36,7 @@ TENSORFLOW =
 # Let Python and pytest write compiled files, or each test process would compile everything again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help train test lint test-slow test-matrix test-all install benchmarks catalogue docs clean
+.PHONY: help train test lint test-slow test-matrix test-all install benchmarks catalogue pictures docs clean
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
@@ -81,6 +82,9 @@ benchmarks: $(VENV)/.installed
 catalogue: $(VENV)/.installed
 	@$(VENV)/bin/python -m tekso.tools.catalogue > docs/catalogue.md
 	@$(VENV)/bin/python -m tekso.tools.catalogue --experiments=tests/params/stored
+
+pictures: $(VENV)/.installed
+	@$(VENV)/bin/python -m tekso.tools.pictures docs/pictures $(ARGS)
 
 docs: $(VENV)/.installed
 	@NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs build --strict --quiet

@@ -380,6 +380,12 @@ HOW: list[tuple[str, Run | TestedBy]] = [
             "tests/site_test.py::test_the_site_builds_without_warnings_and_has_a_search_index"
         ),
     ),
+    (
+        r"make pictures.*",
+        TestedBy(
+            "tests/tools/pictures_test.py::test_points_and_seconds_are_those_that_the_run_wrote"
+        ),
+    ),
     (r"make catalogue", TestedBy("tests/tools/catalogue_test.py::test_the_page_is_up_to_date")),
     (
         r"tekso-sweep .*",

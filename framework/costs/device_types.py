@@ -101,4 +101,6 @@ def find(name: str, *, also: Sequence[str] = ()) -> DeviceType:
     known = [*DEVICE_TYPES, *also]
     close = difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean {close[0]}? " if close else ""
+    if name.lower() in ("gpu", "tpu", "cuda"):
+        hint = "name the model of the device; "
     raise ExecutionError(f"there is no device type {name!r}; {hint}there are: {', '.join(known)}")

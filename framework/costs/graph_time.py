@@ -3,9 +3,12 @@
     product, convolution    operations / rate at its operations per byte
     copy                    bytes read and written / bandwidth
     exponential, …          elements / rate
-    other                   bytes read and written / bandwidth
-    cluster of XLA          bytes of its inputs and outputs, plus the elements of its ops
+    other                   bytes read and written / bandwidth for as many bytes
+    cluster of XLA          bytes of its inputs and outputs, as above, plus the elements of its ops
     every op                plus the time of an op that does nothing
+
+A product of fewer operations per byte than were measured is limited by its bytes: its rate falls
+with them.
 
 The body of a loop counts once per iteration. Ops without a path to an output do not count.
 """
@@ -96,13 +99,16 @@ def _work_seconds(op: Any, machine: MachineSpeed) -> float:
     }.get(op.type)
     if points is not None:
         flops = graph_work.op_flops(op)
-        return machine.product_s + flops / rate(points, flops / max(moved, 1))
+        intensity = flops / max(moved, 1)
+        reached = rate(points, intensity) * min(1.0, intensity / points[0][0])
+        fixed = machine.product_s if op.type in _PRODUCTS else machine.convolution_s
+        return fixed + flops / max(reached, 1.0)
     if op.type in _COPIES:
         outputs = _bytes(op.outputs)
         read = outputs if op.type.startswith("Gather") else _bytes(op.inputs)
         read = min(read, outputs) if op.type in ("Slice", "StridedSlice") else read
         return (read + outputs) / machine.moved_bytes_per_s
-    found = moved / machine.bytes_per_s
+    found = moved / rate(machine.streams, moved)
     if op.type in _FUNCTIONS:
         found = max(found, _elements(op.outputs) / machine.functions_per_s)
     return found
@@ -117,7 +123,7 @@ def _cluster_seconds(op: Any, graph: Any, machine: MachineSpeed) -> float:
             work += times * max(_inner_work(g, machine) for g in inner)
         else:
             work += _element_seconds(one, machine)
-    return machine.cluster_s + max(moved / machine.cluster_bytes_per_s, 0.0) + work
+    return machine.cluster_s + moved / rate(machine.cluster_streams, moved) + work
 
 
 def _inner_work(graph: Any, machine: MachineSpeed) -> float:

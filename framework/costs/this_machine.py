@@ -3,8 +3,10 @@
     probes (about 3 s of one core)  ─►  MachineSpeed  ─►  cached by processor and TensorFlow version
 
 Every probe is a small graph that runs on one thread. Its CPU time counts, not the time that passes,
-so other programs on the machine hardly change the result. `measured()` runs the probes in a new
-process, because the number of threads of a process cannot be changed after its first op.
+so other programs on the machine hardly change the result. Probes of products, copies and streams
+read and write many different arrays. Together these are larger than a cache, as are the tensors of
+a step, of which the backward pass reads many. `measured()` runs the probes in a new process,
+because the number of threads of a process cannot be changed after its first op.
 """
 
 from __future__ import annotations
@@ -32,11 +34,13 @@ from tekso.framework.execution.errors import ExecutionError
 
 THIS_MACHINE = "this_machine"
 
-_VERSION = 4
+_VERSION = 6
 _RUN_S = 0.06  # CPU time of a measurement
 _REPEATS = 3
 _TIMES = 16  # repetitions of an op in a probe, so that the call of the function hardly counts
 _SIMPLE = 16  # multiplications and additions in a cluster
+_IN_CACHE = 1 << 15  # elements of an array that stays in the cache of a core
+_FROM_MEMORY = (1 << 16, 1 << 18)  # of arrays that together do not
 _CPUINFO = Path("/proc/cpuinfo")
 
 
@@ -48,29 +52,31 @@ class MachineSpeed:
       products: [(operations per byte, operations per second)] of matrix products, ascending.
       convolutions: the same of convolutions.
       filter_gradients: the same of gradients of filters of convolutions.
-      bytes_per_s: bytes that elementwise ops read and write.
+      streams: [(bytes of an op, bytes per second)] that elementwise ops read and write, ascending.
       functions_per_s: elements of exponentials and similar functions.
       moved_bytes_per_s: bytes that transpositions and copies read and write.
-      cluster_bytes_per_s: bytes that a cluster compiled by XLA reads and writes.
+      cluster_streams: the same of a cluster compiled by XLA.
       cluster_elements_per_s: elements of simple ops inside such a cluster.
       cluster_functions_per_s: elements of exponentials and similar functions inside one.
       op_s: time of an op that does nothing.
       product_s: time of a product of very small matrices.
       cluster_s: time of a cluster that does nothing.
+      convolution_s: time of a convolution of a very small image.
     """
 
     products: Sequence[tuple[float, float]]
     convolutions: Sequence[tuple[float, float]]
     filter_gradients: Sequence[tuple[float, float]]
-    bytes_per_s: float
+    streams: Sequence[tuple[float, float]]
     functions_per_s: float
     moved_bytes_per_s: float
-    cluster_bytes_per_s: float
+    cluster_streams: Sequence[tuple[float, float]]
     cluster_elements_per_s: float
     cluster_functions_per_s: float
     op_s: float
     product_s: float
     cluster_s: float
+    convolution_s: float
 
 
 def device_type() -> DeviceType:
@@ -79,7 +85,7 @@ def device_type() -> DeviceType:
     peak = speed.products[-1][1]
     return DeviceType(
         THIS_MACHINE, {"float32": peak, "bfloat16": peak / 2}, float(psutil.virtual_memory().total),
-        speed.bytes_per_s, 4e9, 3e-5, reached=0.75,
+        speed.streams[-1][1], 4e9, 3e-5, reached=0.75,
     )  # fmt: skip
 
 
@@ -159,7 +165,7 @@ def _cache() -> Path:
 
 def _of_json(text: str) -> MachineSpeed:
     fields = json.loads(text)
-    points = ("products", "convolutions", "filter_gradients")
+    points = ("products", "convolutions", "filter_gradients", "streams", "cluster_streams")
     values: dict[str, Any] = {
         name: [(float(a), float(b)) for a, b in value] if name in points else float(value)
         for name, value in fields.items()
@@ -196,21 +202,26 @@ def _probe() -> MachineSpeed:
     functions_s = max(_of_chain(functions, big) - cluster_s - stream_s, 1e-9)
     images = ones(8, 64, 8, 64)
     moved_s = _of_each(lambda _, x: tf.transpose(x, [0, 2, 1, 3]), small, images)
-    product_s = _of_each(tf.matmul, ones(4, 4), ones(4, 4))
-    convolutions, filter_gradients = _convolutions(ones)
+    tiny = ones(4, 4)
+    product_s = _of_chain(lambda x: tf.matmul(x, tiny), tiny)
+    filters = ones(3, 3, 4, 4)
+    convolution_s = _of_chain(lambda x: tf.nn.conv2d(x, filters, 1, "SAME"), ones(1, 4, 4, 4))
+    convolutions, filter_gradients = _convolutions(ones, convolution_s)
+    op_s = _of_chain(lambda x: x + small, small)
     return MachineSpeed(
         products=_products(ones, product_s),
         convolutions=convolutions,
         filter_gradients=filter_gradients,
-        bytes_per_s=12 * elements / _of_chain(lambda x: x * big, big),
+        streams=_streams(ones, tf.multiply, op_s, 12),
         functions_per_s=elements / _of_chain(tf.tanh, big),
         moved_bytes_per_s=8 * images.shape.num_elements() / moved_s,
-        cluster_bytes_per_s=8 * elements / stream_s,
+        cluster_streams=_streams(ones, lambda a, _: cluster(a), cluster_s, 8),
         cluster_elements_per_s=2 * _SIMPLE * elements / simple_s,
         cluster_functions_per_s=3 * elements / functions_s,
-        op_s=_of_chain(lambda x: x + small, small),
+        op_s=op_s,
         product_s=product_s,
         cluster_s=cluster_s,
+        convolution_s=convolution_s,
     )
 
 
@@ -220,12 +231,30 @@ def _many_simple(x: Any) -> Any:
     return x
 
 
+def _streams(
+    ones: Callable[..., Any], function: Callable[[Any, Any], Any], op_s: float, moved: int
+) -> list[tuple[float, float]]:
+    """Returns [(bytes of an op, bytes per second)] of an op that moves bytes for every element.
+
+    The first point is a chain of ops on one small array. The second one is from ops on different
+    arrays of two sizes, so that the time of an op and of its arguments does not count.
+    """
+    few = ones(_IN_CACHE)
+    size = float(moved * _IN_CACHE)
+    whole = _of_chain(lambda x: function(x, few), few)
+    seconds = max(whole - op_s, whole / 2)  # the two are measured one after the other
+    times = [_of_each(function, ones(n), ones(n)) for n in _FROM_MEMORY]
+    more = float(moved * (_FROM_MEMORY[1] - _FROM_MEMORY[0]))
+    memory = more / max(times[1] - times[0], 1e-9)
+    return [(size, max(size / seconds, memory)), (float(moved * _FROM_MEMORY[0]), memory)]
+
+
 def _products(ones: Callable[..., Any], product_s: float) -> list[tuple[float, float]]:
     import tensorflow as tf
 
     found = []
     for batch, m, k, n in (
-        (1, 64, 64, 64), (64, 64, 32, 64), (32, 128, 64, 128),
+        (64, 64, 32, 64), (32, 128, 32, 128), (32, 128, 64, 128), (8, 512, 64, 512),
         (1, 512, 128, 128), (1, 1024, 128, 512), (1, 1024, 512, 512), (1, 1024, 1024, 1024),
     ):  # fmt: skip
         a, b = ones(batch, m, k), ones(batch, k, n)
@@ -238,21 +267,23 @@ def _products(ones: Callable[..., Any], product_s: float) -> list[tuple[float, f
 
 
 def _convolutions(
-    ones: Callable[..., Any],
+    ones: Callable[..., Any], convolution_s: float
 ) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:
     import tensorflow as tf
 
     def convolved(x: Any, w: Any) -> Any:
         return tf.nn.conv2d(x, w, 1, "SAME")
 
-    forward, backward = [], []
+    forward: list[tuple[float, float]] = []
+    backward: list[tuple[float, float]] = []
     for size, before, after in ((32, 8, 16), (32, 32, 32), (16, 64, 64), (8, 128, 256)):
         x, w, y = ones(8, size, size, before), ones(3, 3, before, after), ones(8, size, size, after)
         flops = 2.0 * 8 * size * size * 9 * before * after
         moved = 4.0 * sum(t.shape.num_elements() for t in (x, w, y))
         filters = functools.partial(_filters, sizes=list(w.shape))
-        forward.append((flops / moved, flops / _of_each(convolved, x, w)))
-        backward.append((flops / moved, flops / _of_each(filters, x, y)))
+        times = [_of_each(convolved, x, w), _of_each(filters, x, y)]
+        for points, whole in zip((forward, backward), times, strict=True):
+            points.append((flops / moved, flops / max(whole - convolution_s, whole / 2)))
     return sorted(forward), sorted(backward)
 
 
@@ -278,6 +309,19 @@ def _of_chain(function: Callable[[Any], Any], x: Any) -> float:
 
 def _of_each(function: Callable[[Any, Any], Any], a: Any, b: Any) -> float:
     """Returns the time of a function of two tensors, which are not in the cache."""
+    return max(_of_pairs(function, a, b) - _arguments_s(), 1e-9)
+
+
+@functools.cache
+def _arguments_s() -> float:
+    """Returns the time that passing a pair of arguments, and returning a tensor, takes."""
+    import tensorflow as tf
+
+    small = tf.ones([4])
+    return max(_of_pairs(tf.add, small, small) - _of_chain(lambda x: x + small, small), 0.0)
+
+
+def _of_pairs(function: Callable[[Any, Any], Any], a: Any, b: Any) -> float:
     import tensorflow as tf
 
     pairs = [(a * (1.0 + 0.01 * i), b * (1.0 + 0.01 * i)) for i in range(_TIMES)]

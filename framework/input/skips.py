@@ -102,6 +102,7 @@ class Skips:
 
     Attributes:
       all: what was skipped, at most `limit` files and records.
+      why_nothing: why there may be nothing to read, and what to set; the end of an error, or "".
     """
 
     def __init__(self, limit: int, *, what: str, limit_name: str = "max_skipped") -> None:
@@ -109,6 +110,7 @@ class Skips:
             raise ValueError(f"{limit_name} is {limit}, but must be at least 0")
         self.report = SkipReport()
         self.all: list[Skip] = []
+        self.why_nothing = ""
         self._seen: set[tuple[str, int]] = set()
         self._limit = limit
         self._what = what
@@ -141,4 +143,4 @@ class Skips:
                 f"{self._what}: nothing is left to read: {self.report}\nRepair these files, give "
                 "other files for this split, or hold out a larger part of the training files."
             )
-        return InputError(f"{self._what}: there is nothing to read")
+        return InputError(f"{self._what}: there is nothing to read{self.why_nothing}")

@@ -16,6 +16,7 @@ from tekso.framework.input.splits import (
     held_out_fractions,
     part,
     split_of,
+    why_empty,
 )
 from tekso.framework.input.text_ranges import Range, TextRanges, file_texts, line_texts
 from tekso.framework.input.text_scan import TextScan, bytes_of_characters, scan_text
@@ -59,6 +60,7 @@ class TextFiles(TextRanges):
         """
         super().__init__(params, split=split)
         choice = FileChoice.of(self.params, split)
+        self.skips.why_nothing = why_empty(self.params, split, "files")
         self._dev, self._test = choice.dev_fraction, choice.test_fraction
         if self.params.unit == "line":
             self.texts = line_texts(choice.paths, self._chosen, skips=self.skips)

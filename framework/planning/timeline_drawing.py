@@ -89,7 +89,14 @@ def draw_text(timelines: Mapping[str, Timeline], *, width: int = 100, unit: str 
 
 
 def draw_png(timelines: Mapping[str, Timeline], *, title: str = "", unit: str = "") -> bytes:
-    """Returns a PNG with one bar per action, and the number of its micro-batch if there is room.
+    """Returns a PNG of the `figure`."""
+    file = io.BytesIO()
+    figure(timelines, title=title, unit=unit).savefig(file, format="png", dpi=_DPI)
+    return file.getvalue()
+
+
+def figure(timelines: Mapping[str, Timeline], *, title: str = "", unit: str = "") -> Any:
+    """Returns a figure of matplotlib: a bar per action, with its micro-batch if there is room.
 
     Args:
       timelines: {title: timeline}.
@@ -104,13 +111,13 @@ def draw_png(timelines: Mapping[str, Timeline], *, title: str = "", unit: str = 
 
     rows = sum(min(t.num_devices, 2 * _ROWS) for t in timelines.values())
     height = 0.9 + 0.7 * len(timelines) + 0.3 * rows
-    figure = Figure(figsize=(_INCHES, height), layout="constrained")
-    FigureCanvasAgg(figure)
+    drawn = Figure(figsize=(_INCHES, height), layout="constrained")
+    FigureCanvasAgg(drawn)
     if title:
-        figure.suptitle(title)
+        drawn.suptitle(title)
     span = max((t.makespan for t in timelines.values()), default=0.0)
     for index, (name, timeline) in enumerate(timelines.items()):
-        axes = figure.add_subplot(len(timelines), 1, index + 1)
+        axes = drawn.add_subplot(len(timelines), 1, index + 1)
         _draw_bars(axes, timeline, span)
         axes.set_title(_heading(name, timeline, unit), fontsize="medium")
         axes.set_ylabel("device")
@@ -126,10 +133,8 @@ def draw_png(timelines: Mapping[str, Timeline], *, title: str = "", unit: str = 
         if kind in used
     ]
     if handles:
-        figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
-    file = io.BytesIO()
-    figure.savefig(file, format="png", dpi=_DPI)
-    return file.getvalue()
+        drawn.legend(handles=handles, loc="outside lower center", ncols=len(handles))
+    return drawn
 
 
 # --- text ---

@@ -26,6 +26,7 @@ def record(plan: RunPlan) -> dict[str, Any]:
         "step": None if plan.step is None else _step_record(plan, plan.step),
         "others": [_step_record(plan, step) for step in plan.others],
         "rejected": dict(plan.rejected),
+        "not_ranked": dict(plan.not_ranked),
         "checkpoint_bytes": plan.checkpoint_bytes,
         "checkpoints": plan.checkpoints,
         "existing_checkpoints": plan.existing_checkpoints,
@@ -69,7 +70,7 @@ def text(plan: RunPlan, *, width: int | None = None) -> str:
             for step in plan.others
         ]
         lines += ["", *table(("step", "memory", "execution"), rows, right=(0, 1), width=width)]
-    for name, why in plan.rejected.items():
+    for name, why in [*plan.rejected.items(), *plan.not_ranked.items()]:
         lines += textwrap.wrap(f"{name}: {why}", prose, subsequent_indent="    ")
     lines.append("")
     for problem in plan.problems or ["no problems were found"]:

@@ -22,7 +22,7 @@ from tekso.framework.run.checkpoints import Checkpoints
 from tekso.framework.run.job import checkpoints_of
 from tekso.framework.run.logdir import Logdir
 from tekso.framework.run.metric_choice import metric_of
-from tekso.framework.run.step_plan import StepParts, StepPlan, other_plans, step_plan
+from tekso.framework.run.step_plan import StepParts, StepPlan, not_ranked, other_plans, step_plan
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +38,7 @@ class RunPlan:
       start_problem: why the checkpoints of a warm start cannot be opened, or "".
       others: steps under other executions, the fastest that fits first.
       rejected: {execution: why it is impossible}.
+      not_ranked: {execution: why the search leaves it out}.
       checkpoint_bytes: bytes of a checkpoint.
       checkpoints: largest number of checkpoints on the disk, with one that is being written.
       existing_checkpoints: number of checkpoints that are in the logdir already.
@@ -55,6 +56,7 @@ class RunPlan:
     start_problem: str
     others: tuple[StepPlan, ...]
     rejected: Mapping[str, str]
+    not_ranked: Mapping[str, str]
     checkpoint_bytes: int
     checkpoints: int
     existing_checkpoints: int
@@ -137,8 +139,11 @@ def plan(
         problem = str(error)
     others: list[StepPlan] = []
     rejected: dict[str, str] = {}
+    left_out: dict[str, str] = {}
     if searches:
-        others, rejected = other_plans(parts, num_devices or (step.devices if step else 1))
+        devices = num_devices or (step.devices if step else 1)
+        others, rejected = other_plans(parts, devices)
+        left_out = not_ranked(devices)
     specs = parts.task.specs()
     state = [*specs.values(), *parts.learner.slots(specs).values()]
     place = Logdir(logdir)
@@ -154,6 +159,7 @@ def plan(
         "" if steps else warm_start_sources.problem(tree.run.warm_start),
         tuple(sorted(others, key=lambda s: (s.total_bytes > parts.device.memory_bytes, s.seconds))),
         rejected,
+        left_out,
         sum(spec.size_bytes for spec in state),
         tree.run.keep_last_checkpoints + keep_best + 1,
         len(steps),

@@ -10,7 +10,6 @@ All figures are estimates; see `planning/costs.py` for what they leave out.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -28,6 +27,7 @@ from tekso.framework.execution.mesh.presets import DATA
 from tekso.framework.execution.mesh_sharded import MeshSharded
 from tekso.framework.execution.pipeline.staged_execution import StagedExecution
 from tekso.framework.execution.pipelined import Pipelined
+from tekso.framework.execution.spmd_pipelined import SpmdPipelined
 from tekso.framework.execution.whole_batches import ACCUMULATION, check_whole
 from tekso.framework.experiment import Tree
 from tekso.framework.learning_step import LearnerBase
@@ -39,6 +39,11 @@ from tekso.framework.signature import Signature, num_examples
 from tekso.framework.step import Step
 from tekso.framework.task import Task
 
+_PIPELINES: dict[str, type[StagedExecution]] = {
+    "pipelined": Pipelined,
+    "spmd_pipelined": SpmdPipelined,
+}
+_REDUNDANT = 1.5  # times that products are computed
 _MICRO_BATCHES_PER_STAGE = (4, 2, 1)  # of the pipelines that a search tries, the first that divides
 
 
@@ -110,7 +115,11 @@ def step_plan(parts: StepParts, num_devices: int | None = None) -> StepPlan:
     """
     owner: Any = parts.tree.execution.owner
     if issubclass(owner, StagedExecution):
-        return _pipelined(parts, parts.tree)
+        found = _pipelined(parts, parts.tree)
+        if num_devices in (None, found.devices):
+            return found
+        own = f"has its own number of devices, {found.devices}: --devices={num_devices} counts only"
+        return dataclasses.replace(found, notes=(f"{own} for --auto", *found.notes))
     if issubclass(owner, MeshSharded):
         execution = parts.tree.execution.instantiate()
         accumulated = parts.learner.params.accumulation_steps
@@ -183,6 +192,8 @@ def _of_ranked(ranked: Ranked, name: str) -> StepPlan:
     where = counted(devices, "device")
     if name != "data_parallel":
         where = layout_ranking.layout_text(ranked.layout)
+        if cost.redundancy > _REDUNDANT:
+            where += f"  (computes products {cost.redundancy:.0f} times)"
     notes = tuple(layout_ranking.reasons(ranked))
     return StepPlan(f"{name}, {where}", devices, memory, cost.flops, cost.seconds, notes=notes)
 
@@ -261,11 +272,31 @@ def other_plans(parts: StepParts, devices: int) -> tuple[list[StepPlan], dict[st
     add("data_parallel", lambda: _data_parallel(parts, devices))
     if devices > 1:
         add("mesh_sharded", lambda: _best_mesh(parts, devices))
-    for stages in (n for n in range(2, devices + 1) if devices % n == 0):
-        add(
-            f"pipelined, {stages} stages", functools.partial(_pipeline_over, parts, devices, stages)
-        )
+    for name, owner in _PIPELINES.items():
+        reasons: dict[str, str] = {}
+        for stages in _numbers_of_stages(devices):
+            try:
+                found.append(_pipeline_over(parts, owner, devices, stages))
+            except ExecutionError as error:
+                reasons[f"{name}, {stages} stages"] = str(error)
+        one = set(reasons.values())
+        rejected.update(reasons if len(one) > 1 or len(reasons) < 2 else {name: one.pop()})
     return found, rejected
+
+
+def not_ranked(devices: int) -> dict[str, str]:
+    """Returns executions over a number of devices that `other_plans` leaves out, and why."""
+    if not any(stages < devices for stages in _numbers_of_stages(devices)):
+        return {}
+    return {
+        "pipelined, stages on meshes": "execution.stages_on is not ranked, because the time and "
+        "the memory of a stage are known for one device only; --mode=inspect_pipeline shows the "
+        "weights of such a stage and its collectives"
+    }
+
+
+def _numbers_of_stages(devices: int) -> list[int]:
+    return [stages for stages in range(2, devices + 1) if devices % stages == 0]
 
 
 def _best_mesh(parts: StepParts, devices: int) -> StepPlan:
@@ -276,7 +307,9 @@ def _best_mesh(parts: StepParts, devices: int) -> StepPlan:
     return _of_ranked(ranking[0], "mesh_sharded")
 
 
-def _pipeline_over(parts: StepParts, devices: int, stages: int) -> StepPlan:
+def _pipeline_over(
+    parts: StepParts, owner: type[StagedExecution], devices: int, stages: int
+) -> StepPlan:
     """Returns a step of a pipeline with as many micro-batches as the batch allows."""
     replicas = devices // stages
     size = num_examples(parts.batch) // parts.learner.params.accumulation_steps
@@ -284,10 +317,10 @@ def _pipeline_over(parts: StepParts, devices: int, stages: int) -> StepPlan:
     if not micro:
         raise ExecutionError(
             f"{size} examples do not divide evenly into {stages} micro-batches of "
-            f"{replicas} replicas"
+            f"{counted(replicas, 'replica')}"
         )
     tree = parts.tree.copy()
-    tree.execution = Pipelined.Params(
+    tree.execution = owner.Params(
         num_stages=stages, num_replicas=replicas, num_micro_batches=micro[0]
     )
     return _pipelined(parts, tree)

@@ -17,7 +17,10 @@ from tekso.framework.costs.this_machine import MachineSpeed, rate
 from tekso.framework.execution.errors import ExecutionError
 
 POINTS = [(1.0, 1e9), (3.0, 3e9)]
-SPEED = MachineSpeed(POINTS, POINTS, POINTS, 1e8, 1e6, 1e7, 1e8, 1e9, 1e6, 0.25, 0.5, 2.0)
+STREAMS = [(20000.0, 1e8), (40000.0, 5e7)]  # from a cache, and from memory
+SPEED = MachineSpeed(
+    POINTS, POINTS, POINTS, STREAMS, 1e6, 1e7, STREAMS, 1e9, 1e6, 0.25, 0.5, 2.0, 3.0
+)
 """Speeds of which every time below is a multiple that shows where it comes from."""
 
 
@@ -39,6 +42,31 @@ def test_time_is_the_sum_over_the_ops() -> None:
     found = graph_time.seconds(graph(lambda a: tf.exp(a) + a, [1000]), SPEED)
     assert found == pytest.approx((0.25 + 1000 / 1e6) + (0.25 + 12000 / 1e8))
     assert graph_time.seconds(graph(lambda a: (tf.exp(a), a)[1], [1000]), SPEED) == 0  # unused
+
+
+def test_a_product_with_few_operations_per_byte_takes_the_time_of_its_bytes() -> None:
+    found = graph_time.seconds(graph(lambda a, b: a @ b, [1, 100], [100, 50]), SPEED)
+    moved = 4 * (100 + 5000 + 50)  # 10,000 operations, half of one per byte
+    assert found == pytest.approx(0.25 + 0.5 + moved * POINTS[0][0] / POINTS[0][1])
+
+
+def test_a_convolution_has_its_own_fixed_time_and_the_rate_of_its_bytes() -> None:
+    convolve = graph(lambda x, w: tf.nn.conv2d(x, w, 1, "SAME"), [2, 8, 8, 1], [3, 3, 1, 4])
+    flops, moved = 2 * (2 * 8 * 8 * 4) * 9, 4 * (2 * 8 * 8 * 5 + 9 * 4)
+    found = graph_time.seconds(convolve, SPEED)
+    assert found == pytest.approx(0.25 + 3.0 + flops / rate(POINTS, flops / moved))
+
+
+def test_long_attention_takes_the_time_of_streams_from_memory() -> None:
+    """The softmax of 3 x 64 x 64 attention weights: as an op, and as a cluster."""
+    moved = 2 * 4 * 3 * 64 * 64  # read and written: beyond the largest measured stream
+    found = graph_time.seconds(graph(lambda x: x * x, [3, 64, 64]), SPEED)
+    assert found == pytest.approx(0.25 + 1.5 * moved / 5e7)  # an operand is read twice
+    softmax = tf.function(tf.nn.softmax, jit_compile=True, autograph=False)
+    found = graph_time.seconds(graph(lambda x: softmax(x), [3, 64, 64]), SPEED)
+    assert found == pytest.approx(2.0 + moved / 5e7 + 3 * 64 * 64 / 1e6)
+    half = graph_time.seconds(graph(lambda x: x + 1.0, [3750]), SPEED)
+    assert half == pytest.approx(0.25 + 30004 / rate(STREAMS, 30004))  # between the two
 
 
 def test_a_loop_counts_once_per_iteration() -> None:
@@ -130,4 +158,5 @@ def test_the_probes_give_plausible_speeds(tmp_path: Path, monkeypatch: pytest.Mo
     found = this_machine.measured.__wrapped__()
     assert 1e9 < found.products[-1][1] < 1e13
     assert all(found.products[i][0] < found.products[i + 1][0] for i in range(4))
-    assert 1e8 < found.bytes_per_s < 1e12 and 1e-8 < found.op_s < 1e-3
+    assert all(1e8 < speed < 1e13 for _, speed in [*found.streams, *found.cluster_streams])
+    assert 1e-8 < found.op_s < 1e-3

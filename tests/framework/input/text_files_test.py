@@ -178,6 +178,13 @@ def test_a_split_without_text_says_what_to_set(tmp_path: Path) -> None:
         source(tmp_path, "test")
 
 
+def test_a_hash_that_holds_out_no_file_says_what_to_set(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("a text")
+    message = r"nothing to read: set dev_files, or a dev_fraction above 0\.001$"
+    with pytest.raises(InputError, match=message):
+        source(tmp_path, "dev", holdout="hash", dev_fraction=0.001)
+
+
 def test_fractions_that_leave_nothing_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("x")
     with pytest.raises(ValueError, match="leave no training data"):

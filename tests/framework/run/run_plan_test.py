@@ -173,27 +173,63 @@ def test_the_executions_of_an_experiment_and_of_a_search_are_planned(tmp_path: P
     names = [step.name.partition(",")[0] for step in plan.others]
     assert sorted(names) == ["data_parallel", "mesh_sharded", "pipelined"]
     seconds = [step.seconds for step in plan.others]
-    assert seconds == sorted(seconds) and plan.rejected == {}
+    assert seconds == sorted(seconds) and [*plan.rejected] == ["spmd_pipelined, 2 stages"]
+    assert "RepeatedStack" in plan.rejected["spmd_pipelined, 2 stages"]
+    assert plan.not_ranked == {}  # a stage has one device
     text = plan_text.text(plan)
     assert "mesh_sharded, data:" in text and "no problems were found" in text
 
 
+def test_pipelines_as_one_program_are_ranked_and_what_is_not_is_said(tmp_path: Path) -> None:
+    found = registry.get("lm.python_source.TinySpmdPipeline")().tree()
+    found.set({"input.batch_size": 16, "input.length": 32})
+    plan = planned(tmp_path, found, num_devices=4, searches=True)
+    names = [step.name for step in plan.others]
+    for stages in ("2 stages × 2 replicas", "4 stages × 1 replica"):
+        (one,) = [name for name in names if name.startswith(f"spmd_pipelined, {stages}")]
+        assert one.replace("spmd_", "") in names  # with as many micro-batches
+    assert plan.rejected == {}
+    assert "execution.stages_on is not ranked" in plan_text.text(plan).replace("\n    ", " ")
+    assert [*plan_text.record(plan)["not_ranked"]] == ["pipelined, stages on meshes"]
+    dense = planned(tmp_path, num_devices=4, searches=True)
+    assert "spmd_pipelined" in dense.rejected, "one reason for all numbers of stages"
+
+
 def test_an_unknown_device_type_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ExecutionError, match="there is no device type 'gpu'"):
+    with pytest.raises(ExecutionError, match="'gpu'; name the model of the device; there"):
         planned(tmp_path, device="gpu")
 
 
 def test_a_pipeline_that_cannot_be_divided_is_rejected_with_the_reason(tmp_path: Path) -> None:
     plan = planned(tmp_path, tree(**{"input.batch_size": 2}), num_devices=4, searches=True)
     assert "data_parallel" in plan.rejected and plan.problem
-    assert "4 micro-batches" in plan.rejected["pipelined, 4 stages"]
+    assert "4 micro-batches of 1 replica" in plan.rejected["pipelined, 4 stages"]
+
+
+def test_a_mesh_that_shards_no_product_says_so(tmp_path: Path) -> None:
+    plan = planned(tmp_path, num_devices=3, searches=True)  # 8 rows, 4 heads, 512 units
+    (mesh,) = [step for step in plan.others if step.name.startswith("mesh_sharded")]
+    assert mesh.name.endswith("(computes products 3 times)")
+
+
+def test_a_pipeline_says_that_it_has_its_own_number_of_devices(tmp_path: Path) -> None:
+    found = tree()
+    found.execution = execution.Pipelined.Params(num_stages=2, num_micro_batches=4)
+    step = planned(tmp_path, found, num_devices=3).step
+    assert step is not None and step.devices == 2
+    assert step.notes[0] == "has its own number of devices, 2: --devices=3 counts only for --auto"
+    alike = planned(tmp_path, found, num_devices=2).step
+    assert alike is not None and step.notes[1:] == alike.notes
 
 
 def test_a_step_on_this_machine_has_the_time_and_memory_of_its_graphs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     points = [(1.0, 1e9), (100.0, 1e11)]
-    speed = MachineSpeed(points, points, points, *[1e9] * 6, 1e-6, 1e-5, 1e-5)
+    streams = [(1.0, 1e9)]
+    speed = MachineSpeed(
+        points, points, points, streams, 1e9, 1e9, streams, 1e9, 1e9, 1e-6, 1e-5, 1e-5, 1e-5
+    )
     monkeypatch.setattr(this_machine, "measured", lambda: speed)
     monkeypatch.setattr(step_graphs, "num_cores", lambda: 2)
     plan = planned(tmp_path, device="this_machine")
