@@ -35,7 +35,8 @@ def main() -> int:
         return 1
     with tempfile.TemporaryDirectory() as folder:
         given, found = Path(folder) / "tekso.npz", Path(folder) / "pytorch.npz"
-        np.savez(given, **tekso())
+        arrays: dict[str, Any] = tekso()
+        np.savez(given, **arrays)
         module = "benchmarks.frameworks.pytorch_amoebanet_gradients"
         subprocess.run([str(python), "-m", module, str(given), str(found)], check=True)
         with np.load(given) as own, np.load(found) as other:

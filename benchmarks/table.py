@@ -12,7 +12,7 @@ from benchmarks.peers import PEERS, TEKSO
 
 TOLERANCE = 1e-3
 """Largest relative difference of the first losses from Tekso's, for the same function. A workload
-may have another one for all losses but the first, its `later_tolerance`."""
+may have another one for all losses but the first: `worker.LATER_TOLERANCES`."""
 
 BUSY = 0.5
 """Load average before the start above which a machine does not count as idle."""

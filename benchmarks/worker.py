@@ -28,6 +28,10 @@ STARTED = "BENCHMARK_STARTED"
 """Environment variable: when the process was started, in seconds since the epoch."""
 
 NUM_LOSSES = 3  # reported and compared
+LATER_TOLERANCES = {"amoebanet": 0.2}
+"""{workload: largest relative difference of all losses but the first}. In PyTorch, an input of
+`amoebanet` multiplied by 1 + 1e-6 changes the third loss by 9 %, and float64 changes it by 4 %;
+`amoebanet_gradients.py` compares the models in float64."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -84,7 +88,7 @@ def measure(options: Any) -> dict[str, Any]:
         "time_to_first_step_s": first_s,
         "peak_memory_bytes": _peak_memory_bytes(),
         "losses": losses[:NUM_LOSSES],
-        "later_tolerance": getattr(workload, "later_tolerance", None),
+        "later_tolerance": LATER_TOLERANCES.get(options.workload),
         "num_weights": built.num_weights,
         "expected_weights": workload.num_weights,
         "versions": {"python": sys.version.split()[0], **built.versions},
