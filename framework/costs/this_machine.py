@@ -37,6 +37,7 @@ THIS_MACHINE = "this_machine"
 _VERSION = 6
 _RUN_S = 0.06  # CPU time of a measurement
 _REPEATS = 3
+_LEAST = 0.1  # least share of a call that its ops take, if other programs disturb a measurement
 _TIMES = 16  # repetitions of an op in a probe, so that the call of the function hardly counts
 _SIMPLE = 16  # multiplications and additions in a cluster
 _IN_CACHE = 1 << 15  # elements of an array that stays in the cache of a core
@@ -331,7 +332,8 @@ def _of_pairs(function: Callable[[Any, Any], Any], a: Any, b: Any) -> float:
 
 def _seconds(function: Any, *inputs: Any) -> float:
     """Returns the CPU time of the ops of a call: the smallest mean of several measurements."""
-    return max(_mean(function, inputs) - _call_s(), 1e-9)
+    whole = _mean(function, inputs)
+    return max(whole - _call_s(), _LEAST * whole)
 
 
 @functools.cache

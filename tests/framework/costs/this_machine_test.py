@@ -152,6 +152,15 @@ def test_the_speed_is_measured_once_and_a_damaged_cache_is_written_again(
         this_machine.find("this_machin")
 
 
+def test_a_disturbed_measurement_of_a_call_does_not_make_ops_free(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(this_machine, "_mean", lambda function, inputs: 5e-5)
+    for call, ops in ((3e-5, 2e-5), (6e-5, 5e-6)):
+        monkeypatch.setattr(this_machine, "_call_s", lambda call=call: call)
+        assert this_machine._seconds(None) == pytest.approx(ops)
+
+
 @pytest.mark.slow
 def test_the_probes_give_plausible_speeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
