@@ -52,6 +52,12 @@ def is_due(step):
     return True
 
 
+def report(text, split=""):
+    if "BUILT" in os.environ:
+        with open(f"{os.environ['BUILT']}.{split}{sys.argv[-1]}", "a") as file:
+            print(text, file=file)
+
+
 class Tokens(SyntheticTokens):
     class Params(SyntheticTokens.Params):
         short: bool = param("Whether batch 17 is shorter by an example.", default=False)
@@ -65,9 +71,22 @@ class Tokens(SyntheticTokens):
     def batch_rows(self, step, begin, end):
         if is_due(step):
             os.kill(int(os.environ.get("END_PID", os.getpid())), int(os.environ["END_BY"]))
-        if "BUILT" in os.environ:
-            with open(f"{os.environ['BUILT']}.{sys.argv[-1]}", "a") as file:
-                print(f"{step}:{begin}-{end}", file=file)
+        report(f"{step}:{begin}-{end}")
+        return super().batch_rows(step, begin, end)
+
+
+class Dev(SyntheticTokens):
+    class Params(SyntheticTokens.Params):
+        short: bool = param("Whether the last batch is shorter by an example.", default=False)
+
+    def num_rows(self, step):
+        return super().num_rows(step) - (self.params.short and step == 2)
+
+    def batch(self, step):
+        return self.batch_rows(step, 0, self.num_rows(step))
+
+    def batch_rows(self, step, begin, end):
+        report(f"{step}:{begin}-{end}", "dev.")
         return super().batch_rows(step, begin, end)
 
 
@@ -92,7 +111,7 @@ class Small(Tiny):
         return Tokens.Params(vocab_size=24, length=6, batch_size=4)
 
     def eval_inputs(self) -> dict[str, Params]:
-        dev = SyntheticTokens.Params(
+        dev = Dev.Params(
             vocab_size=24, length=6, batch_size=4, num_tokens=60, split="dev", order="once"
         )
         return {"dev": dev}
@@ -141,10 +160,13 @@ class Trainer:
         return self.process.returncode, out, err
 
 
-def built(path: Path, process: int) -> dict[int, set[str]]:
-    """Returns {number of a batch: the ranges of examples that a process built for training}."""
+def built(path: Path, process: int, split: str = "") -> dict[int, set[str]]:
+    """Returns {number of a batch: the ranges of examples that a process built}.
+
+    The split is "" for training, or "dev.".
+    """
     found: dict[int, set[str]] = {}
-    for line in Path(f"{path}.--process={process}").read_text().splitlines():
+    for line in Path(f"{path}.{split}--process={process}").read_text().splitlines():
         step, _, rows = line.partition(":")
         found.setdefault(int(step), set()).add(rows)
     return found

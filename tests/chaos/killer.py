@@ -177,6 +177,7 @@ class Killer:
             f"--model={self._form.model}",
             f"--logdir={logdir}",
             "--import=small_runs",
+            "--set=run.checkpoint_buffer_mb=0",  # steps wait for a save, as those of a large state
             *self._form.flags,
         ]
         count, started = self._form.processes, []

@@ -51,8 +51,9 @@ def arguments(logdir: Path, mesh: str, devices: int) -> list[str]:
 @pytest.mark.parametrize(
     ("mesh", "victim", "setting", "own"),
     [
-        # Batches of 4 examples, and one of 3, which the two devices cannot divide.
-        ("data:2", 1, "input.short=True", ({"0-2"}, {"2-4"})),
+        # Batches of 4 examples, and one of 3 in training and in each evaluation, which the two
+        # devices cannot divide.
+        ("data:2", 1, "input.short=True,eval_inputs.dev.short=True", ({"0-2"}, {"2-4"})),
         ("data:2;model:2", 0, "learner.accumulation_steps=2", ({"0-1", "2-3"}, {"1-2", "3-4"})),
     ],
 )
@@ -67,14 +68,15 @@ def test_lost_process_is_named_and_the_same_command_goes_on(
     devices = LAYOUTS[mesh][1]
     one_device = [MODEL, f"--logdir={tmp_path / 'alone'}", "--cpu_devices=1"]
     one_device += ["--execution=data_parallel", "--set=execution.towers=1"]
-    alone = Trainer(package, *one_device, f"--set={setting}")
+    settings = [f"--set={each}" for each in setting.split(",")]
+    alone = Trainer(package, *one_device, *settings)
     code, _, err = alone.end(time.monotonic() + DEADLINE_S)
     assert code == 0, err
     expected = losses(tmp_path / "alone")
     assert list(expected) == list(range(1, 21))
 
     logdir = tmp_path / "together"
-    args = [*arguments(logdir, mesh, devices), f"--set={setting}"]
+    args = [*arguments(logdir, mesh, devices), *settings]
     started = start_together(2, package, args, ending=(victim, 14, signal.SIGKILL))
     deadline = time.monotonic() + DEADLINE_S
     assert started[victim].end(deadline)[0] == -signal.SIGKILL
@@ -97,6 +99,8 @@ def test_lost_process_is_named_and_the_same_command_goes_on(
         expected_rows = {s: short if s == 17 else own[process] for s in range(int(told[3]), 20)}
         found_rows = built(log, process)
         assert {s: found_rows[s] for s in expected_rows} == expected_rows
+        if "short" in setting:
+            assert built(log, process, "dev.")[2] == {"0-3"}  # the last batch of an evaluation
     found = losses(logdir)
     assert list(found) == list(range(1, 21))
     assert {step: found[step] for step in before} == before  # to the last bit
