@@ -8,10 +8,16 @@ traced length, and computes a few examples at a time.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal
 
+import numpy as np
 import tensorflow as tf
+
+from tekso.framework.input.input import Input
+
+Examples = Iterator[Mapping[str, np.ndarray]]
+"""Inputs of an exported function, {name: [1, …]}: a single example each."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +66,23 @@ class ExportedOutput:
 
 
 @dataclasses.dataclass(frozen=True)
+class Quantization:
+    """How the activations of a function are quantized: with examples of the experiment's data.
+
+    Attributes:
+      examples: function(training input, "train" or "held_out", most) that yields up to `most`
+        examples of its data, spread evenly, as an evaluation prepares them. "train" is used for
+        calibration. "held_out" is compared, and yields nothing if no data is held out.
+      compared: name of the integer output that is compared with that of the float32 model.
+      unit: what an element of this output is, in the plural, such as "images".
+    """
+
+    examples: Callable[[Input, Literal["train", "held_out"], int], Examples]
+    compared: str
+    unit: str
+
+
+@dataclasses.dataclass(frozen=True)
 class ExportedFunction:
     """A function that is exported.
 
@@ -73,6 +96,7 @@ class ExportedFunction:
         has a length: [1], which has no effect.
       is_random: whether it draws random numbers; the exported function then takes a seed too.
       for_litert: whether it is also exported as a LiteRT file, for small devices.
+      quantization: how an int8 LiteRT file is calibrated; None: only its weights are int8.
     """
 
     doc: str
@@ -82,6 +106,7 @@ class ExportedFunction:
     lengths: Sequence[int]
     is_random: bool = False
     for_litert: bool = False
+    quantization: Quantization | None = None
 
 
 @dataclasses.dataclass(frozen=True)

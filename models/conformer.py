@@ -44,6 +44,9 @@ class Conformer(SpeechEncoder):
         dim: int = param("Size of the last dim of the output.", default=REQUIRED)
         num_layers: int = param("Number of blocks.", default=REQUIRED)
         block: ConformerBlock.Params = param("Every block.", default=ConformerBlock.Params())
+        num_filters: int | None = param(
+            "Outputs of each convolution that shortens the sequence. None: dim.", default=None
+        )
         dropout_rate: float = param("Dropout of the input of the first block.", default=0.0)
         chunk_frames: int | None = param(
             "Frames of the output in a chunk, for streams; block.convolution.padding must then be "
@@ -73,7 +76,12 @@ class Conformer(SpeechEncoder):
                     f"{p.path_of('block.convolution.padding')} must be 'causal', not "
                     f"{p.block.convolution.padding!r}"
                 )
-        self.child("subsampling", ConvSubsampling.Params(input_dim=p.input_dim, output_dim=p.dim))
+        self.child(
+            "subsampling",
+            ConvSubsampling.Params(
+                input_dim=p.input_dim, output_dim=p.dim, num_filters=p.num_filters
+            ),
+        )
         self.child("dropout", Dropout.Params(rate=p.dropout_rate))
         self.child_list("blocks", [with_sizes(p.block, dim=p.dim)] * p.num_layers)
 

@@ -239,6 +239,13 @@ HOW: list[tuple[str, Run | TestedBy]] = [
             "::test_two_tasks_are_trained_evaluated_decoded_and_one_is_distilled"
         ),
     ),
+    (
+        r"tekso-trainer .*--logdir=runs/python( .*)?",
+        TestedBy(
+            "tests/tools/trainer_test.py"
+            "::test_the_default_experiment_trains_evaluates_samples_and_goes_on"
+        ),
+    ),
     (r"tekso-trainer .*--model=my_tasks\.\w+ .*", Run("--steps={steps}", prints="petals/accuracy")),
     (
         r"tekso-(decode .*--language|trainer .*--mode=decode .*task\.decode_language)=.*",

@@ -73,7 +73,8 @@ def run(
             "step": checkpoint.step,
             "output": path,
             "functions": list(exported.functions),
-            "litert": dict(exported.litert),
+            "litert": {path: one.record() for path, one in exported.litert.items()},
+            "not_litert": list(exported.not_litert),
             "texts": list(exported.texts),
         }
         print(json.dumps(record, indent=1))
@@ -92,8 +93,12 @@ def _report(exported: Any, checkpoint: Checkpoint) -> None:
         rows = f"; rows of up to {one.lengths[-1]}" if has_rows else ""
         print(f"  {name}({inputs}) -> {', '.join(one.outputs)}{rows}")
         print(f"      {one.doc}")
-    for path, num_bytes in exported.litert.items():
-        print(f"  {path}: {size(num_bytes)}")
+    for path, file in exported.litert.items():
+        print(f"  {path}: {size(len(file.data))}")
+        for line in file.lines():
+            print(f"      {line}")
+    if exported.not_litert:
+        print(f"  only in the SavedModel, not as LiteRT: {', '.join(exported.not_litert)}")
     for name, texts in exported.texts.items():
         inputs = ", ".join(texts.inputs)
         print(f"  {exported.texts_path}: {name}({inputs}), with texts as inputs and outputs")

@@ -114,7 +114,8 @@ def _define_outputs(f: flags.FlagValues) -> None:
         "litert",
         [],
         "With export: also write LiteRT files with float32 weights, int8 weights or both "
-        "(float32,int8); each takes one example of the longest length.",
+        "(float32,int8); each takes one example of the longest length. Of images, int8 is "
+        "calibrated with the training data.",
         flag_values=f,
     )
     flags.DEFINE_integer(

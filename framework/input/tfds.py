@@ -51,10 +51,8 @@ class Tfds(Source):
         self._indexed: Any = None
         if self._builder.info.file_format.value == "array_record":
             self._indexed = self._builder.as_data_source(self._split)
-        if p.feature and p.feature not in self.features:
-            raise InputError(
-                f"{self.describe()} has no feature {p.feature!r}, only {', '.join(self.features)}"
-            )
+        if p.feature:
+            self._check_has(p.feature)
 
     def __len__(self) -> int:
         return self._length
@@ -80,6 +78,27 @@ class Tfds(Source):
     def features(self) -> list[str]:
         """Names of the features of an example, sorted."""
         return sorted(self._builder.info.features)
+
+    def check_whole(self, *names: str) -> None:
+        """Checks that records are whole examples, with these features.
+
+        Raises:
+          InputError: `feature` is set, or a feature is missing.
+        """
+        p = self.params
+        if p.feature:
+            raise InputError(
+                f"{p.path_of('feature')} is {p.feature!r}, must be empty: of this data set, whole "
+                "examples are read"
+            )
+        self._check_has(*names)
+
+    def _check_has(self, *names: str) -> None:
+        for name in names:
+            if name not in self.features:
+                raise InputError(
+                    f"{self.describe()} has no feature {name!r}, only {', '.join(self.features)}"
+                )
 
     def _count(self) -> int:
         splits = self._builder.info.splits

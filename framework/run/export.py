@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tekso.framework import files, task_results
 from tekso.framework.exports import ExportedFunction, ExportedTexts
 from tekso.framework.input.input import Input
-from tekso.framework.run import disk_space, inspection, litert, saved_model
+from tekso.framework.run import disk_space, inspection, litert, litert_files, saved_model
 from tekso.framework.run.checkpoint_files import Checkpoint
 from tekso.framework.run.weights import weights_of
 from tekso.framework.task import Task
@@ -46,13 +46,15 @@ class Exported:
     Attributes:
       path: folder of the SavedModel.
       functions: the functions by the names of their signatures.
-      litert: LiteRT files, {path: size in bytes}.
+      litert: LiteRT files, by path.
+      not_litert: functions that only the SavedModel has, if LiteRT files are wanted.
       texts: the functions that also take texts, by name; their SavedModel is in `texts_path`.
     """
 
     path: str
     functions: Mapping[str, ExportedFunction]
-    litert: Mapping[str, int]
+    litert: Mapping[str, litert_files.LiteRtFile]
+    not_litert: Sequence[str]
     texts: Mapping[str, ExportedTexts]
 
     @property
@@ -81,9 +83,10 @@ def export(
       settings: how to export.
 
     Raises:
-      ExportError: the task exports nothing, or a length is invalid.
+      ExportError: the task exports nothing, or nothing as LiteRT although it is wanted; or a length
+        is invalid.
       CheckpointError: the checkpoint does not fit the task.
-      LiteRtError: a function cannot be converted.
+      LiteRtError: a function cannot be converted or calibrated.
     """
     input = inspection.input_if_readable(tree, assets_dir)
     task = task_results.complete(tree.task, input).instantiate()
@@ -95,9 +98,16 @@ def export(
             why = f"{name} has no exports(): return {{name: ExportedFunction(…)}} from it"
         raise ExportError(f"{model} has nothing to export: {why}")
     functions = _with_lengths(functions, settings.lengths)
+    not_litert = not_for_litert(model, functions) if settings.litert else []
     texts = task_results.text_exports(task, input)
     weights = weights_of(task, checkpoint)
     module = saved_model.ExportModule(task, weights, seed=tree.run.seed)
+    light = litert_files.converted(
+        module,
+        functions,
+        settings.litert,
+        lambda: tree.input.instantiate(seed=tree.run.seed, assets_dir=assets_dir),
+    )
     place = f"{path}.unfinished.{os.getpid()}" if files.is_local(path) else path
     try:
         saved_model.write(
@@ -110,16 +120,13 @@ def export(
                 "checkpoint": checkpoint.path,
                 "step": checkpoint.step,
                 "vocabularies": _vocabularies(input),
+                **({"litert": {one.name: one.record() for one in light}} if light else {}),
             },
             assets=_assets(assets_dir),
             texts=texts,
         )
-        sizes = {}
-        for name, numbers in _converted(functions, settings):
-            data = litert.convert(module, functions[name], numbers=numbers)
-            file = f"{name}_{numbers}.tflite"
-            files.write_atomically(files.join(place, file), data)
-            sizes[files.join(path, file)] = len(data)
+        for one in light:
+            files.write_atomically(files.join(place, one.name), one.data)
         if place != path:
             files.rename(place, path)
     except BaseException as error:
@@ -128,7 +135,8 @@ def export(
         if isinstance(error, Exception) and (full := disk_space.full_file(path, error)):
             raise full from error
         raise
-    return Exported(path, functions, sizes, texts)
+    files_by_path = {files.join(path, one.name): one for one in light}
+    return Exported(path, functions, files_by_path, not_litert, texts)
 
 
 def _with_lengths(
@@ -150,11 +158,19 @@ def _with_lengths(
     return changed
 
 
-def _converted(
-    functions: Mapping[str, ExportedFunction], settings: ExportSettings
-) -> list[tuple[str, litert.Numbers]]:
-    names = [name for name, one in functions.items() if one.for_litert]
-    return [(name, numbers) for name in names for numbers in settings.litert]
+def not_for_litert(model: str, functions: Mapping[str, ExportedFunction]) -> list[str]:
+    """Returns the names of the functions that only a SavedModel has.
+
+    Raises:
+      ExportError: these are all functions.
+    """
+    names = [name for name, one in functions.items() if not one.for_litert]
+    if len(names) == len(functions):
+        raise ExportError(
+            f"no function of {model} is exported as LiteRT ({', '.join(names)}): export a "
+            "SavedModel alone, without --litert"
+        )
+    return names
 
 
 def _vocabularies(input: Input) -> dict[str, Any]:

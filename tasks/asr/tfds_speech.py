@@ -40,12 +40,7 @@ class TfdsSpeech(Tfds, AnySpeech):
     def __init__(self, params: Any, *, split: Split = "train") -> None:
         super().__init__(params, split=split)
         p = self.params
-        for name in (p.audio_feature, p.text_feature):
-            if name not in self.features or p.feature:
-                raise InputError(
-                    f"{self.describe()} has no feature {name!r}, only {', '.join(self.features)}, "
-                    f"or {p.path_of('feature')} is not empty"
-                )
+        self.check_whole(p.audio_feature, p.text_feature)
         features = self._builder.info.features
         rate = p.sample_rate or getattr(features[p.audio_feature], "sample_rate", None)
         if not rate:

@@ -19,7 +19,7 @@ from tekso.tasks.asr.audio import Samples
 from tekso.tasks.asr.input import BucketedSpeech
 from tekso.tasks.asr.language_fusion import LanguageFusion, LanguageScores
 from tekso.tasks.asr.lexicon import Lexicon
-from tekso.tasks.asr.word_errors import word_errors
+from tekso.tasks.asr.word_errors import best_constant, word_errors
 
 
 @dataclasses.dataclass(frozen=True)
@@ -223,7 +223,8 @@ def words_of(
 class TranscriptScoring(Configurable):
     """Transcribes an evaluation input and reports word and character error rates.
 
-    The text in the logdir has samples, and the utterances with most word errors.
+    The rates of the best constant word are reported beside them, as a baseline. The text in the
+    logdir has samples, and the utterances with most word errors.
     """
 
     class Params(Configurable.Params):
@@ -262,14 +263,16 @@ class TranscriptScoring(Configurable):
                 texts.append(input.text(example))
                 origins.append(input.origin(example))
                 found.append(transcribed[row])
-        errors = word_errors(texts, found)
+        errors, constant = word_errors(texts, found), best_constant(texts)
         some = spread(len(texts), self.params.shown).tolist()
-        lines = [input.describe(), f"scored: {len(texts):,} utterances", *errors.lines(), ""]
+        note = constant.note(errors)
+        lines = [input.describe(), f"scored: {len(texts):,} utterances", *errors.lines(), note, ""]
         lines += _shown(some, origins, texts, found)
         worst = errors.worst(self.params.worst)
         if worst:
             lines += ["", "most word errors:", *_shown(worst, origins, texts, found)]
-        return Scored(errors.figures, "\n".join(lines))
+        figures = {**errors.figures, **constant.figures}
+        return Scored(figures, "\n".join(lines), notes=(note,))
 
 
 def _shown(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +11,8 @@ from tekso.framework.input.skips import InputError
 from tekso.framework.tables import table
 
 WER, CER = "wer", "cer"
+CONSTANT = "constant_"
+"""Prefix of the rates of the best constant word; see `BestConstant`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,3 +78,42 @@ def word_errors(references: Sequence[str], found: Sequence[str]) -> WordErrors:
         for chunks in words.alignments
     ]
     return WordErrors(figures, by_utterance)
+
+
+@dataclasses.dataclass(frozen=True)
+class BestConstant:
+    """The word that has the lowest WER as the transcript of every utterance: a baseline.
+
+    It is chosen by the references themselves, so no other constant word is better. A model with a
+    higher WER has not learned to listen.
+
+    Attributes:
+      word: the word that is in most references.
+      figures: {"constant_wer", "constant_cer": its rates}.
+    """
+
+    word: str
+    figures: dict[str, float]
+
+    def note(self, errors: WordErrors) -> str:
+        """Returns a line that compares a model with the baseline."""
+        wer, cer = (f"{name.upper()} {errors.figures[name]:.3f}" for name in (WER, CER))
+        constant = ", ".join(
+            f"{name.upper()} {self.figures[CONSTANT + name]:.3f}" for name in (WER, CER)
+        )
+        return f"{wer}, {cer}; the word {self.word!r} as every transcript: {constant}"
+
+
+def best_constant(references: Sequence[str]) -> BestConstant:
+    """Returns the constant baseline of some references, which must have words.
+
+    Raises:
+      InputError: jiwer is not installed.
+    """
+    jiwer = jiwer_module()
+    # A reference of n words that has the word has n - 1 errors, any other has n.
+    counts = Counter(word for text in references for word in set(text.split()))
+    word = min(counts, key=lambda word: (-counts[word], word))
+    wer = 1 - counts[word] / sum(len(text.split()) for text in references)
+    cer = jiwer.cer(list(references), [word] * len(references))
+    return BestConstant(word, {CONSTANT + WER: wer, CONSTANT + CER: cer})

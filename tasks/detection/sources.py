@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
 
 from tekso.framework import files
-from tekso.framework.input.skips import BadRecordError, InputError, Origin, reason_of
 from tekso.framework.input.sources import digest
-from tekso.framework.input.splits import (
-    Split,
-    check_fractions,
-    held_out_fractions,
-    split_of,
-    why_empty,
-)
 from tekso.framework.params import param
+from tekso.tasks.image.coco import CocoFile, CocoFiles
 from tekso.tasks.image.sources import AnySource
 
 _BOX_NUMBERS = 4
@@ -113,7 +104,7 @@ class BoxSource(AnySource):
         return BoxedImage(self.image(index), self.objects(index))
 
 
-class CocoBoxes(BoxSource):
+class CocoBoxes(CocoFiles, BoxSource):
     """Images in a folder, and their boxes in a JSON file in the format of COCO.
 
         {"images": [{"id": 7, "file_name": "a.jpg", "height": 480, "width": 640}],
@@ -125,132 +116,38 @@ class CocoBoxes(BoxSource):
     inside of the image are left out.
 
     Raises:
-      InputError: the file is missing, is no such JSON, or refers to an unknown image or category.
+      InputError: as `CocoFiles`.
     """
 
-    class Params(BoxSource.Params):
+    class Params(CocoFiles.Params, BoxSource.Params):
         """Params of CocoBoxes."""
 
-        file: str = param("JSON file of the training images.", default="")
-        folder: str = param("Folder of the training images.", default="")
-        dev_file: str = param("JSON file for dev; empty: hold out a part of `file`.", default="")
-        dev_folder: str = param("Folder for dev; empty: as in training.", default="")
-        test_file: str = param("JSON file for test; empty: hold out a part of `file`.", default="")
-        test_folder: str = param("Folder for test; empty: as in training.", default="")
-        dev_fraction: float = param(
-            "Fraction of `file` for dev, without dev_file, chosen by a hash of the file's name.",
-            default=0.1,
-        )
-        test_fraction: float = param("Fraction of `file` for test, without test_file.", default=0.0)
         train_on: Literal["all", "with_objects"] = param(
             "Training images: all, or those with a box that is no crowd.", default="all"
         )
 
-    def __init__(self, params: Any, *, split: Split = "train") -> None:
-        super().__init__(params, split=split)
-        p = self.params
-        if not p.file:
-            raise InputError(f"{p.path_of('file')} is empty: set a JSON file in COCO's format")
-        check_fractions(p)
-        own = {"train": "", "dev": p.dev_file, "test": p.test_file}[split]
-        self._file = own or p.file
-        found = _parsed(self._file)
+    contents = "images with boxes"
+
+    def _keep(self, found: CocoFile, chosen: list[int]) -> list[int]:
         self.class_names = found.class_names
-        folder = (p.get(f"{split}_folder") if split != "train" else "") or p.folder
-        chosen = [i for i, name in enumerate(found.names) if own or self._is_chosen(name)]
-        if split == "train" and p.train_on == "with_objects":
-            chosen = [i for i in chosen if not found.objects[i].is_crowd.all()]
-        if not chosen:
-            why = why_empty(p, split, "file")
-            raise InputError(f"{self._file}: the split {split} has no images{why}")
-        self._paths = [files.join(folder, found.names[i]) for i in chosen]
-        self._objects = [found.objects[i] for i in chosen]
-
-    def __len__(self) -> int:
-        return len(self._paths)
-
-    def origin(self, index: int) -> Origin:
-        """Returns the position of a record."""
-        return Origin(self._paths[index])
-
-    def describe(self) -> str:
-        """Returns a short description of the collection."""
-        return f"images with boxes of {getattr(self, '_file', self.params.file)}"
+        objects = [
+            _objects(one, size) for one, size in zip(found.annotations, found.sizes, strict=True)
+        ]
+        if self.split == "train" and self.params.train_on == "with_objects":
+            chosen = [i for i in chosen if not objects[i].is_crowd.all()]
+        self._objects = [objects[i] for i in chosen]
+        return chosen
 
     def objects(self, index: int) -> Objects:
         """See `BoxSource`."""
         return self._objects[index]
 
-    def image(self, index: int) -> bytes:
-        """See `BoxSource`."""
-        path = self._paths[index]
-        try:
-            return files.read(path)
-        except OSError as error:
-            raise BadRecordError(Origin(path), reason_of(error)) from error
 
-    def _is_chosen(self, name: str) -> bool:
-        return split_of(name, *held_out_fractions(self.params, "file")) == self.split
-
-
-@dataclasses.dataclass(frozen=True)
-class _Parsed:
-    """The parts of a COCO file that are used."""
-
-    class_names: tuple[str, ...]
-    names: list[str]
-    objects: list[Objects]
-
-
-def _parsed(path: str) -> _Parsed:
-    """Returns the parts of a COCO file that are used.
-
-    Raises:
-      InputError: see `CocoBoxes`.
-    """
-    try:
-        data = json.loads(files.read(path))
-    except FileNotFoundError as error:
-        raise InputError(f"there is no file {path}") from error
-    except ValueError as error:
-        raise InputError(f"{path}: not JSON: {error}") from error
-    lists = [
-        data.get(key) if isinstance(data, Mapping) else None
-        for key in ("images", "annotations", "categories")
-    ]
-    if not all(isinstance(one, Sequence) for one in lists):
-        raise InputError(
-            f"{path}: not in COCO's format: expected an object with the lists 'images', "
-            "'annotations' and 'categories'"
-        )
-    try:
-        return _converted(path, *lists)
-    except (KeyError, TypeError, ValueError) as error:
-        if isinstance(error, InputError):
-            raise
-        what = f"there is no {error}" if isinstance(error, KeyError) else str(error)
-        raise InputError(f"{path}: not in COCO's format: {what}") from error
-
-
-def _converted(path: str, images: Any, annotations: Any, categories: Any) -> _Parsed:
-    categories = sorted(categories, key=lambda one: one["id"])
-    labels = {one["id"]: number for number, one in enumerate(categories, 1)}
-    by_image: dict[Any, list[Any]] = {one["id"]: [] for one in images}
-    for number, one in enumerate(annotations):
-        if one["image_id"] not in by_image or one["category_id"] not in labels:
-            raise InputError(
-                f"{path}: annotation {number} has the image {one['image_id']!r} and the category "
-                f"{one['category_id']!r}, but there is no such image or category"
-            )
+def _objects(annotations: Any, size: tuple[int, int]) -> Objects:
+    found = []
+    for _, label, one in annotations:
         x, y, width, height = map(float, one["bbox"])
         box = (y, x, y + height, x + width)
-        crowd, area = bool(one.get("iscrowd", 0)), one.get("area", width * height)
-        by_image[one["image_id"]].append((box, labels[one["category_id"]], crowd, area))
-    objects = []
-    for one in images:
-        found = by_image[one["id"]]
-        boxes, numbers, crowds, areas = zip(*found, strict=True) if found else ((),) * 4
-        size = (int(one["height"]), int(one["width"]))
-        objects.append(Objects.of(boxes, numbers, size, is_crowd=crowds, areas=areas))
-    names = [str(one["file_name"]) for one in images]
-    return _Parsed(tuple(str(one["name"]) for one in categories), names, objects)
+        found.append((box, label, bool(one.get("iscrowd", 0)), one.get("area", width * height)))
+    boxes, labels, crowds, areas = zip(*found, strict=True) if found else ((),) * 4
+    return Objects.of(boxes, labels, size, is_crowd=crowds, areas=areas)

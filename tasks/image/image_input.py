@@ -119,21 +119,22 @@ class ImageInput(LabelledInput):
     unit = "images"
 
 
-def held_out(train: AnyImages) -> AnyImages:
-    """Returns the held-out images of a training input; training images if there are none."""
-    for split in ("dev", "test"):
-        with contextlib.suppress(InputError, OSError):
-            return _once(train, split)
-    return _once(train, "train")
-
-
-def _once(train: AnyImages, split: str) -> AnyImages:
+def in_order(train: AnyImages, split: str) -> AnyImages:
+    """Returns one pass over a split, prepared as in an evaluation."""
     found: AnyImages = (
         train.params.copy()
         .set(split=split, order="once")
         .instantiate(seed=train.seed, assets_dir=train.assets_dir, train=train.params)
     )
     return found
+
+
+def held_out(train: AnyImages) -> AnyImages:
+    """Returns the held-out images of a training input; training images if there are none."""
+    for split in ("dev", "test"):
+        with contextlib.suppress(InputError, OSError):
+            return in_order(train, split)
+    return in_order(train, "train")
 
 
 def with_image_sizes(params: Any, input: Input, *, further_classes: int = 0) -> Any:

@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import tensorflow as tf
 
 from tekso.framework import files
 from tekso.framework.context import StepContext
-from tekso.framework.exports import ExportedFunction, ExportedInput, ExportedOutput
+from tekso.framework.exports import (
+    Examples,
+    ExportedFunction,
+    ExportedInput,
+    ExportedOutput,
+    Quantization,
+)
 from tekso.framework.input.held_out import spread
 from tekso.framework.input.input import Input
 from tekso.framework.input.skips import BadRecordError, Origin, reason_of
 from tekso.framework.params import param
 from tekso.framework.task import Decoded, Program, Task
 from tekso.framework.theta import Theta
-from tekso.tasks.classification.task import WEIGHTS, X
+from tekso.tasks.classification.task import LABELS, WEIGHTS, X
 from tekso.tasks.image.file_answers import AnswersFiles, FileAnswer
-from tekso.tasks.image.image_input import held_out, with_image_sizes
-from tekso.tasks.image.preparation import Preparation, scale_and_shift
+from tekso.tasks.image.image_input import held_out, in_order, with_image_sizes
+from tekso.tasks.image.preparation import Preparation, pixels_of, scale_and_shift
 from tekso.tasks.image.steps import Image
 
 
@@ -34,12 +40,16 @@ class AnswerExport:
       doc: what the function returns.
       outputs: the arrays of the answer.
       for_litert: whether LiteRT can run the function.
+      compared: name of the output with the class, which int8 should not change.
+      unit: what has a class: "images", or "pixels".
     """
 
     name: str
     doc: str
     outputs: Mapping[str, ExportedOutput]
     for_litert: bool = True
+    compared: str = LABELS
+    unit: str = "images"
 
 
 class ImageTask(AnswersFiles, Task):
@@ -211,8 +221,24 @@ class ImageTask(AnswersFiles, Task):
                 outputs=dict(self.export.outputs),
                 lengths=[1],
                 for_litert=self.export.for_litert,
+                quantization=Quantization(
+                    self._export_examples, self.export.compared, self.export.unit
+                ),
             )
         }
+
+    def _export_examples(
+        self, input: Input, split: Literal["train", "held_out"], most: int
+    ) -> Examples:
+        """Yields pixels of well-formed images as inputs of the exported function."""
+        train = self.images_in(input)
+        images = in_order(train, "train") if split == "train" else held_out(train)
+        if split == "held_out" and images.params.split == "train":
+            return
+        for index in spread(images.num_examples, most).tolist():
+            example = images.examples(np.array([index]), np.array([0]))
+            if example[WEIGHTS][0]:
+                yield {"images": pixels_of(example[X], images.params)}
 
 
 def _row(arrays: Mapping[str, np.ndarray], row: int) -> dict[str, np.ndarray]:

@@ -18,6 +18,7 @@ from tekso.framework.task import Batch, LossSums, Program, Scored
 from tekso.framework.theta import Theta
 from tekso.tasks.classification.task import ACCURACY, LABELS, WEIGHTS, Classification, X
 from tekso.tasks.image.crops import PROBABILITIES, TOP_5, Crops
+from tekso.tasks.image.filters import FirstFilters
 from tekso.tasks.image.image_task import AnswerExport, ImageTask
 from tekso.tasks.image.input import OTHER_LABELS, SHARES, Images, images_of
 from tekso.tasks.image.scoring import ImageScoring
@@ -81,6 +82,7 @@ class ImageClassification(ImageTask, Classification):
             )
         scoring = self.params.scoring
         self._scoring: ImageScoring | None = None if scoring is None else scoring.instantiate()
+        self._filters = FirstFilters(self)
         crops = self.params.crops
         self._crops: Crops | None = None if crops is None else crops.instantiate()
 
@@ -159,7 +161,9 @@ class ImageClassification(ImageTask, Classification):
             scored = self._scoring.score(program, self.answer, input, stopped=stopped)
             if scored is None:
                 return None
-            found = scored
+            filters = self._filters.draw(program)
+            drawn = {**scored.images, **({"filters": filters} if filters else {})}
+            found = dataclasses.replace(scored, images=drawn)
         if self._crops is not None:
             figures = self._crops.figures(program, self.answer, input, stopped=stopped)
             if figures is None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tekso.framework.input.skips import BadRecordError, InputError, Origin
+from tekso.framework.input.skips import BadRecordError, Origin
 from tekso.framework.input.splits import Split
 from tekso.framework.input.tfds import Tfds
 from tekso.framework.params import param
@@ -35,12 +35,7 @@ class TfdsImages(Tfds, ImageSource):
     def __init__(self, params: Any, *, split: Split = "train") -> None:
         super().__init__(params, split=split)
         p = self.params
-        for name in (p.image_feature, p.label_feature):
-            if name not in self.features or p.feature:
-                raise InputError(
-                    f"{self.describe()} has no feature {name!r}, only {', '.join(self.features)}, "
-                    f"or {p.path_of('feature')} is not empty"
-                )
+        self.check_whole(p.image_feature, p.label_feature)
         names = getattr(self._builder.info.features[p.label_feature], "names", None)
         self.class_names = tuple(names or ())
 

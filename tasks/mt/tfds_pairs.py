@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from tekso.framework.input.skips import BadRecordError, InputError, Origin
+from tekso.framework.input.skips import BadRecordError, Origin
 from tekso.framework.input.splits import Split
 from tekso.framework.input.tfds import Tfds
 from tekso.framework.params import REQUIRED, param
@@ -43,12 +43,7 @@ class TfdsPairs(PairSource):
         p = self.params
         whole = Tfds.Params(name=p.name, data_dir=p.data_dir, splits=dict(p.splits), feature="")
         self._examples: Tfds = whole.instantiate(split=split)
-        has = self._examples.features
-        for feature in (p.source_feature, p.target_feature):
-            if feature not in has:
-                raise InputError(
-                    f"{self.describe()} has no feature {feature!r}; it has {', '.join(has)}"
-                )
+        self._examples.check_whole(p.source_feature, p.target_feature)
 
     def __len__(self) -> int:
         return len(self._examples)

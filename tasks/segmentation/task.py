@@ -67,6 +67,7 @@ class Segmentation(ImageTask):
         name="segment",
         doc="The likeliest class of every pixel of images of the size of training.",
         outputs={LABELS: ExportedOutput("int32, [examples, height, width]")},
+        unit="pixels",
     )
     model: Any
 

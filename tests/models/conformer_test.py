@@ -120,3 +120,10 @@ def test_the_encoders_have_their_counts(size: Size) -> None:
     width, blocks = {"S": (144, 16), "M": (256, 16), "L": (512, 17)}[size]
     statistics, output = 2 * width * blocks, (width + 1) * 1025
     assert total in (COUNTS[size] + output, COUNTS[size] + output + statistics)
+
+
+def test_the_first_convolutions_have_filters_of_their_own() -> None:
+    params = conformer("S").set(input_dim=40, num_layers=1, num_filters=8)
+    specs = params.instantiate().specs()
+    assert specs["subsampling/second/w"].shape[-2:] == (8, 8)
+    assert specs["subsampling/projection/w"].shape == (10 * 8, 144)

@@ -148,6 +148,7 @@ def test_it_samples_and_scores_what_the_run_does(trained: Path, loaded: dict[str
 def test_litert_generates_the_same_ids(
     trained: Path, exported: dict[str, Any], loaded: dict[str, Any]
 ) -> None:
+    assert exported["not_litert"] == ["score", "sample"]
     assert [Path(name).name for name in exported["litert"]] == [
         "generate_float32.tflite",
         "generate_int8.tflite",

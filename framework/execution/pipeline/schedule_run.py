@@ -70,9 +70,16 @@ class ScheduleRun:
         loss_scale: tf.Tensor | None,
     ) -> None:
         self._plan, self._functions, self._backends = plan, functions, backends
-        self._weights = {key: functions[key].weights(flat) for key, flat in weights.items()}
         self._batch, self._start = batch, start
-        self._step, self._total_weight, self._loss_scale = step, total_weight, loss_scale
+        # Placed once for all micro-batches: to place a scalar takes as long as a small op.
+        self._known: dict[Key, Tensors] = {
+            key: {
+                **functions[key].weights(flat),
+                **functions[key].scalars(step, total_weight, loss_scale),
+            }
+            for key, flat in weights.items()
+        }
+        self._offsets: dict[Any, Tensors] = {}
         self._lock = threading.Lock()
         self._readers = collections.Counter(
             value for stage in plan.stage_plan.stages for value in stage.inputs
@@ -115,12 +122,13 @@ class ScheduleRun:
         size = self._plan.micro_batch_size
         return (m * self._plan.num_replicas + replica) * size
 
-    def _known(self, replica: int, stage: Stage, m: int) -> Tensors:
+    def _of_micro_batch(self, replica: int, stage: Stage, m: int) -> Tensors:
         """Returns the weights and scalars of a stage, by name."""
-        key = replica, stage.index
-        offset = self._start + self._first(replica, m)
-        scalars = self._functions[key].scalars(offset, self._step, self._total_weight)
-        return {**self._weights[key], **scalars}
+        key = replica, stage.index, m
+        if key not in self._offsets:
+            first = self._start + self._first(replica, m)
+            self._offsets[key] = self._functions[key[:2]].offset(first)
+        return {**self._known[key[:2]], **self._offsets[key]}
 
     def _forward(self, replica: int, stage: Stage, m: int) -> None:
         functions, backend = (
@@ -133,7 +141,7 @@ class ScheduleRun:
         if functions.is_deferred(saves=saves):
             self._saved[key] = inputs
             return
-        known = {**self._known(replica, stage, m), **inputs}
+        known = {**self._of_micro_batch(replica, stage, m), **inputs}
         outputs, sums, saved = functions.forward(known, saves=saves)
         self._saved[key] = saved if saves else inputs
         made = iter(outputs)
@@ -168,8 +176,11 @@ class ScheduleRun:
         )
         key, saves = (replica, stage.index, m), self._plan.saves(m)
         saved, seeds = self._saved.pop(key), self._seeds(backend, replica, stage, m)
-        given_seeds = functions.seeds(seeds, self._loss_scale)
-        known = {**self._known(replica, stage, m), **saved, **given_seeds}
+        known = {
+            **self._of_micro_batch(replica, stage, m),
+            **saved,
+            **functions.seeds(seeds),
+        }
         gradients, sums, left = functions.backward(known, saves=saves)
         if self._plan.splits_backward:
             self._saved[key] = left
@@ -195,4 +206,4 @@ class ScheduleRun:
     def _weight_gradient(self, replica: int, stage: Stage, m: int) -> None:
         functions = self._functions[replica, stage.index]
         saved = self._saved.pop((replica, stage.index, m))
-        functions.weight_gradient({**self._known(replica, stage, m), **saved})
+        functions.weight_gradient({**self._of_micro_batch(replica, stage, m), **saved})

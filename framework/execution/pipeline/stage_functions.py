@@ -26,7 +26,7 @@ import tensorflow as tf
 from tekso.framework.execution.pipeline.graph_cut import Subgraph
 from tekso.framework.execution.pipeline.plan import PipelinePlan
 from tekso.framework.execution.pipeline.stage_backend import Specs, StageBackend
-from tekso.framework.execution.pipeline.stage_trace import scalar_dtypes, trace_stage
+from tekso.framework.execution.pipeline.stage_trace import SCALAR_DTYPES, trace_stage
 from tekso.framework.execution.pipeline.stages import Stage
 from tekso.framework.optimizers.optimizer import state_dtype
 from tekso.framework.step import Step, Sums
@@ -159,10 +159,12 @@ class StageFunctions:
         sums = found[count:][: len(self._results.sums)] if self.is_deferred(saves=saves) else []
         left: Tensors = {}
         if self._weight_gradient is not None:
-            there, given = (
-                {*self._names.weights, *tf.nest.flatten(self._names.scalars)},
-                {**known, **saved},
-            )
+            there = {
+                *self._names.weights,
+                *tf.nest.flatten(self._names.scalars),
+                self._names.seeds[-1],
+            }
+            given = {**known, **saved}
             left = {name: given[name] for name in self._weight_gradient.feeds if name not in there}
         return found[:count], sums, left
 
@@ -188,23 +190,35 @@ class StageFunctions:
         """Returns the flat inputs by the names of their tensors."""
         return dict(zip(self._names.values, flat, strict=True))
 
-    def scalars(self, *values: Any) -> Tensors:
-        """Places the values of `Scalars` (numbers or ordinary tensors) on the backend, by name."""
-        *others, total_weight = values
-        several = () if total_weight.shape.rank == 0 else tf.unstack(total_weight)
-        dtypes = tf.nest.flatten(scalar_dtypes(len(several)))
-        placed = map(self._backend.scalar, [*others, *(several or [total_weight])], dtypes)
-        return dict(zip(tf.nest.flatten(self._names.scalars), placed, strict=True))
-
-    def seeds(self, flat: Sequence[tf.Tensor], scale: Any = None) -> Tensors:
-        """Returns the gradients of the float outputs and of the total loss, by name.
+    def scalars(self, step: int, total_weight: tf.Tensor, scale: tf.Tensor | None) -> Tensors:
+        """Places the scalars that all micro-batches share on the backend, by name.
 
         Args:
-          flat: gradients of the outputs.
-          scale: the loss scale, a number or an ordinary tensor; None: 1.
+          step: number of the training step.
+          total_weight: loss weight of the global batch, or of every loss, as ordinary tensor.
+          scale: the loss scale, an ordinary tensor; None: 1.
         """
-        of_total = self._backend.scalar(1.0 if scale is None else scale, tf.float32)
-        return dict(zip(self._names.seeds, [*flat, of_total], strict=True))
+        weights = (total_weight,) if total_weight.shape.rank == 0 else tf.unstack(total_weight)
+        names, dtypes = self._names.scalars, SCALAR_DTYPES
+        return {
+            names.step: self._backend.scalar(step, dtypes.step),
+            **{
+                name: self._backend.scalar(weight, dtypes.total_weight)
+                for name, weight in zip(tf.nest.flatten(names.total_weight), weights, strict=True)
+            },
+            self._names.seeds[-1]: self._backend.scalar(
+                1.0 if scale is None else scale, tf.float32
+            ),
+        }
+
+    def offset(self, first: int) -> Tensors:
+        """Places the position of the first example on the backend, by name."""
+        placed = self._backend.scalar(first, SCALAR_DTYPES.offset)
+        return {self._names.scalars.offset: placed}
+
+    def seeds(self, flat: Sequence[tf.Tensor]) -> Tensors:
+        """Returns the gradients of the float outputs by name."""
+        return dict(zip(self._names.seeds[:-1], flat, strict=True))
 
     # --- the totals ---
 

@@ -52,8 +52,8 @@ def closure(start: str) -> dict[str, Path]:
 @pytest.mark.parametrize(
     ("name", "most", "unused"),
     [
-        ("data_parallel", 1955, ("mesh", "pipeline", "parameter_server")),
-        ("pipelined", 5090, ("mesh", "spmd")),
+        ("data_parallel", 1910, ("mesh", "pipeline", "parameter_server")),
+        ("pipelined", 5060, ("mesh", "spmd")),
     ],
 )
 def test_an_execution_loads_only_what_it_uses(

@@ -293,12 +293,12 @@ def test_hanging_process_is_ended(
 
 def test_missing_process_is_named_to_those_who_came(addresses: tuple[str, ...]) -> None:
     def run(process: int) -> None:
-        with of(addresses, process, timeout_s=1.0):
+        with of(addresses, process, timeout_s=3.0):
             raise AssertionError("met")
 
     for error in in_threads(lambda: run(0), lambda: run(2)):
         assert isinstance(error, ClusterError)
-        assert f"process 1 ({addresses[1]}) did not connect within 1 s" in str(error)
+        assert f"process 1 ({addresses[1]}) did not connect within 3 s" in str(error)
 
 
 def test_missing_first_process_is_named(addresses: tuple[str, ...]) -> None:

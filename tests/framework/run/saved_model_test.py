@@ -21,7 +21,7 @@ from tekso.framework.exports import (
 )
 from tekso.framework.initializers import Normal
 from tekso.framework.layer import Layer
-from tekso.framework.run import litert, saved_model
+from tekso.framework.run import export, litert, saved_model
 from tekso.framework.run.checkpoint_files import (
     CheckpointError,
     Description,
@@ -190,6 +190,14 @@ def interpreter(data: bytes) -> Any:
     except ModuleNotFoundError:  # the one that TensorFlow still has
         return tf.lite.Interpreter(model_content=data)
     return litert_runtime.Interpreter(model_content=data)
+
+
+def test_functions_that_are_not_exported_as_litert_are_named(layer: Table) -> None:
+    functions = {"both": layer.exported(for_litert=True), "one": layer.exported()}
+    assert export.not_for_litert("lm.Key", functions) == ["one"]
+    del functions["both"]
+    with pytest.raises(export.ExportError, match=r"no function of lm.Key is .* LiteRT \(one\)"):
+        export.not_for_litert("lm.Key", functions)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from tekso.models.layers.spec_augment import SpecAugment
 from tekso.tasks.asr.input import BucketedSpeech
 from tekso.tasks.asr.task import CtcTask
 from tekso.tasks.asr.transcriber import words_of
-from tekso.tasks.asr.word_errors import word_errors
+from tekso.tasks.asr.word_errors import best_constant, word_errors
 
 
 def batch(rng: np.random.Generator, frames: int = 40) -> dict[str, np.ndarray]:
@@ -171,6 +171,19 @@ def test_word_errors_by_kind_and_utterance() -> None:
     assert errors.worst(5) == [2, 0]
 
 
+def test_no_constant_word_is_better_than_the_baseline() -> None:
+    references = ["to a to", "a b", "to c", "to"]
+    constant = best_constant(references)
+    rates = {
+        word: word_errors(references, [word] * 4).figures for word in ("to", "a", "b", "c", "d")
+    }
+    assert constant.word == "to" and constant.figures["constant_wer"] == pytest.approx(5 / 8)
+    assert constant.figures["constant_wer"] == pytest.approx(min(r["wer"] for r in rates.values()))
+    assert constant.figures["constant_cer"] == pytest.approx(rates["to"]["cer"])
+    often = ["to to to", "a", "a b"]  # often in one text helps less than once in two
+    assert best_constant(often).word == "a"
+
+
 class TransducedTones(Tones):
     """The same with a transducer."""
 
@@ -242,6 +255,9 @@ def test_error_rates_are_of_the_batches_of_the_evaluation(tmp_path: Path) -> Non
     }
     assert len(expected) == 6 and program.recordings == expected
     assert "scored: 6 utterances" in scored.text and scored.figures["deletions"] == 1.0
+    (note,) = scored.notes  # six texts of one word each
+    assert note.startswith("WER 1.000, CER 1.000; the word ") and note in scored.text
+    assert scored.figures["constant_wer"] == pytest.approx(5 / 6)
 
 
 def test_a_broken_file_gets_a_reason_and_the_others_are_transcribed(tmp_path: Path) -> None:

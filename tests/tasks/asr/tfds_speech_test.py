@@ -68,6 +68,7 @@ def test_utterances_are_read_and_records_without_words_are_skipped(
     words = corpus.copy().set(text_feature="word").instantiate()
     assert {record.text for _, record in words.records()} == {"yes", "no"}
     for change, reason in (
+        ({"feature": "speech"}, "feature is 'speech', must be empty: of this data set, whole"),
         ({"audio_feature": "audio"}, "no feature 'audio', only speech, text, unrated, word"),
         ({"audio_feature": "unrated"}, "does not say how many samples per second 'unrated' has"),
     ):

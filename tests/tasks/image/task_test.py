@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +10,18 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from eager_program import EagerProgram
+from PIL import Image
 from small_pictures import Blobs, png, write_folders
 
 from tekso.framework.context import StepContext
 from tekso.framework.input.held_out import HeldOut
 from tekso.framework.input.skips import InputError
 from tekso.framework.run.saved_model import ExportModule
+from tekso.models.layers.conv_norm import ConvNorm
+from tekso.models.layers.residual_blocks import BATCH_NORM, BasicBlock
 from tekso.models.mlp import Mlp
-from tekso.tasks.image import drawing
+from tekso.models.resnet import ResNet, Stem
+from tekso.tasks.image import drawing, filters
 from tekso.tasks.image.crops import Crops
 from tekso.tasks.image.files import ImageFolders
 from tekso.tasks.image.image_input import KnownImages
@@ -25,6 +30,7 @@ from tekso.tasks.image.mixing import Mixup
 from tekso.tasks.image.preparation import pixels_of
 from tekso.tasks.image.scoring import ImageScoring, confusion_lines, confusions
 from tekso.tasks.image.sources import ImageArrays
+from tekso.tasks.image.steps import Flip
 from tekso.tasks.image.task import ImageClassification
 
 RNG = np.random.default_rng(1)
@@ -169,7 +175,37 @@ def test_confusions_are_counted_and_drawn() -> None:
     assert scored.text.startswith(f"{right} of 4 images are right")
     assert scored.notes == (f"accuracy on 4 images {right / 4:.4f}; chance 0.250",)
     assert {"confusion_matrix", "examples"} <= set(scored.images)
+    assert "filters" not in scored.images  # the model has no convolution
     assert all(image.startswith(b"\x89PNG") for image in scored.images.values())
+
+
+def test_the_filters_of_the_first_convolution_are_drawn() -> None:
+    params = images()
+    dev = HeldOut.Params(batch_size=4).instantiate(train=params)
+    stem = Stem.Params(conv=ConvNorm.Params(kernel_shape=(3, 5), norm=BATCH_NORM), pool=None)
+    model = ResNet.Params(num_blocks=[1], width=5, stem=stem, block=BasicBlock.Params())
+    given = ImageClassification.Params(model=model)
+    task = ImageClassification.complete(given, params.instantiate()).instantiate()
+    theta = task.init(0)
+    kernels = theta.model.stem.conv.conv.w.numpy()
+    assert kernels.shape == (3, 5, 3, 5)
+    drawn = task.score(EagerProgram(theta), dev, is_last=True).images["filters"]
+    pixels = np.asarray(Image.open(io.BytesIO(drawn)))
+    side = 48 // 5
+    assert pixels.shape == (2 * (3 * side + 2) + 2, 3 * (5 * side + 2) + 2, 3)
+    for number, (row, column) in enumerate([(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)]):
+        top, left = 2 + row * (3 * side + 2), 2 + column * (5 * side + 2)
+        shown = pixels[top : top + 3 * side : side, left : left + 5 * side : side].astype(float)
+        one = kernels[..., number]
+        np.testing.assert_allclose((shown - 128) / 127.5, one / np.abs(one).max(), atol=0.01)
+    assert (pixels[-2 - 3 * side :, -2 - 5 * side :] == 255).all()  # the sixth place is empty
+
+
+def test_grey_filters_of_zeros_and_of_no_numbers_are_drawn() -> None:
+    kernels = np.zeros([3, 3, 1, 2], np.float32)
+    kernels[0, 0, 0, 1] = np.nan
+    pixels = np.asarray(Image.open(io.BytesIO(filters.grid(kernels))))
+    assert pixels.ndim == 2 and set(np.unique(pixels)) == {128, 255}
 
 
 def test_pixels_come_back_from_normalised_values() -> None:
@@ -223,6 +259,32 @@ def test_the_exported_function_reads_pixels() -> None:
         wanted = tf.nn.softmax(logits[:count])
         np.testing.assert_allclose(found["probabilities"], wanted, rtol=1e-4, atol=1e-6)
         np.testing.assert_array_equal(found["labels"], np.argmax(wanted, 1))
+
+
+def test_int8_is_calibrated_with_training_images_and_compared_on_held_out_ones() -> None:
+    params = images(mean=[0.4, 0.5, 0.6], deviation=[0.2, 0.3, 0.1], augment=[Flip.Params()])
+    input = params.instantiate()
+    quantization = task_of(input).exports(input)["classify"].quantization
+    source = Blobs.Params()
+    for split, name, wanted in (("train", "train", [0, 2, 4, 7, 9]), ("held_out", "dev", range(4))):
+        found = [one["images"] for one in quantization.examples(input, split, 5)]
+        pixels = source.instantiate(split=name).images
+        np.testing.assert_array_equal(np.concatenate(found), pixels[list(wanted)])
+        assert found[0].dtype == np.uint8
+
+    only = images(source=WithoutDev.Params()).instantiate()
+    assert not list(quantization.examples(only, "held_out", 5))
+    assert len(list(quantization.examples(only, "train", 5))) == 5
+
+
+class WithoutDev(Blobs):
+    """Has no held-out images."""
+
+    def load(self, split: str) -> Any:
+        """Returns those of training."""
+        if split != "train":
+            raise InputError(f"there is no split {split}")
+        return super().load(split)
 
 
 def test_titles_of_a_gallery_are_cut_or_wrapped() -> None:

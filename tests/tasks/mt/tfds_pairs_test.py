@@ -84,5 +84,5 @@ def test_a_blank_side_is_skipped(data_dir: str) -> None:
 
 
 def test_a_missing_feature_names_those_there_are(data_dir: str) -> None:
-    with pytest.raises(InputError, match=r"no feature 'fr'; it has de, en"):
+    with pytest.raises(InputError, match=r"no feature 'fr', only de, en"):
         source(data_dir, target_feature="fr")

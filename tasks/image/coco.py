@@ -1,0 +1,169 @@
+"""Files in the format of COCO: images, annotations and categories in one JSON file."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tekso.framework import files
+from tekso.framework.input.skips import BadRecordError, InputError, Origin, reason_of
+from tekso.framework.input.splits import (
+    Split,
+    check_fractions,
+    held_out_fractions,
+    split_of,
+    why_empty,
+)
+from tekso.framework.params import param
+from tekso.tasks.image.sources import AnySource
+
+
+@dataclasses.dataclass(frozen=True)
+class CocoFile:
+    """The parts of a COCO file that are used.
+
+    Attributes:
+      class_names: names of the categories, in the order of their ids.
+      names: names of the image files.
+      sizes: height and width of every image, in pixels.
+      annotations: for every image, its annotations as (number in the file, class from 1, object).
+    """
+
+    class_names: tuple[str, ...]
+    names: list[str]
+    sizes: list[tuple[int, int]]
+    annotations: list[list[tuple[int, int, Mapping[str, Any]]]]
+
+
+class CocoFiles(AnySource):
+    """Base of the sources of images in a folder, with a JSON file in the format of COCO.
+
+    The classes are the categories in the order of their ids, which may have gaps. A subclass
+    implements `_keep`, which stores the annotations that it needs.
+
+    Raises:
+      InputError: the file is missing, is no such JSON, or refers to an unknown image or category.
+    """
+
+    class Params(AnySource.Params):
+        """Params of CocoFiles."""
+
+        file: str = param("JSON file of the training images.", default="")
+        folder: str = param("Folder of the training images.", default="")
+        dev_file: str = param("JSON file for dev; empty: hold out a part of `file`.", default="")
+        dev_folder: str = param("Folder for dev; empty: as in training.", default="")
+        test_file: str = param("JSON file for test; empty: hold out a part of `file`.", default="")
+        test_folder: str = param("Folder for test; empty: as in training.", default="")
+        dev_fraction: float = param(
+            "Fraction of `file` for dev, without dev_file, chosen by a hash of the file's name.",
+            default=0.1,
+        )
+        test_fraction: float = param("Fraction of `file` for test, without test_file.", default=0.0)
+
+    contents = "images"
+    """What the file is read for, as `describe` says."""
+
+    def __init__(self, params: Any, *, split: Split = "train") -> None:
+        super().__init__(params, split=split)
+        p = self.params
+        if not p.file:
+            raise InputError(f"{p.path_of('file')} is empty: set a JSON file in COCO's format")
+        check_fractions(p)
+        own = {"train": "", "dev": p.dev_file, "test": p.test_file}[split]
+        self._file = own or p.file
+        found = _parsed(self._file)
+        folder = (p.get(f"{split}_folder") if split != "train" else "") or p.folder
+        fractions = held_out_fractions(p, "file")
+        chosen = [
+            i for i, name in enumerate(found.names) if own or split_of(name, *fractions) == split
+        ]
+        try:
+            chosen = self._keep(found, chosen)
+        except (KeyError, TypeError, ValueError) as error:
+            raise _no_coco(self._file, error) from error
+        if not chosen:
+            why = why_empty(p, split, "file")
+            raise InputError(f"{self._file}: the split {split} has no images{why}")
+        self._paths = [files.join(folder, found.names[i]) for i in chosen]
+
+    def _keep(self, found: CocoFile, chosen: list[int]) -> list[int]:
+        """Stores the annotations of the chosen images; returns the images that are kept."""
+        raise NotImplementedError(f"{type(self).__name__} has no _keep(found, chosen)")
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    def origin(self, index: int) -> Origin:
+        """Returns the position of a record."""
+        return Origin(self._paths[index])
+
+    def describe(self) -> str:
+        """Returns a short description of the collection."""
+        return f"{self.contents} of {getattr(self, '_file', self.params.file)}"
+
+    def image(self, index: int) -> bytes:
+        """Returns the image of a record.
+
+        Raises:
+          BadRecordError: it cannot be read.
+        """
+        path = self._paths[index]
+        try:
+            return files.read(path)
+        except OSError as error:
+            raise BadRecordError(Origin(path), reason_of(error)) from error
+
+
+def _parsed(path: str) -> CocoFile:
+    """Returns the parts of a COCO file that are used.
+
+    Raises:
+      InputError: see `CocoFiles`.
+    """
+    try:
+        data = json.loads(files.read(path))
+    except FileNotFoundError as error:
+        raise InputError(f"there is no file {path}") from error
+    except ValueError as error:
+        raise InputError(f"{path}: not JSON: {error}") from error
+    lists = [
+        data.get(key) if isinstance(data, Mapping) else None
+        for key in ("images", "annotations", "categories")
+    ]
+    if not all(isinstance(one, Sequence) for one in lists):
+        raise InputError(
+            f"{path}: not in COCO's format: expected an object with the lists 'images', "
+            "'annotations' and 'categories'"
+        )
+    try:
+        return _converted(path, *lists)
+    except (KeyError, TypeError, ValueError) as error:
+        raise _no_coco(path, error) from error
+
+
+def _no_coco(path: str, error: Exception) -> InputError:
+    if isinstance(error, InputError):
+        return error
+    what = f"there is no {error}" if isinstance(error, KeyError) else str(error)
+    return InputError(f"{path}: not in COCO's format: {what}")
+
+
+def _converted(path: str, images: Any, annotations: Any, categories: Any) -> CocoFile:
+    categories = sorted(categories, key=lambda one: one["id"])
+    labels = {one["id"]: number for number, one in enumerate(categories, 1)}
+    by_image: dict[Any, list[Any]] = {one["id"]: [] for one in images}
+    for number, one in enumerate(annotations):
+        if one["image_id"] not in by_image or one["category_id"] not in labels:
+            raise InputError(
+                f"{path}: annotation {number} has the image {one['image_id']!r} and the category "
+                f"{one['category_id']!r}, but there is no such image or category"
+            )
+        by_image[one["image_id"]].append((number, labels[one["category_id"]], one))
+    return CocoFile(
+        class_names=tuple(str(one["name"]) for one in categories),
+        names=[str(one["file_name"]) for one in images],
+        sizes=[(int(one["height"]), int(one["width"])) for one in images],
+        annotations=[by_image[one["id"]] for one in images],
+    )
