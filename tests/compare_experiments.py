@@ -1,4 +1,4 @@
-"""Compares the registered experiments, made small, with one device, and keeps the results.
+"""Compares the registered experiments, made small, with one device; keeps the results in a file.
 
     python tests/compare_experiments.py --results=matrix.jsonl
     python tests/compare_experiments.py --results=matrix.jsonl --executions="compiled whole"
