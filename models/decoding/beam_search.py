@@ -31,6 +31,7 @@ from tekso.models.decoding.hypothesis_score import HypothesisScore
 from tekso.models.decoding.paths import Paths
 from tekso.models.decoding.search import (
     IMPOSSIBLE,
+    LEAST,
     Limits,
     Prefix,
     Search,
@@ -254,7 +255,7 @@ class _Run:
             scores_BK += tf.gather(penalty_BK, parents_BC[:, :k], batch_dims=1)
         lengths_BK = tf.fill([b, k], t + 1)
         ended = state.ended.joined(_Ended(scores_BK, ended_BK, lengths_BK, parents_BC[:, :k]))
-        is_ended_BK = tf.cast(ended_BK > IMPOSSIBLE, tf.int32)
+        is_ended_BK = tf.cast(ended_BK > LEAST, tf.int32)
         num_ended_B = state.num_ended + tf.reduce_sum(is_ended_BK, 1)
 
         live_BC = tf.where(is_end_BC, IMPOSSIBLE, log_probs_BC)
@@ -361,10 +362,10 @@ class _Run:
         open_ = _Ended(
             scores_BH,
             tf.gather(last.log_probs, slots_BH, batch_dims=1),
-            tf.where(scores_BH > IMPOSSIBLE, limits_B1, 0),
+            tf.where(scores_BH > LEAST, limits_B1, 0),
             slots_BH,
         )
-        is_ended_BH = last.ended.scores > IMPOSSIBLE
+        is_ended_BH = last.ended.scores > LEAST
         num_B1 = tf.reduce_sum(tf.cast(is_ended_BH, tf.int32), 1, keepdims=True)
         places_BH = tf.range(num) + tf.where(is_ended_BH, 0, num - num_B1)
         parts = (tf.concat(pair, 1) for pair in zip(last.ended, open_, strict=True))

@@ -21,6 +21,9 @@ from tekso.models.decoding.decoder import Decoder
 IMPOSSIBLE = float("-inf")
 """Log-probability of forbidden tokens, and of missing hypotheses."""
 
+LEAST = -1e36
+"""Hypotheses whose score is not above it are missing; LiteRT computes -3.4e38 instead of -inf."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Prefix:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -47,7 +48,7 @@ def exported_scores(run: Run, longest: int) -> dict[str, ExportedFunction]:
       longest: samples of the longest recording.
     """
     doc = "The log-probabilities of tokens; the last one is the blank."
-    return {"recognize": _exported(doc, run, _SCORES, longest, for_litert=True)}
+    return {"recognize": _exported(doc, run, _SCORES, longest)}
 
 
 def exported_path(run: Run, longest: int) -> dict[str, ExportedFunction]:
@@ -58,11 +59,11 @@ def exported_path(run: Run, longest: int) -> dict[str, ExportedFunction]:
       longest: samples of the longest recording.
     """
     doc = "The tokens of the greedy path, and the frame of each."
-    return {"recognize": _exported(doc, run, _PATH, longest, for_litert=True)}
+    return {"recognize": _exported(doc, run, _PATH, longest)}
 
 
 def exported_hypotheses(
-    run: Run, greedy: Run, longest: int, *, beam_size: int
+    run: Run, greedy: Run, longest: int, *, beam_size: int, beam_for_litert: bool
 ) -> dict[str, ExportedFunction]:
     """Returns the functions of an attention decoder: "recognize" and "greedy".
 
@@ -71,20 +72,20 @@ def exported_hypotheses(
       greedy: the same with one hypothesis.
       longest: samples of the longest recording.
       beam_size: hypotheses of the beam search.
+      beam_for_litert: whether LiteRT can run the beam search.
     """
     docs = {
         "recognize": f"The best transcripts by beam search with {beam_size} hypotheses.",
         "greedy": "Greedy decoding: the likeliest token at every step.",
     }
     runs = {"recognize": run, "greedy": greedy}
-    return {
-        name: _exported(docs[name], runs[name], _HYPOTHESES, longest, for_litert=name == "greedy")
-        for name in docs
-    }
+    found = {name: _exported(docs[name], runs[name], _HYPOTHESES, longest) for name in docs}
+    found["recognize"] = dataclasses.replace(found["recognize"], for_litert=beam_for_litert)
+    return found
 
 
 def _exported(
-    doc: str, run: Any, outputs: Mapping[str, ExportedOutput], longest: int, *, for_litert: bool
+    doc: str, run: Any, outputs: Mapping[str, ExportedOutput], longest: int
 ) -> ExportedFunction:
     return ExportedFunction(
         doc=doc,
@@ -92,5 +93,5 @@ def _exported(
         inputs=_INPUTS,
         outputs=outputs,
         lengths=[longest],
-        for_litert=for_litert,
+        for_litert=True,
     )

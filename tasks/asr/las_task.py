@@ -198,4 +198,6 @@ class LasTask(SpeechTask):
             LasTranscriber(greedy, model=self.model).hypotheses,
             BucketedSpeech.longest(input.params),
             beam_size=self.transcriber.beam_size,
+            # With a coverage penalty, LiteRT returned missing hypotheses as finished ones.
+            beam_for_litert=not self.params.transcriber.search.coverage_penalty,
         )

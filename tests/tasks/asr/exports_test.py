@@ -111,6 +111,9 @@ def test_litert_recognises_as_predict_does(encoder: Any) -> None:
     assert found["num_frames"] == [len(wanted)]
 
 
+LITERT = [("transducer", "recognize"), ("las", "recognize"), ("las", "greedy")]
+
+
 def searched(kind: str) -> tuple[Any, dict[str, np.ndarray]]:
     """Returns a small transducer or LAS whose weights are large, and its weights.
 
@@ -171,15 +174,24 @@ def test_exported_searches_find_what_the_transcriber_finds(kind: str, tmp_path: 
     assert some > 5
 
 
-@pytest.mark.parametrize("kind", ["transducer", "las"])
+@pytest.mark.parametrize(("kind", "name"), LITERT)
 @pytest.mark.slow
-def test_litert_searches_greedily(kind: str) -> None:
+def test_litert_finds_what_the_transcriber_finds(kind: str, name: str) -> None:
     task, weights = searched(kind)
     module = saved_model.ExportModule(task, weights, seed=0)
-    (exported,) = (one for one in task.exports(Data()).values() if one.for_litert)
+    exported = task.exports(Data())[name]
+    assert exported.for_litert
     data = litert.convert(module, exported)
     recognize = tf.lite.Interpreter(model_content=data).get_signature_runner()
-    found = recognize(**padded(RECORDINGS[:1], 4800))
-    ids, length = (found[name].reshape(-1) for name in ("ids", "lengths"))
-    best = transcripts_alone(task, weights, RECORDINGS[0], greedy=True)
-    assert tokens_of(task, ids, int(length[0])) == list(best.labels) != []
+    finished = []
+    for recording in RECORDINGS:
+        found = recognize(**padded([recording], 4800))
+        ids, lengths, log_probs = (found[key] for key in ("ids", "lengths", "log_probs"))
+        if kind == "las":  # the best of the transcripts
+            ids, lengths, log_probs = ids[:, 0], lengths[:, 0], log_probs[:, 0]
+            finished.append(bool(found["is_finished"][0, 0]))
+        best = transcripts_alone(task, weights, recording, greedy=name == "greedy")
+        assert tokens_of(task, ids[0], int(lengths[0])) == list(best.labels) != []
+        assert log_probs[0] == pytest.approx(best.log_prob, abs=1e-3)
+    if name == "recognize" and kind == "las":  # both kinds of hypotheses
+        assert set(finished) == {True, False}
