@@ -53,7 +53,7 @@ def closure(start: str) -> dict[str, Path]:
     ("name", "most", "unused"),
     [
         ("data_parallel", 1910, ("mesh", "pipeline", "parameter_server")),
-        ("pipelined", 5060, ("mesh", "spmd")),
+        ("pipelined", 5080, ("mesh", "spmd")),
     ],
 )
 def test_an_execution_loads_only_what_it_uses(
