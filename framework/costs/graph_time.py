@@ -4,7 +4,8 @@
     copy                    bytes read and written / bandwidth
     exponential, …          elements / rate
     other                   bytes read and written / bandwidth for as many bytes
-    cluster of XLA          bytes of its inputs and outputs, as above, plus the elements of its ops
+    cluster of XLA          bytes of its inputs and outputs, and of its sums and copies, between
+                            which it has separate loops, as above, plus the elements of its ops
     every op                plus the time of an op that does nothing
 
 A product of fewer operations per byte than were measured is limited by its bytes: its rate falls
@@ -118,6 +119,8 @@ def _cluster_seconds(op: Any, graph: Any, machine: MachineSpeed) -> float:
     moved = _bytes(op.inputs) + _bytes(op.outputs)
     work = 0.0
     for one in needed(graph):
+        if one.type in graph_work.SUMS or one.type in _COPIES:  # a loop ends there
+            moved += _bytes(one.inputs) + _bytes(one.outputs)
         times, inner = graph_work.inside(graph, one)
         if inner:
             work += times * max(_inner_work(g, machine) for g in inner)

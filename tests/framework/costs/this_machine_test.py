@@ -86,6 +86,17 @@ def test_a_cluster_reads_and_writes_only_its_inputs_and_outputs() -> None:
     assert found == pytest.approx(2.0 + 8000 / 1e8 + 3 * 1000 / 1e9)
 
 
+def test_a_cluster_also_reads_what_it_sums_and_copies() -> None:
+    def shares(x: tf.Tensor) -> tf.Tensor:
+        return tf.transpose(x / tf.reduce_sum(x, axis=-1, keepdims=True))
+
+    compiled = tf.function(shares, jit_compile=True, autograph=False)
+    found = graph_time.seconds(graph(lambda x: compiled(x), [20, 50]), SPEED)
+    summed, copied = 4 * (1000 + 20), 4 * (1000 + 1000)
+    moved = 8000 + summed + copied
+    assert found == pytest.approx(2.0 + moved / rate(STREAMS, moved) + 2 * 1000 / 1e9, rel=1e-5)
+
+
 def test_the_simulated_memory_is_that_which_tensorflow_measures() -> None:
     def function(x: tf.Tensor, c: tf.Tensor) -> tf.Tensor:
         parts = tf.stack([tf.sin(x * (c + float(i))) for i in range(8)])
