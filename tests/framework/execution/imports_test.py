@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,28 @@ def test_an_execution_loads_only_what_it_uses(
     assert not [m for m in found if m != f"{PACKAGE}.{name}" and any(u in m for u in unused)]
     lines = {module: len(file.read_text().splitlines()) for module, file in found.items()}
     assert sum(lines.values()) < most, lines
+
+
+def lines_of(files: Iterable[Path]) -> int:
+    return sum(len(file.read_text().splitlines()) for file in files)
+
+
+def test_the_document_has_the_counts_of_the_code() -> None:
+    text = (ROOT / "docs" / "adr" / "0028-the-size-of-the-execution.md").read_text()
+    table = text[text.index("| execution |") : text.index("| planning |")].splitlines()[2:]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table if line]
+
+    def number(cell: str) -> int:
+        return int(re.split(r"[ ,](?!\d)", cell)[0].replace(",", ""))
+
+    all_lines = lines_of((ROOT / "framework" / "execution").rglob("*.py"))
+    assert sum(number(own) for _, own, _ in rows) == pytest.approx(all_lines, rel=0.02)
+    imported = {name.strip("`"): number(cell) for name, _, cell in rows if cell}
+    imported["parameter_servers"] = imported.pop("… with parameter servers")
+    assert imported.keys() == {*execution.EXECUTIONS, "parameter_servers"}
+    for name, stated in imported.items():
+        found = lines_of(closure(f"{PACKAGE}.{name}").values())
+        assert stated == pytest.approx(found, rel=0.02), name
 
 
 def test_the_count_follows_imports() -> None:
