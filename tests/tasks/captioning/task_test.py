@@ -269,5 +269,5 @@ def test_only_a_beam_search_is_exported() -> None:
         "greedy": True,
     }
     sampling = CaptionSearch.Params(search=Sampler.Params(max_length=4))
-    with pytest.raises(ValueError, match="task.searcher.search is Sampler, but export supports"):
+    with pytest.raises(ValueError, match=r"task\.searcher\.search is Sampler, but export"):
         task_of(input, searcher=sampling).exports(input)
