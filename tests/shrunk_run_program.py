@@ -17,7 +17,13 @@ from tekso.framework.params import references
 from tekso.tools import trainer
 
 MODEL = "shrunk_run.Shrunk"
-MODULES = ("shrunk_experiments", "small_boxes", "small_masks", "small_pictures")
+MODULES = (
+    "shrunk_experiments",
+    "small_boxes",
+    "small_captions",
+    "small_masks",
+    "small_pictures",
+)
 
 
 def register(key: str) -> None:

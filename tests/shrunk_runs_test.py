@@ -17,13 +17,15 @@ SLOW = (
     "lm.python_source.TinyLstm",
     "mt.cldr.EnDe",
 )
-"""One experiment of each kind of task; speech is in tests/params/asr/prompts_test.py."""
+"""An experiment of each of these kinds of tasks. Speech, several tasks, captions and volumes have
+slow tests of commands in tests/params, which do not export all of them."""
 
 OTHERS = (
     "asr.prompts.Ctc",
     "asr.prompts.Las",
     "asr.prompts.Rnnt",
     "image.digits.Cnn",
+    "image.emoji.Caption",
     "image.fashion_mnist.ResNet",
     "lm.python_source.Small",
     "lm.python_source.Tiny",

@@ -164,7 +164,8 @@ def points_of(run: Path) -> Points:
 
     found: Points = {}
     for path in sorted(Path(Logdir(str(run)).events).glob("*/*tfevents*")):
-        for event in tf.compat.v1.train.summary_iterator(str(path)):
+        for record in tf.data.TFRecordDataset(str(path)):
+            event = tf.compat.v1.Event.FromString(record.numpy())
             for value in event.summary.value:
                 if value.HasField("simple_value") and value.tag in _TAGS:
                     curve = found.setdefault(value.tag, {}).setdefault(path.parent.name, [])

@@ -11,6 +11,10 @@ from tekso.framework.run.run_plan import RunPlan
 from tekso.framework.run.step_plan import StepPlan
 from tekso.framework.tables import table
 
+_PIPELINES = (
+    "The times of pipelines are without communication and temporary memory, those of other "
+    "executions with both."
+)
 _NAMES = {"used_weights": "copies of weights"}
 
 
@@ -70,6 +74,8 @@ def text(plan: RunPlan, *, width: int | None = None) -> str:
             for step in plan.others
         ]
         lines += ["", *table(("step", "memory", "execution"), rows, right=(0, 1), width=width)]
+        if any("pipelined" in step.name for step in plan.others):
+            lines += textwrap.wrap(_PIPELINES, prose)
     for name, why in [*plan.rejected.items(), *plan.not_ranked.items()]:
         lines += textwrap.wrap(f"{name}: {why}", prose, subsequent_indent="    ")
     lines.append("")

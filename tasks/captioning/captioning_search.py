@@ -89,10 +89,21 @@ class CaptionSearch(TargetSearch):
         end_id: int,
         forbidden_ids: range,
     ) -> Any:
-        memory = self._model.encode(theta, batch, ctx)
-        segments = tf.ones(memory.shape[:2], tf.int32)
-        found = {"memory": memory, "source_segment_ids": segments}
+        found = with_memory(self._model, theta, batch, ctx)
         return super()._run(theta, found, ctx, end_id, forbidden_ids)
+
+
+def with_memory(
+    model: Any, theta: Theta, batch: Mapping[str, tf.Tensor], ctx: StepContext
+) -> dict[str, tf.Tensor]:
+    """Returns the arrays that a search reads: images are encoded once.
+
+    Shapes:
+      batch: "x" [B, H, W, C]; "language_ids" [B] int32, with several languages only
+      returns: "memory" [B, S, D], "source_segment_ids" [B, S] int32
+    """
+    memory = model.encode(theta, batch, ctx)
+    return {"memory": memory, "source_segment_ids": tf.ones(memory.shape[:2], tf.int32)}
 
 
 def _decoding(tokenizer: Tokenizer) -> Callable[[np.ndarray], str]:

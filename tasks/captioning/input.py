@@ -227,3 +227,12 @@ def captions_of(input: Input) -> CaptionedImages:
             f"{type(inner).__name__} has no captions: use CaptionedImages as the input"
         )
     return inner
+
+
+def known_captions(input: Any) -> Any:
+    """Returns what is known without the data of an input of captions, or `KnownCaptions` as it is.
+
+    Raises:
+      InputError: it has no captions.
+    """
+    return captions_of(input) if isinstance(input, Input) else input

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tekso.framework import files
+from tekso.framework.exports import ExportedFunction
 from tekso.framework.input.held_out import spread
 from tekso.framework.input.input import Input
 from tekso.framework.input.skips import BadRecordError, InputError, Origin, reason_of
@@ -13,8 +14,10 @@ from tekso.framework.input.tokenizers import Tokenizer
 from tekso.framework.layer import Layer
 from tekso.framework.params import REQUIRED, param
 from tekso.framework.task import Decoded, Program, Scored
+from tekso.models.decoding.beam_search import BeamSearch
 from tekso.tasks.captioning.captioning_search import Asked, CaptionSearch, blocks
-from tekso.tasks.captioning.input import KnownCaptions, captions_of, language_id
+from tekso.tasks.captioning.exports import caption_exports
+from tekso.tasks.captioning.input import KnownCaptions, captions_of, known_captions, language_id
 from tekso.tasks.captioning.scoring import CIDER, EXACT, CaptionScoring
 from tekso.tasks.image.file_answers import AnswersFiles, FileAnswer
 from tekso.tasks.image.image_input import held_out
@@ -158,7 +161,7 @@ class Captioning(AnswersFiles, TargetTask):
         Raises:
           InputError: task.decode_language is unknown.
         """
-        known = captions_of(input) if isinstance(input, Input) else input
+        known = known_captions(input)
         preparation = Preparation(known.params, known.params.evaluate)
         language = language_id(known.languages, self.params.decode_language)
         for part in blocks(paths, _MOST_FILES):
@@ -189,6 +192,23 @@ class Captioning(AnswersFiles, TargetTask):
         lines += [f"  {one['score']:8.3f}  {one['text']}" for one in record["hypotheses"]]
         lines += [f"  reference {text}" for text in record.get("references", ())]
         return "\n".join(lines)
+
+    def exports(self, input: Input) -> dict[str, ExportedFunction]:
+        """Returns functions from pixels to the tokens of captions.
+
+        Raises:
+          ValueError: the search is not a beam search.
+        """
+        search = self.params.searcher.search
+        if not isinstance(search, BeamSearch.Params):
+            raise ValueError(
+                f"task.searcher.search is {type(search).owner.__name__}, but export supports only "
+                "beam search: --set "
+                "task.searcher.search=tekso.models.decoding.beam_search:BeamSearch"
+            )
+        known = known_captions(input)
+        forbidden = self.searcher.forbidden_ids(known.tokenizer)
+        return caption_exports(self.model, search, known, forbidden_ids=forbidden)
 
     def _captioned(
         self,

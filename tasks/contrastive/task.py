@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tekso.framework.context import StepContext
+from tekso.framework.exports import ExportedFunction
 from tekso.framework.input.held_out import spread
 from tekso.framework.input.input import Input
 from tekso.framework.input.skips import BadRecordError, InputError
@@ -18,11 +19,13 @@ from tekso.framework.theta import Theta
 from tekso.models.contrastive_loss import ContrastiveLoss, Embedded
 from tekso.models.dual_encoder import DualEncoder
 from tekso.tasks.captioning.captioning_search import blocks
+from tekso.tasks.captioning.exports import embedding_exports
 from tekso.tasks.captioning.input import (
     TARGET_LABELS,
     TARGET_SEGMENTS,
     CaptionedImages,
     captions_of,
+    known_captions,
 )
 from tekso.tasks.classification.task import WEIGHTS, X
 from tekso.tasks.contrastive.recall import recalls
@@ -195,6 +198,10 @@ class Contrastive(Task):
             for text, row in zip(texts, scores, strict=True)
         ]
         return Decoded("\n".join(map(_shown, records)), records)
+
+    def exports(self, input: Input) -> dict[str, ExportedFunction]:
+        """Returns functions that embed images, from pixels, and texts, from tokens."""
+        return embedding_exports(self._of_images, self._of_texts, known_captions(input))
 
     def _embedded_images(
         self,

@@ -58,7 +58,24 @@ def with_theta_of(task: str, function: Callable[..., Any]) -> Callable[..., Any]
     return run
 
 
-def exported_for_task(task: str, exported: ExportedFunction) -> ExportedFunction:
-    """Returns an exported function of a task as one of all tasks."""
+def exported_for_task(
+    task: str,
+    exported: ExportedFunction,
+    *,
+    input_of: Callable[[Any], Any] = lambda input: input,
+) -> ExportedFunction:
+    """Returns an exported function of a task as one of all tasks.
+
+    Args:
+      task: name of the task.
+      exported: its function.
+      input_of: returns the input of the task, given that of the experiment.
+    """
     function: Callable[..., Mapping[str, tf.Tensor]] = with_theta_of(task, exported.function)
-    return dataclasses.replace(exported, function=function)
+    quantization = exported.quantization
+    if quantization is not None:
+        own = quantization.examples
+        quantization = dataclasses.replace(
+            quantization, examples=lambda input, split, most: own(input_of(input), split, most)
+        )
+    return dataclasses.replace(exported, function=function, quantization=quantization)

@@ -338,7 +338,9 @@ class MultiTask(Task):
         """Returns the functions of every task, as "<task>_<name>"."""
         inputs = _inputs_of(input)
         return {
-            f"{name}_{key}": exported_for_task(name, function)
+            f"{name}_{key}": exported_for_task(
+                name, function, input_of=functools.partial(_input_of, name)
+            )
             for name, task in self.tasks.items()
             for key, function in task_results.exports(task, inputs[name]).items()
         }
@@ -364,6 +366,10 @@ class MultiTask(Task):
             if found is not None:
                 return with_task(found, name)
         return None
+
+
+def _input_of(name: str, input: Input) -> Any:
+    return _inputs_of(input)[name]
 
 
 def _inputs_of(input: Input) -> Mapping[str, Any]:

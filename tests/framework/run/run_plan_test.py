@@ -178,6 +178,7 @@ def test_the_executions_of_an_experiment_and_of_a_search_are_planned(tmp_path: P
     assert plan.not_ranked == {}  # a stage has one device
     text = plan_text.text(plan)
     assert "mesh_sharded, data:" in text and "no problems were found" in text
+    assert "The times of pipelines are without communication" in text
 
 
 def test_pipelines_as_one_program_are_ranked_and_what_is_not_is_said(tmp_path: Path) -> None:

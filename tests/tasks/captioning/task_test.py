@@ -16,7 +16,10 @@ from tekso.framework.context import StepContext
 from tekso.framework.input.held_out import HeldOut
 from tekso.framework.input.skips import InputError
 from tekso.framework.input.words import Words
+from tekso.framework.run import litert
+from tekso.framework.run.saved_model import ExportModule
 from tekso.models.captioner import Captioner
+from tekso.models.decoding.sampler import Sampler
 from tekso.models.layers.attention import MultiHeadAttention
 from tekso.models.layers.feed_forward import FeedForward
 from tekso.models.layers.residual_blocks import BasicBlock
@@ -24,7 +27,7 @@ from tekso.models.layers.stack import Stack
 from tekso.models.layers.transformer import TransformerLayer
 from tekso.models.memory_decoder import decoder_layer
 from tekso.models.resnet import SMALL_STEM, ResNet
-from tekso.tasks.captioning.captioning_search import CaptionSearch
+from tekso.tasks.captioning.captioning_search import Asked, CaptionSearch
 from tekso.tasks.captioning.input import CaptionedImages, KnownCaptions, captions_of
 from tekso.tasks.captioning.scoring import CaptionScoring
 from tekso.tasks.captioning.sources import CaptionTable
@@ -202,3 +205,69 @@ def test_inputs_must_have_the_languages_of_the_model_and_cut_captions_are_a_warn
     other = captioned(source=Bars.Params(languages=["en", "de"])).instantiate()
     with pytest.raises(InputError, match=r"eval_inputs.dev has 2 languages, but task.model"):
         task_of(input).check_inputs({"input": input, "eval_inputs.dev": other})
+
+
+def exported(languages: list[str]) -> tuple[Any, Any, ExportModule]:
+    """Returns an input, a task with large weights, and the module that exports it."""
+    source = Bars.Params(languages=languages)
+    changes: dict[str, Any] = {"mean": [0.4, 0.5, 0.6], "deviation": [0.2, 0.3, 0.1]}
+    input = captioned(source=source, **changes).instantiate()
+    searcher = CaptionSearch.Params(batch_size=3)
+    searcher.search.set(beam_size=2, num_hypotheses=2)
+    task = task_of(input, searcher=searcher)
+    weights = {path: 3 * spec.initial_value(2) for path, spec in task.specs().items()}
+    return input, task, ExportModule(task, weights, seed=0)
+
+
+def run_captions(input: Any, task: Any, module: ExportModule, *, greedy: bool) -> Any:
+    """Returns the captions that the task finds for three training images, in two languages."""
+    searcher = task.params.searcher.copy()
+    if greedy:
+        searcher.search.set(beam_size=1, num_hypotheses=1, length_normalization=0.0)
+    theta = task.theta({path: tf.convert_to_tensor(v) for path, v in module.weights.items()})
+    asked = [
+        (lambda i=i: Asked(input.pixels(i, plain=True), i % max(1, len(input.languages))))
+        for i in range(3)
+    ]
+    return searcher.instantiate(task=task).captions(EagerProgram(theta), input.tokenizer, asked)
+
+
+def same_captions(found: Any, wanted: Any, end_id: int) -> None:
+    for row, hypotheses in enumerate(wanted):
+        assert len(hypotheses) == (found["lengths"][row] > 0).sum()
+        for n, one in enumerate(hypotheses):
+            ids = found["ids"][row, n, : found["lengths"][row, n]]
+            ids = ids[:-1] if ids[-1] == end_id else ids
+            assert ids.tolist() == one.ids.tolist()
+            assert found["log_probs"][row, n] == pytest.approx(one.log_prob, abs=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("languages", [[], ["en", "de"]], ids=["one", "two"])
+def test_exported_searches_find_the_captions_of_the_run(languages: list[str]) -> None:
+    input, task, module = exported(languages)
+    given = {"images": tf.constant(np.stack([input.source.image(i) for i in range(3)]))}
+    given |= {"language_ids": tf.constant([0, 1, 0])} if languages else {}
+    end_id = input.tokenizer.end_id
+    for name, function in task.exports(input).items():
+        wanted = run_captions(input, task, module, greedy=name == "greedy")
+        assert len({one[0].ids.tobytes() for one in wanted}) > 1
+        found = module.signature(function, batch_size=2)(**given)
+        same_captions({n: value.numpy() for n, value in found.items()}, wanted, end_id)
+        if function.for_litert:
+            runner = litert.interpreter(litert.convert(module, function)).get_signature_runner()
+            for row in range(3):
+                one = {n: value.numpy()[row : row + 1] for n, value in given.items()}
+                same_captions(runner(**one), wanted[row : row + 1], end_id)
+
+
+def test_only_a_beam_search_is_exported() -> None:
+    input = captioned().instantiate()
+    task = task_of(input)
+    assert {n: f.for_litert for n, f in task.exports(input).items()} == {
+        "caption": False,
+        "greedy": True,
+    }
+    sampling = CaptionSearch.Params(search=Sampler.Params(max_length=4))
+    with pytest.raises(ValueError, match=r"task\.searcher\.search is Sampler, but export"):
+        task_of(input, searcher=sampling).exports(input)

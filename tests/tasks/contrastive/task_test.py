@@ -18,6 +18,8 @@ from tekso.framework.input.skips import InputError
 from tekso.framework.input.words import Words
 from tekso.framework.learner import Learner
 from tekso.framework.optimizers.sgd import SGD
+from tekso.framework.run import litert
+from tekso.framework.run.saved_model import ExportModule
 from tekso.framework.schedules import Constant
 from tekso.models.dual_encoder import DualEncoder, TextTower
 from tekso.models.layers.attention import MultiHeadAttention
@@ -194,3 +196,37 @@ def test_other_inputs_are_rejected() -> None:
 
     with pytest.raises(InputError, match="object has no captions: use CaptionedImages"):
         task_of(captioned().instantiate()).check_inputs({"input": Other()})
+
+
+@pytest.mark.slow
+def test_exported_functions_embed_pixels_and_tokens_as_the_task_does() -> None:
+    input = captioned(mean=[0.4, 0.5, 0.6], deviation=[0.2, 0.3, 0.1]).instantiate()
+    task = task_of(input)
+    weights = {path: spec.initial_value(2) for path, spec in task.specs().items()}
+    module = ExportModule(task, weights, seed=0)
+    theta = task.theta({path: tf.constant(value) for path, value in weights.items()})
+    texts = [input.source.captions(i)[0].text for i in range(3)] + ["red bar"]
+    targets = [input.target(text) for text in texts]
+    batch = {name: tf.constant([one[name] for one in targets]) for name in targets[0]}
+    batch["x"] = tf.constant([input.pixels(i, plain=True) for i in range(4)])
+    wanted = task.predict(theta, batch, StepContext())
+
+    images = {"images": np.stack([input.source.image(i) for i in range(4)])}
+    ids = batch["target_labels"].numpy()
+    lengths = batch["target_segment_ids"].numpy().sum(1).astype(np.int32)
+    assert set(lengths) == {3, 6}
+    ids[3, 3:] = 5  # padding has no effect
+    functions = task.exports(input)
+    for name, given, want in (
+        ("embed_images", images, wanted["images"]),
+        ("embed_texts", {"ids": ids, "lengths": lengths}, wanted["texts"]),
+    ):
+        tensors = {key: tf.constant(value) for key, value in given.items()}
+        found = module.signature(functions[name], batch_size=3)(**tensors)["embeddings"]
+        np.testing.assert_allclose(found, want, atol=1e-5)
+        assert np.abs(want[0] - want[3]).max() > 0.01
+        data = litert.convert(module, functions[name])
+        runner = litert.interpreter(data).get_signature_runner()
+        for row in range(4):
+            one = {key: value[row : row + 1] for key, value in given.items()}
+            np.testing.assert_allclose(runner(**one)["embeddings"], want[row : row + 1], atol=1e-4)

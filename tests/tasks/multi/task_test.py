@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import small_tasks
 import tensorflow as tf
+from small_pictures import Blobs
 
 from tekso.framework import task_results
 from tekso.framework.context import StepContext
@@ -15,7 +16,7 @@ from tekso.framework.execution import DataParallel, ExecutionError, Pipelined
 from tekso.framework.execution.base import ExecutionProgram, signature_of
 from tekso.framework.gradient_combination import GradDrop, PCGrad
 from tekso.framework.input.held_out import HeldOut
-from tekso.framework.input.task_inputs import OneTask, of_task
+from tekso.framework.input.task_inputs import OneTask, TaskInputs, of_task
 from tekso.framework.layer import Layer
 from tekso.framework.learner import Learner
 from tekso.framework.optimizers.sgd import SGD
@@ -24,7 +25,10 @@ from tekso.framework.schedules import Constant
 from tekso.framework.task import LossSums, Task
 from tekso.models.layers.linear import Linear
 from tekso.models.layers.normalization import BatchNorm
+from tekso.models.mlp import Mlp
 from tekso.tasks.classification.task import Classification
+from tekso.tasks.image.input import Images
+from tekso.tasks.image.task import ImageClassification
 from tekso.tasks.multi.task import MultiTask
 
 SHARED = {"kind/model/layers/0/w", "kind/model/layers/0/b"}
@@ -335,3 +339,17 @@ def test_inputs_that_do_not_fit_are_named_in_one_line() -> None:
 def test_goals_have_the_names_of_the_tasks() -> None:
     goals = MultiTask.goals_of(small_tasks.multi_task())
     assert goals["virginica/accuracy"] == "max" and goals["kind/loss"] == "min"
+
+
+def test_int8_of_a_task_is_calibrated_with_the_images_of_its_own_input() -> None:
+    pictures = Images.Params(source=Blobs.Params(), image_size=8, batch_size=3)
+    one = ImageClassification.Params(model=Mlp.Params(hidden_dims=[4]))
+    inputs = {"pictures": pictures, "kind": small_tasks.task_inputs().inputs["kind"]}
+    input = TaskInputs.Params(inputs=inputs).instantiate()
+    tasks = {"pictures": one, "kind": small_tasks.classifier(3)}
+    task = MultiTask.complete(MultiTask.Params(tasks=tasks), input).instantiate()
+    quantization = task.exports(input)["pictures_classify"].quantization
+    for split, name, count in (("train", "train", 12), ("held_out", "dev", 4)):
+        found = [given["images"][0] for given in quantization.examples(input, split, 50)]
+        np.testing.assert_array_equal(found, Blobs.Params().instantiate(split=name).images)
+        assert len(found) == count
