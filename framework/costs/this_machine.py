@@ -248,7 +248,7 @@ def _streams(
     seconds = max(whole - op_s, whole / 2)  # the two are measured one after the other
     times = [_of_each(function, ones(n), ones(n)) for n in _FROM_MEMORY]
     more = float(moved * (_FROM_MEMORY[1] - _FROM_MEMORY[0]))
-    memory = more / max(times[1] - times[0], 1e-9)
+    memory = more / max(times[1] - times[0], times[1] / 2)  # as above
     return [(size, max(size / seconds, memory)), (float(moved * _FROM_MEMORY[0]), memory)]
 
 

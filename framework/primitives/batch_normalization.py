@@ -46,7 +46,9 @@ def batch_norm(
     """
     flags = [] if counted is None else [counted]
     wide = widen(x).dtype
-    elements = tf.size(x) // x.shape[-1] if counted is None else tf.math.count_nonzero(counted)
+    # In int64: in int32, the size of an x of 2**31 elements would be negative, without an error.
+    size = tf.size(x, out_type=tf.int64)
+    elements = size // x.shape[-1] if counted is None else tf.math.count_nonzero(counted)
     here = tf.cast(elements, wide)
     count = tf.maximum(sum_over_replicas(here), 1)
 

@@ -359,13 +359,10 @@ class _Run:
         if p.coverage_penalty:
             scores_BK += self._score.coverage_penalty(last.coverage, is_source_BS)
         scores_BH, slots_BH = tf.math.top_k(scores_BK, num)
-        open_ = _Ended(
-            scores_BH,
-            tf.gather(last.log_probs, slots_BH, batch_dims=1),
-            tf.where(scores_BH > LEAST, limits_B1, 0),
-            slots_BH,
-        )
-        is_ended_BH = last.ended.scores > LEAST
+        open_BH = tf.gather(last.log_probs, slots_BH, batch_dims=1)
+        lengths_BH = tf.where(open_BH > LEAST, limits_B1, 0)
+        open_ = _Ended(scores_BH, open_BH, lengths_BH, slots_BH)
+        is_ended_BH = last.ended.log_probs > LEAST
         num_B1 = tf.reduce_sum(tf.cast(is_ended_BH, tf.int32), 1, keepdims=True)
         places_BH = tf.range(num) + tf.where(is_ended_BH, 0, num - num_B1)
         parts = (tf.concat(pair, 1) for pair in zip(last.ended, open_, strict=True))

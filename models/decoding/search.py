@@ -22,7 +22,7 @@ IMPOSSIBLE = float("-inf")
 """Log-probability of forbidden tokens, and of missing hypotheses."""
 
 LEAST = -1e36
-"""Hypotheses whose score is not above it are missing; LiteRT computes -3.4e38 instead of -inf."""
+"""Hypotheses are missing if their log-probability is not above it: LiteRT has -3.4e38 for -inf."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -111,9 +111,9 @@ def best_constant(references: Sequence[str]) -> BestConstant:
       InputError: jiwer is not installed.
     """
     jiwer = jiwer_module()
-    # A reference of n words that has the word has n - 1 errors, any other has n.
-    counts = Counter(word for text in references for word in set(text.split()))
+    # A reference of n words that has the word has n - 1 errors; any other has n, and at least one.
+    texts = jiwer.wer_default(list(references))
+    counts = Counter(word for text in texts for word in set(text))
     word = min(counts, key=lambda word: (-counts[word], word))
-    wer = 1 - counts[word] / sum(len(text.split()) for text in references)
-    cer = jiwer.cer(list(references), [word] * len(references))
-    return BestConstant(word, {CONSTANT + WER: wer, CONSTANT + CER: cer})
+    figures = word_errors(references, [word] * len(references)).figures
+    return BestConstant(word, {CONSTANT + name: figures[name] for name in (WER, CER)})

@@ -172,6 +172,17 @@ def test_a_disturbed_measurement_of_a_call_does_not_make_ops_free(
         assert this_machine._seconds(None) == pytest.approx(ops)
 
 
+def test_a_disturbed_measurement_of_arrays_does_not_make_memory_free(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    times = {1 << 16: 9e-4, 1 << 18: 8e-4}  # the larger arrays took less
+    monkeypatch.setattr(this_machine, "_of_chain", lambda function, x: 1e-4)
+    monkeypatch.setattr(this_machine, "_of_each", lambda function, a, b: times[a])
+    cached, memory = this_machine._streams(lambda n: n, max, 0.0, 12)
+    assert memory == (12.0 * (1 << 16), pytest.approx(12 * (3 << 16) / 4e-4))
+    assert cached[1] >= memory[1]
+
+
 @pytest.mark.slow
 def test_the_probes_give_plausible_speeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

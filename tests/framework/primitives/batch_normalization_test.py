@@ -59,3 +59,15 @@ def test_many_values_far_from_zero_are_normalised_to_mean_zero(fuse: Fuse) -> No
     mean = found.y.numpy().mean((0, 1, 2), dtype=float)
     np.testing.assert_allclose(mean, 0, atol=2 * rounding)
     np.testing.assert_allclose(found.squares / 2**17, wide.var((0, 1, 2)), rtol=2e-6)
+
+
+def test_the_count_of_an_input_of_2_31_elements_is_right() -> None:
+    """Only the count is computed: it is known from the shape."""
+
+    def count(x: tf.Tensor) -> tf.Tensor:
+        args = x, tf.ones(64), tf.zeros(64), None
+        return batch_norm(*args, epsilon=1e-3, sum_over_replicas=lambda value: value).count
+
+    spec = tf.TensorSpec([2, 256, 256, 256, 64], tf.bfloat16)
+    whole = tf.compat.v1.wrap_function(count, [spec])
+    assert float(whole.prune([], whole.outputs)()[0]) == 2 * 256**3

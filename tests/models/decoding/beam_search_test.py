@@ -376,6 +376,16 @@ def test_a_vocabulary_of_the_end_alone(toy: Any, make_batch: Any) -> None:
     np.testing.assert_allclose(outcome["log_probs"][0, 0], math.log(0.5), rtol=1e-6)
 
 
+def test_what_is_missing_goes_by_the_log_probability_however_it_is_normalised(
+    toy: Any, make_batch: Any
+) -> None:
+    theta = {"logits": tf.constant([[[[0.0, 1.0]] * 2]]), "attention": tf.zeros([1, 6])}
+    how = {"beam_size": 1, "min_length": 60, "max_length": 64, "max_length_ratio": None}
+    outcome = run(toy, theta, make_batch([[0, 1]]), length_normalization=-35.0, **how)
+    assert -math.inf < outcome["scores"][0, 0] < -1e37  # a sum of 60 tokens over 6e-37
+    assert outcome["lengths"].tolist() == [[60]] and outcome["is_finished"].all()
+
+
 @pytest.mark.parametrize(
     ("how", "message"),
     [

@@ -184,6 +184,14 @@ def test_no_constant_word_is_better_than_the_baseline() -> None:
     assert best_constant(often).word == "a"
 
 
+@pytest.mark.parametrize("references", [["a", ""], ["a\tb", "a"], ["", "b a", " b  b"]])
+def test_the_rates_of_a_constant_word_are_those_of_transcripts(references: list[str]) -> None:
+    """Also of texts without words, and of white space that does not separate words."""
+    constant = best_constant(references)
+    rates = word_errors(references, [constant.word] * len(references)).figures
+    assert constant.figures == {"constant_wer": rates["wer"], "constant_cer": rates["cer"]}
+
+
 class TransducedTones(Tones):
     """The same with a transducer."""
 
