@@ -1,7 +1,7 @@
 """Draws the pictures of the documentation as SVG files.
 
-    python -m tekso.tools.pictures docs/pictures              trains image.digits.Mlp for the curves
-    python -m tekso.tools.pictures docs/pictures runs/small   draws the curves of these runs instead
+    python -m tekso.tools.pictures docs/pictures              schedules and shards
+    python -m tekso.tools.pictures docs/pictures runs/small   these runs, too
 
     schedules.svg     GPipe and 1F1B, simulated
     sharding.svg      a feed-forward layer on a mesh of 2 x 2 devices
@@ -15,10 +15,7 @@ from __future__ import annotations
 
 import io
 import itertools
-import os
-import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,12 +27,9 @@ from tekso.framework.planning import timeline_drawing
 from tekso.framework.planning.simulator import simulate
 from tekso.framework.run.logdir import Logdir
 from tekso.framework.run.metrics_log import SECONDS, TRAIN, MetricsLog
-from tekso.tools.command_errors import FAILED, OK, UsageError
+from tekso.tools import command_errors
+from tekso.tools.command_errors import UsageError
 
-TRAINED = "image.digits.Mlp"
-"""The experiment that is trained if no run is given."""
-
-_STEPS = 600
 _STAGES, _MICRO_BATCHES = 4, 4
 _TAGS = ("loss", "bits_per_byte", "accuracy", "learning_rate")
 _COLOURS = ("#a6cee3", "#e6862d", "#b2df8a", "#cab2d6")
@@ -47,37 +41,26 @@ Points = dict[str, dict[str, list[tuple[int, float]]]]
 
 def main(argv: Sequence[str]) -> int:
     """Writes the pictures; returns the exit code."""
-    if len(argv) < 2:
-        print("pictures takes a folder to write, and runs to draw", file=sys.stderr)
-        return UsageError.exit_code
-    folder, runs = Path(argv[1]), [Path(run) for run in argv[2:]]
-    missing = [run for run in runs if not (run / "metrics.jsonl").exists()]
-    if missing:
-        print(f"{missing[0]} is not a run: it has no metrics.jsonl", file=sys.stderr)
-        return FAILED
+    return command_errors.run("pictures", lambda: _draw(argv[1:]))
+
+
+def _draw(arguments: Sequence[str]) -> int:
+    if not arguments:
+        raise UsageError("a folder to write is missing; runs to draw may follow it")
+    folder, runs = Path(arguments[0]), [Path(run) for run in arguments[1:]]
+    files = {"schedules": schedules(), "sharding": sharding()}
+    for run in runs:
+        if not (run / "metrics.jsonl").exists():
+            raise ValueError(f"{run} is not a run: it has no metrics.jsonl")
+        key, points = key_of(run), points_of(run)
+        if not points:
+            raise ValueError(f"{run} has no curves: there are no scalars in its events")
+        files[f"{key}.curves"] = curves(points, title=key)
+        files[f"{key}.time"] = time_of(seconds_of(run), title=key)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "schedules.svg").write_text(schedules())
-    (folder / "sharding.svg").write_text(sharding())
-    with tempfile.TemporaryDirectory() as scratch:
-        for run in runs or [train(Path(scratch) / "run")]:
-            key = key_of(run)
-            (folder / f"{key}.curves.svg").write_text(curves(points_of(run), title=key))
-            (folder / f"{key}.time.svg").write_text(time_of(seconds_of(run), title=key))
-    return OK
-
-
-def train(logdir: Path, *, steps: int = _STEPS) -> Path:
-    """Trains a small model in a process of its own; returns its logdir.
-
-    Raises:
-      CalledProcessError: it failed.
-    """
-    flags = [f"--model={TRAINED}", f"--logdir={logdir}", f"--steps={steps}"]
-    every = max(steps // 6, 1)
-    flags += [f"--set=run.eval_every_steps={every}", f"--log_every={max(steps // 60, 1)}"]
-    command = [sys.executable, "-m", "tekso.tools.trainer", *flags]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    return logdir
+    for name, svg in files.items():
+        (folder / f"{name}.svg").write_text(svg)
+    return command_errors.OK
 
 
 # --- schedules and layouts: always the same ---
@@ -233,5 +216,4 @@ def _svg(figure: Any) -> str:
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     sys.exit(main(sys.argv))

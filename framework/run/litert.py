@@ -16,7 +16,6 @@ from tekso.framework.run.saved_model import ExportModule
 
 Numbers = Literal["float32", "int8"]
 
-
 _CONVERSIONS = {"CAST", "DEQUANTIZE", "QUANTIZE"}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -93,7 +93,7 @@ def converted(
     module: ExportModule,
     functions: Mapping[str, ExportedFunction],
     numbers: Sequence[litert.Numbers],
-    data: Any,
+    data: Callable[[], Input],
 ) -> list[LiteRtFile]:
     """Returns the LiteRT files of functions.
 
@@ -101,7 +101,7 @@ def converted(
       module: the weights.
       functions: the exported functions, by name.
       numbers: number formats of the files.
-      data: function() that returns the training input; called if a function is calibrated.
+      data: returns the training input; called once, if a function is calibrated.
 
     Raises:
       LiteRtError: a function cannot be converted or calibrated.
@@ -119,14 +119,13 @@ def converted(
     return found
 
 
-def _opened(data: Any) -> Input:
+def _opened(data: Callable[[], Input]) -> Input:
     try:
-        found: Input = data()
+        return data()
     except (InputError, OSError) as error:
         raise litert.LiteRtError(
             f"LiteRT files with int8 are calibrated with training data, but: {error}"
         ) from error
-    return found
 
 
 def _calibrated(

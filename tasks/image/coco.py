@@ -161,9 +161,16 @@ def _converted(path: str, images: Any, annotations: Any, categories: Any) -> Coc
                 f"{one['category_id']!r}, but there is no such image or category"
             )
         by_image[one["image_id"]].append((number, labels[one["category_id"]], one))
+    sizes = [(int(one["height"]), int(one["width"])) for one in images]
+    for one, size in zip(images, sizes, strict=True):
+        if min(size) < 1:
+            raise InputError(
+                f"{path}: image {one['id']!r} has the height {size[0]} and the width {size[1]}, must "
+                "be at least 1"
+            )
     return CocoFile(
         class_names=tuple(str(one["name"]) for one in categories),
         names=[str(one["file_name"]) for one in images],
-        sizes=[(int(one["height"]), int(one["width"])) for one in images],
+        sizes=sizes,
         annotations=[by_image[one["id"]] for one in images],
     )

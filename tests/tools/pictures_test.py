@@ -48,8 +48,8 @@ def test_shards_cover_a_tensor_once_and_are_stored_by_all_devices() -> None:
 def test_every_picture_is_small_used_and_has_the_text_of_its_kind() -> None:
     pages = "".join(path.read_text() for path in DOCS.glob("*.md"))
     found = sorted(STORED.glob("*.svg"))
-    kinds = ("curves", "time")  # that the command writes if no run is given
-    assert {f"{pictures.TRAINED}.{kind}.svg" for kind in kinds} < {path.name for path in found}
+    kinds = ("curves", "time")
+    assert {f"image.digits.Mlp.{kind}.svg" for kind in kinds} < {path.name for path in found}
     for path in found:
         assert f"](pictures/{path.name})" in pages, f"no page shows {path.name}"
         assert path.stat().st_size < 60_000, path.name
@@ -97,11 +97,20 @@ def test_points_and_seconds_are_those_that_the_run_wrote(
 def test_what_is_no_run_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert pictures.main(["pictures", str(tmp_path), str(tmp_path / "none")]) == 1
     assert "none is not a run: it has no metrics.jsonl" in capsys.readouterr().err
+    (tmp_path / "metrics.jsonl").touch()
+    assert pictures.main(["pictures", str(tmp_path), str(tmp_path)]) == 1
+    assert "has no curves: there are no scalars in its events" in capsys.readouterr().err
     assert pictures.main(["pictures"]) == 2
+    assert pictures.main(["pictures", str(tmp_path / "metrics.jsonl")]) == 1
+    assert "metrics.jsonl" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
 
 
-@pytest.mark.slow
-def test_the_experiment_of_the_pictures_is_trained(tmp_path: Path) -> None:
-    run = pictures.train(tmp_path / "run", steps=6)
-    assert pictures.key_of(run) == pictures.TRAINED
-    assert [step for step, _ in pictures.points_of(run)["loss"]["dev"]] == [1, 2, 3, 4, 5, 6]
+def test_without_runs_only_schedules_and_shards_are_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pictures, "schedules", lambda: "a")
+    monkeypatch.setattr(pictures, "sharding", lambda: "b")
+    assert pictures.main(["pictures", str(tmp_path / "drawn")]) == 0
+    found = {path.name: path.read_text() for path in (tmp_path / "drawn").iterdir()}
+    assert found == {"schedules.svg": "a", "sharding.svg": "b"}
