@@ -80,7 +80,7 @@ def test_what_is_wrong_with_a_coco_file_is_said(tmp_path: Path) -> None:
         "annotation 0 has the image 7 and the category 4": json.dumps(
             {**data, "annotations": [{"image_id": 7, "category_id": 4, "bbox": [0, 0, 1, 1]}]}
         ),
-        "image 100 has the height -6 and the width 40, must be at least 1": json.dumps(
+        "image 100 has the height -6 and the width 40, which must be at least 1": json.dumps(
             {**data, "images": [{**data["images"][0], "height": -6}], "annotations": []}
         ),
     }
