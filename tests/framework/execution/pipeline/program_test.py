@@ -24,6 +24,7 @@ from tekso.framework.execution.pipeline import remote, stage_backend, stage_eval
 from tekso.framework.execution.pipeline.workers import StageError
 from tekso.framework.foreign_variables import ForeignVariableError
 from tekso.framework.layer import Layer
+from tekso.framework.loss_scale import LossScale
 from tekso.framework.params import param
 from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece
 from tekso.framework.primitives.fusion import XlaFusion
@@ -405,7 +406,13 @@ def test_replicas_compute_with_the_same_bits() -> None:
 
 
 class Dropped(Chain):
-    """A chain that drops of its inputs, and whose maps have auxiliary losses."""
+    """A chain that drops of its inputs, with two losses, and auxiliary losses of its maps."""
+
+    losses = ("square", "distance")
+
+    def loss_weight(self, batch: Any) -> tf.Tensor:
+        weight = super().loss_weight(batch)
+        return tf.stack([weight, 2.5 * weight + 1.0])
 
     def _map(self, i: int, theta: Theta, flow: Flow, ctx: Any) -> Flow:
         layer = self.maps[i]
@@ -413,14 +420,19 @@ class Dropped(Chain):
         ctx.collect_loss(f"size/{i}", 0.1 * tf.reduce_sum(tf.cast(tf.abs(x), tf.float32)))
         return {**flow, "x": layer.fprop(theta.maps[str(i)], x, ctx)}
 
+    def _last(self, theta: Theta, flow: Flow, ctx: Any) -> Flow:
+        sums = [tf.reduce_sum(tf.square(flow["x"])), tf.reduce_sum(tf.abs(flow["x"] - 1.0))]
+        return {**flow, LOSS_SUM: tf.stack(sums), METRICS: {}}
+
 
 def test_what_is_dropped_goes_by_the_position_in_the_batch_also_when_it_is_computed_again() -> None:
     task = Dropped.Params(num_maps=2).instantiate()
+    scaled = {"loss_scale": LossScale.Params(initial=1024.0)}
     whole, cut = (
-        build(task, 1, 1, xla="none"),
+        build(task, 1, 1, by=learner(**scaled), xla="none"),
         build(
-            task, 2, 2, by=learner(accumulation_steps=2), num_replicas=2, rematerialize="all",
-            xla="none",
+            task, 2, 2, by=learner(accumulation_steps=2, **scaled), num_replicas=2,
+            rematerialize="all", schedule="zero_bubble_h1", xla="none",
         ),
     )  # fmt: skip
     wanted, found = (program.train_step(batch(), 0) for program in (whole, cut))
