@@ -63,6 +63,9 @@ def left(results: Path, executions: dict[str, Sequence[str]]) -> dict[str, list[
     Args:
       results: the file of the lines.
       executions: {experiment: executions to compare}.
+
+    Raises:
+      ValueError: a line is no JSON.
     """
     lines = results.read_text().splitlines() if results.exists() else []
     records = [json.loads(line) for line in lines]
@@ -90,8 +93,13 @@ def main(arguments: Sequence[str]) -> int:
         key: [n for n in names if not options.not_run or key in matrix.NOT_RUN.get(n, ())]
         for key in options.keys or matrix.GROUPS
     }
+    try:
+        options.results.open("a").close()  # before the first training, not after it
+        found = left(options.results, wanted)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        parser.error(f"--results={options.results} cannot be continued: {error!r}")
     has_failed = False
-    for key, executions in left(options.results, wanted).items():
+    for key, executions in found.items():
         for record in compare(key, executions):
             with options.results.open("a") as file:
                 file.write(json.dumps(record) + "\n")

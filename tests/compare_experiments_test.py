@@ -65,6 +65,19 @@ def test_it_selects_what_has_no_result(
     assert trained == [(MLP, [ALONE, "mesh"])]
 
 
+@pytest.mark.parametrize("content", [None, '{"key": "image.digits.Mlp", "exec', '{"key": 1}\n'])
+def test_results_that_cannot_be_continued_are_one_line_before_a_training(
+    trained: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str | None
+) -> None:
+    file = tmp_path / ("none/a" if content is None else "a")
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(SystemExit):
+        compare_experiments.main([f"--results={file}", MLP])
+    assert f"--results={file} cannot be continued: " in capsys.readouterr().err
+    assert not trained
+
+
 def test_a_step_that_lacks_something_is_different(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
