@@ -18,7 +18,8 @@ from sampling import sample
 
 from tekso.framework import ops
 from tekso.framework.context import StepContext
-from tekso.framework.execution import ExecutionError
+from tekso.framework.execution import DataParallel, ExecutionError
+from tekso.framework.execution.base import signature_of
 from tekso.framework.execution.pipeline import program as program_module
 from tekso.framework.execution.pipeline import remote, stage_backend, stage_evaluation
 from tekso.framework.execution.pipeline.workers import StageError
@@ -428,12 +429,12 @@ class Dropped(Chain):
 def test_what_is_dropped_goes_by_the_position_in_the_batch_also_when_it_is_computed_again() -> None:
     task = Dropped.Params(num_maps=2).instantiate()
     scaled = {"loss_scale": LossScale.Params(initial=1024.0)}
-    whole, cut = (
-        build(task, 1, 1, by=learner(**scaled), xla="none"),
-        build(
-            task, 2, 2, by=learner(accumulation_steps=2, **scaled), num_replicas=2,
-            rematerialize="all", schedule="zero_bubble_h1", xla="none",
-        ),
+    one_device: Any = DataParallel.Params(xla="none").instantiate()
+    whole = one_device.build(task, learner(**scaled), seed=3, batch=signature_of(batch()))
+    whole.initialize()
+    cut = build(
+        task, 2, 2, by=learner(accumulation_steps=2, **scaled), num_replicas=2,
+        rematerialize="all", schedule="zero_bubble_h1", xla="none",
     )  # fmt: skip
     wanted, found = (program.train_step(batch(), 0) for program in (whole, cut))
     assert {name: float(value) for name, value in found.items()} == pytest.approx(
