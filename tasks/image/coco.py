@@ -165,8 +165,8 @@ def _converted(path: str, images: Any, annotations: Any, categories: Any) -> Coc
     for one, size in zip(images, sizes, strict=True):
         if min(size) < 1:
             raise InputError(
-                f"{path}: image {one['id']!r} has the height {size[0]} and the width {size[1]}, must "
-                "be at least 1"
+                f"{path}: image {one['id']!r} has the height {size[0]} and the width {size[1]}, "
+                "must be at least 1"
             )
     return CocoFile(
         class_names=tuple(str(one["name"]) for one in categories),
