@@ -229,7 +229,7 @@ def captions_of(input: Input) -> CaptionedImages:
     return inner
 
 
-def known_captions(input: Any) -> Any:
+def known_captions(input: Input | KnownCaptions) -> CaptionedImages | KnownCaptions:
     """Returns what is known without the data of an input of captions, or `KnownCaptions` as it is.
 
     Raises:
