@@ -110,20 +110,7 @@ REFUSED["stages on meshes"] = REFUSED["pipeline"]
 
 NOT_RUN: dict[str, tuple[str, ...]] = {
     COMPILED: (
-        "image.boxes.Ssd",
-        "image.coco.Captions",
-        "image.folders.ResNet",
-        "image.imagenet.AmoebaNetBL18F512",
-        "image.imagenet.AmoebaNetDL18F208",
-        "image.imagenet.ResNet50",
-        "image.imagenet.ResNet50Mlperf",
         "image.unet.Folders",
-        "mt.cldr.Many",
-        "mt.text_files.Base",
-        "mt.text_files.Lstm",
-        "multi.cldr_and_python.Adapters",
-        "multi.cldr_and_python.GradSign",
-        "multi.punctuator.WithTranslation",
         "multi.smart_reply.Docstrings",
     ),
     "replicas": ("image.imagenet.AmoebaNetBL18F512",),
