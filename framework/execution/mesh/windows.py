@@ -89,7 +89,10 @@ class ImageMesh:
 
     def _usable(self, dim: str, size: int, taken: Layout) -> str | None:
         axis = self.axes.get(dim)
-        return None if axis is None or axis in taken or size % self.sizes[axis] else axis
+        # Of an axis of one device, DTensor's relayouts between two spatial dims end the process.
+        if axis is None or self.sizes[axis] == 1:
+            return None
+        return None if axis in taken or size % self.sizes[axis] else axis
 
 
 def convolution(

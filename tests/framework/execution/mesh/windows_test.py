@@ -177,6 +177,15 @@ def test_images_are_split_where_their_sizes_divide() -> None:
     assert mesh.image_axes(tf.TensorShape([2, 6, 6, 3])) == ("data", None, None, None)
 
 
+def test_an_axis_of_one_device_splits_no_image() -> None:
+    """Resharding between two spatial dims of which one is on such an axis ended the process."""
+    layout = MeshLayout(
+        MeshShape((("z", 2), ("y", 1))), Rules((("height", "z"), ("width", "y"), ("batch", "y")))
+    )
+    mesh = windows.ImageMesh.of(layout, keep, keep)
+    assert mesh.image_axes(tf.TensorShape([8, 12, 8, 2])) == (None, "z", None, None)
+
+
 def test_two_dims_of_an_image_on_one_axis_are_refused() -> None:
     with pytest.raises(ExecutionError, match=r"height:model and channels:model.*\[2, 8, 6, 4\]"):
         images("height:model;channels:model").image_axes(tf.TensorShape([2, 8, 6, 4]))
