@@ -123,6 +123,24 @@ class BeamSearch(Search):
         )
 
 
+def exported_search(search: Any, path: str) -> Any:
+    """Returns the Params of a search if it can be exported.
+
+    Args:
+      search: Params of a search.
+      path: their path, for messages.
+
+    Raises:
+      ValueError: it is not a beam search.
+    """
+    if not isinstance(search, BeamSearch.Params):
+        raise ValueError(
+            f"{path} is {type(search).owner.__name__}, but export supports only beam search: "
+            f"--set {path}=tekso.models.decoding.beam_search:BeamSearch"
+        )
+    return search
+
+
 class _Given(NamedTuple):
     """Inputs of the loop that stay constant."""
 

@@ -14,7 +14,7 @@ from tekso.framework.input.tokenizers import Tokenizer
 from tekso.framework.layer import Layer
 from tekso.framework.params import REQUIRED, param
 from tekso.framework.task import Decoded, Program, Scored
-from tekso.models.decoding.beam_search import BeamSearch
+from tekso.models.decoding.beam_search import exported_search
 from tekso.tasks.captioning.captioning_search import Asked, CaptionSearch, blocks
 from tekso.tasks.captioning.exports import caption_exports
 from tekso.tasks.captioning.input import KnownCaptions, captions_of, known_captions, language_id
@@ -199,13 +199,7 @@ class Captioning(AnswersFiles, TargetTask):
         Raises:
           ValueError: the search is not a beam search.
         """
-        search = self.params.searcher.search
-        if not isinstance(search, BeamSearch.Params):
-            raise ValueError(
-                f"task.searcher.search is {type(search).owner.__name__}, but export supports only "
-                "beam search: --set "
-                "task.searcher.search=tekso.models.decoding.beam_search:BeamSearch"
-            )
+        search = exported_search(self.params.searcher.search, "task.searcher.search")
         known = known_captions(input)
         forbidden = self.searcher.forbidden_ids(known.tokenizer)
         return caption_exports(self.model, search, known, forbidden_ids=forbidden)

@@ -10,7 +10,7 @@ from tekso.framework.input.input import Input
 from tekso.framework.layer import Layer
 from tekso.framework.params import REQUIRED, literals, param
 from tekso.framework.task import Decoded, Program, Scored
-from tekso.models.decoding.beam_search import BeamSearch
+from tekso.models.decoding.beam_search import exported_search
 from tekso.tasks.mt.exports import translation_exports
 from tekso.tasks.mt.input import pairs_of
 from tekso.tasks.mt.pair_texts import texts_of
@@ -153,13 +153,7 @@ class Translation(TargetTask):
         Raises:
           ValueError: the search is not a beam search.
         """
-        search = self.params.translator.search
-        if not isinstance(search, BeamSearch.Params):
-            raise ValueError(
-                f"task.translator.search is {type(search).owner.__name__}, but export supports "
-                "only beam search: --set "
-                "task.translator.search=tekso.models.decoding.beam_search:BeamSearch"
-            )
+        search = exported_search(self.params.translator.search, "task.translator.search")
         known = texts_of(input)
         return translation_exports(
             self,

@@ -89,7 +89,7 @@ class ImageMesh:
 
     def _usable(self, dim: str, size: int, taken: Layout) -> str | None:
         axis = self.axes.get(dim)
-        # Of an axis of one device, DTensor's relayouts between two spatial dims end the process.
+        # With another spatial dim sharded, DTensor ends the process if this axis has one device.
         if axis is None or self.sizes[axis] == 1:
             return None
         return None if axis in taken or size % self.sizes[axis] else axis
