@@ -169,6 +169,7 @@ def difference(key: str, execution: str, result: Any, alone: Any) -> str | None:
     reason = REFUSED.get(execution, {}).get(key)
     if "crash" in result or "crash" in alone:
         return result.get("crash") or alone["crash"]
+    alone = result.get("alone", alone)
     if reason is not None or "refused" in result:
         said = result.get("refused", "it trained")
         return None if reason is not None and re.search(reason, said) else said

@@ -69,9 +69,7 @@ class Buckets:
                 f"an example of length {sizes.max()} is longer than the last bucket, {bounds[-1]}"
             )
         lows = [0, *bounds[:-1]]
-        self.members = [
-            _between(sizes, low, high) for low, high in zip(lows, bounds, strict=True)
-        ]
+        self.members = [_between(sizes, low, high) for low, high in zip(lows, bounds, strict=True)]
         self._batch_sizes = list(batch_sizes)
         counts = [
             -(-len(members) // size)
