@@ -38,7 +38,11 @@ from tekso.framework.loss_scale import LossScale
 from tekso.framework.params import tree as params_tree
 from tekso.models.layers.normalization import BatchNorm
 
-SEED, DEVICES = 7, 4
+DEVICES = 4
+SEEDS = {"image.unet.Folders": 8}
+"""{experiment: its seed; of all others: SEED}. With 7, the input of a ReLU is 0 but for rounding, so
+its gradient depends on the order of sums: noise of 1e-6 in the images makes all steps equal."""
+SEED = 7
 STEPS = (3, 4)  # the learning rate of step 0 may be 0
 STEPS_SEARCHED = 8
 METRICS = ("loss", "total_loss", "gradient_norm")
@@ -84,9 +88,9 @@ class Shrunk:
 
     def __init__(self, key: str, dtype: str, steps: int) -> None:
         self._tree = shrunk_experiments.shrunk(registry.get(key)().tree())
-        self._dtype = dtype
+        self._dtype, self._seed = dtype, SEEDS.get(key, SEED)
         with tempfile.TemporaryDirectory() as assets_dir:
-            self.input = self._tree.input.instantiate(seed=SEED, assets_dir=assets_dir)
+            self.input = self._tree.input.instantiate(seed=self._seed, assets_dir=assets_dir)
             self._first = self.input.batch(0)
             self._task = task_results.complete(self._tree.task, self.input)
             self._repeated_tree = shrunk_experiments.repeated(self._tree)
@@ -117,7 +121,7 @@ class Shrunk:
         program = execution.build(
             self._task.instantiate(),
             self.learner.instantiate(),
-            seed=SEED,
+            seed=self._seed,
             batch=signature_of(self._first),
             dtype=self._dtype,
         )
