@@ -60,7 +60,13 @@ def test_a_trigger_classifies_lines_and_is_exported(tmp_path: Path) -> None:
     (tmp_path / "code").mkdir()
     (tmp_path / "code/a.py").write_text("".join(many) + "def g(): pass\n" * 9)
     roots = ["input.inputs.trigger.root=code", "input.inputs.reply.corpus.root=code"]
-    settings = [*roots, "*.num_layers=1", "*.dim=16", "*.hidden_dim=16", "task.tasks.reply.scoring=None"]
+    settings = [
+        *roots,
+        "*.num_layers=1",
+        "*.dim=16",
+        "*.hidden_dim=16",
+        "task.tasks.reply.scoring=None",
+    ]
     start = ["--model=multi.smart_reply.Docstrings", "--logdir=runs/pair", "--steps=2"]
     run(tmp_path, "trainer", *start, *SHORT, *(f"--set={one}" for one in settings))
     (tmp_path / "messages.txt").write_text("a.f1(a)\n\na.g()\n" + "long" * 30 + "\n")
@@ -74,3 +80,4 @@ def test_a_trigger_classifies_lines_and_is_exported(tmp_path: Path) -> None:
     printed = run(tmp_path, "trainer", "--logdir=runs/pair", *exported)
     assert "trigger_classify(ids) -> probabilities, labels" in printed
     assert "trigger_classify(texts), with texts as inputs and outputs" in printed
+    assert "and for texts:" in printed  # no package has to be imported
