@@ -48,9 +48,7 @@ def main(argv: Sequence[str]) -> int:
     return OK
 
 
-def _row(
-    key: str, settings: Sequence[str], again: str, stages: int, parts: int
-) -> tuple[str, ...]:
+def _row(key: str, settings: Sequence[str], again: str, stages: int, parts: int) -> tuple[str, ...]:
     own = (
         f"num_stages={stages}",
         f"num_micro_batches={parts}",
