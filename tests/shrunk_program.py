@@ -40,8 +40,8 @@ from tekso.models.layers.normalization import BatchNorm
 
 DEVICES = 4
 SEEDS = {"image.unet.Folders": 8}
-"""{experiment: its seed; of all others: SEED}. With 7, the input of a ReLU is 0 but for rounding, so
-its gradient depends on the order of sums: noise of 1e-6 in the images makes all steps equal."""
+"""{experiment: its seed; of all others: SEED}. With 7, the input of a ReLU is 0 but for rounding,
+so its gradient depends on the order of sums. Noise of 1e-6 in the images makes all steps equal."""
 SEED = 7
 STEPS = (3, 4)  # the learning rate of step 0 may be 0
 STEPS_SEARCHED = 8
