@@ -233,6 +233,12 @@ HOW: list[tuple[str, Run | TestedBy]] = [
         TestedBy("tests/tools/ckpt_test.py::test_an_average_is_evaluated_decoded_and_trained_on"),
     ),
     (
+        r"tekso-(trainer|decode) .*--logdir=runs/pair.*",
+        TestedBy(
+            "tests/params/multi/commands_test.py::test_a_trigger_classifies_lines_and_is_exported"
+        ),
+    ),
+    (
         r"tekso-trainer .*runs/(shared|teacher|student).*|tekso-decode .*--task=.*",
         TestedBy(
             "tests/params/multi/commands_test.py"

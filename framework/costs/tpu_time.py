@@ -53,8 +53,8 @@ def _padded(tensor: Any) -> int:
     shape = tensor.shape
     if not shape.rank:
         return 0
-    rows = math.prod(n or 1 for n in shape.as_list()[:-1])
-    return int(rows) * _rounded(shape[-1] or 1)
+    rows: list[int] = [n or 1 for n in shape.as_list()[:-1]]
+    return math.prod(rows) * _rounded(shape[-1] or 1)
 
 
 def _rounded(channels: int) -> int:

@@ -16,7 +16,7 @@ from tekso.tasks.image.sources import AnySource
 
 
 class SplitSource(AnySource):
-    """Base of sources that hold out a part of their data, unless a split has data of its own.
+    """Base of sources that hold out a part of the training data, unless a split has own data.
 
     A hash of a record's name chooses its split.
 
