@@ -430,6 +430,13 @@ HOW: list[tuple[str, Run | TestedBy]] = [
         TestedBy("tests/tools/plan_accuracy_test.py::test_plan_and_measurement_are_side_by_side"),
     ),
     (
+        r"python -m tekso\.tools\.pipeline_memory",
+        TestedBy(
+            "tests/tools/pipeline_memory_test.py::"
+            "test_memory_of_all_stages_is_beside_the_measurement_for_every_k_and_m"
+        ),
+    ),
+    (
         r"python -m tekso\.tools\.gpipe_tables.*",
         TestedBy("tests/tools/gpipe_tables_test.py::test_tables_have_the_published_figures_beside"),
     ),
