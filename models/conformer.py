@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import tensorflow as tf
 
 from tekso.framework.context import StepContext
-from tekso.framework.initializers import Initializer, Normal
-from tekso.framework.params import REQUIRED, param
+from tekso.framework.initializers import Initializer, Normal, Zeros
+from tekso.framework.params import REQUIRED, Migration, param
 from tekso.framework.pieces import Flow, Piece
 from tekso.framework.theta import Theta
 from tekso.models.layers.conformer_block import ConformerBlock
@@ -23,6 +23,11 @@ from tekso.models.speech_encoder import (
     frames_of,
     with_frames,
 )
+
+
+def _with_bias_of_zero(fields: dict[str, Any]) -> dict[str, Any]:
+    """Version 1 had no bias_init: the bias started at 0."""
+    return {**fields, "bias_init": Zeros.Params()}
 
 
 class Conformer(SpeechEncoder):
@@ -46,6 +51,9 @@ class Conformer(SpeechEncoder):
 
     class Params(SpeechEncoder.Params):
         """Params of Conformer."""
+
+        version = 2
+        migrations: ClassVar[dict[int, Migration]] = {1: _with_bias_of_zero}
 
         dim: int = param("Size of the last dim of the output.", default=REQUIRED)
         num_layers: int = param("Number of blocks.", default=REQUIRED)

@@ -60,15 +60,15 @@ def ctc_loss(
     def loss(logits: tf.Tensor) -> Any:
         log_probs = tf.maximum(tf.nn.log_softmax(widen(logits)), IMPOSSIBLE)
         emit_TBS = lattice.emissions(log_probs)
-        alpha_TBS, last_BS = lattice.forward(emit_TBS, ctx)
-        total_B = tf.reduce_logsumexp(last_BS + lattice.ends(emit_TBS.dtype), 1)
+        alpha_TBS, last_BS, subtracted_B = lattice.forward(emit_TBS, ctx)
+        total_B = tf.reduce_logsumexp(last_BS + lattice.ends(emit_TBS.dtype), 1) + subtracted_B
         possible_B = total_B > 0.1 * IMPOSSIBLE
         nats = tf.where(possible_B, -total_B, tf.fill(total_B.shape, _infinity(total_B)))
 
         def gradient(upstream: tf.Tensor) -> tf.Tensor:
             beta_TBS = lattice.backward(emit_TBS, ctx)
-            total = tf.reshape(total_B, [1, -1, 1])
-            occupied_TBS = tf.exp(tf.minimum(alpha_TBS + beta_TBS - total, 0.0))
+            # In every frame, the paths through all states are all paths.
+            occupied_TBS = tf.nn.softmax(alpha_TBS + beta_TBS)
             expected = lattice.to_tokens(occupied_TBS, log_probs.shape[2])
             factor = tf.where(possible_B, upstream, tf.zeros_like(upstream))
             counted = tf.expand_dims(tf.cast(lattice.real_BT, factor.dtype), 2)
@@ -133,13 +133,18 @@ class _Lattice:
         after = 2 * tf.expand_dims(self.num_labels, 1) - place
         return _log_of(tf.equal(after, 0) | tf.equal(after, 1), dtype)
 
-    def forward(self, emit_TBS: tf.Tensor, ctx: StepContext) -> tuple[tf.Tensor, tf.Tensor]:
+    def forward(
+        self, emit_TBS: tf.Tensor, ctx: StepContext
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """Returns the log-sums of all paths that end in a state at a frame, and the last ones.
 
-        The path before the first frame is in state 0.
+        The path before the first frame is in state 0. In every frame, the largest log-sum is
+        subtracted: after a thousand frames, float32 would not have the digits of thousands of nats
+        and of their differences.
 
         Shapes:
-          returns: [T, B, S], [B, S] at the last frame of each utterance
+          returns: [T, B, S], [B, S] at the last frame of each utterance, and [B], the sum of what
+            was subtracted
         """
         num_states = emit_TBS.shape[2]
         skips = self._log_skips(emit_TBS.dtype)
@@ -152,15 +157,19 @@ class _Lattice:
             before = state["alpha"]
             skipping = before + theta["skips"]
             arrived = _log_sum(before, _later(before, 1), _later(skipping, 2))
-            alpha = tf.where(x["real"], arrived + x["emit"], before)
-            return {"alpha": alpha}, alpha
+            alpha = arrived + x["emit"]
+            largest = tf.where(x["real"], _largest(alpha), tf.zeros_like(alpha[:, :1]))
+            alpha = tf.where(x["real"], alpha - largest, before)
+            return {"alpha": alpha}, {"alpha": alpha, "largest": largest}
 
         xs = {"emit": emit_TBS, "real": self._real()}
-        state, alpha_TBS = ops.scan(ctx, step, Theta(skips=skips), {"alpha": first}, xs)
-        return alpha_TBS, state["alpha"]
+        state, found = ops.scan(ctx, step, Theta(skips=skips), {"alpha": first}, xs)
+        return found["alpha"], state["alpha"], tf.reduce_sum(found["largest"], [0, 2])
 
     def backward(self, emit_TBS: tf.Tensor, ctx: StepContext) -> tf.Tensor:
         """Returns the log-sums of all paths from a state at a frame to the end, after this frame.
+
+        A number that is the same for all states of a frame is subtracted; see `forward`.
 
         Shapes:
           returns: [T, B, S]
@@ -177,7 +186,8 @@ class _Lattice:
             skipping = _earlier(after, 2) + theta["skips"]
             left = _log_sum(after, _earlier(after, 1), skipping)
             beta = tf.where(x["continues"], left, theta["ends"])
-            return {"after": beta + x["emit"]}, beta
+            after = beta + x["emit"]
+            return {"after": after - _largest(after)}, beta
 
         xs = {"emit": _reversed(emit_TBS), "continues": _reversed(continues)}
         constants = Theta(skips=skips, ends=ends)
@@ -189,6 +199,12 @@ class _Lattice:
 
     def _log_skips(self, dtype: tf.DType) -> tf.Tensor:
         return _log_of(self.skips_BS, dtype)
+
+
+def _largest(x: tf.Tensor) -> tf.Tensor:
+    """Returns the largest of the states of a batch [B, S], or 0 if all are impossible: [B, 1]."""
+    found = tf.reduce_max(x, 1, keepdims=True)
+    return tf.where(found > 0.1 * IMPOSSIBLE, found, tf.zeros_like(found))
 
 
 def _log_of(possible: tf.Tensor, dtype: tf.DType) -> tf.Tensor:

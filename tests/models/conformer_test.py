@@ -11,7 +11,8 @@ import tensorflow as tf
 
 from tekso.framework import registry
 from tekso.framework.context import StepContext
-from tekso.framework.initializers import Zeros
+from tekso.framework.initializers import Normal, Zeros
+from tekso.framework.params import Params
 from tekso.framework.run.inspection import model_record, task_of
 from tekso.models.conformer import Conformer, Size, conformer
 from tekso.models.layers.attention import MultiHeadAttention
@@ -172,3 +173,16 @@ def test_with_a_bias_of_zero_masked_spans_multiply_the_gradient() -> None:
     x[:, 12:28] = 0.0
     before = bias_gradient(encoder.copy().set(bias_init=Zeros.Params()), x)
     assert before > 100 * bias_gradient(encoder, x)
+
+
+def test_params_of_earlier_runs_have_the_bias_of_zero_that_they_began_with() -> None:
+    text = conformer("S").to_text()
+    current = Params.from_text(text)
+    assert current.bias_init == Normal.Params(stddev=0.3)  # type: ignore[attr-defined]
+    lines = [line for line in text.splitlines() if "bias_init" not in line]
+    stated = '"tekso.models.conformer:Conformer": 2'
+    assert stated in lines[0]
+    old = Params.from_text(
+        "\n".join(lines).replace(stated, '"tekso.models.conformer:Conformer": 1')
+    )
+    assert old.bias_init == Zeros.Params()  # type: ignore[attr-defined]

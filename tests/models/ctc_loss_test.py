@@ -180,3 +180,15 @@ def test_counts_the_frames_that_a_labelling_needs() -> None:
     given = arrays()
     found = ctc_frames_needed(given["labels"], given["num_labels"]).numpy()
     assert found.tolist() == [2, 3, 3, 3, 3, 0, 0, 1, 1, 2]
+
+
+def test_thousands_of_nats_lose_no_digits_of_the_gradient_in_float32() -> None:
+    rng = np.random.default_rng(3)
+    logits = rng.normal(0, 20, (1, 150, 20)).astype(np.float32)
+    labels = np.delete(np.arange(20), BLANK)[rng.integers(0, 19, (1, 25))].astype(np.int32)
+    given = {"labels": tf.constant(labels), "num_frames": [150], "num_labels": [25]}
+    nats, gradient = losses(logits, **given)
+    exact_nats, exact_gradient = losses(logits.astype(np.float64), **given)
+    assert exact_nats[0] > 2000
+    np.testing.assert_allclose(nats, exact_nats, rtol=1e-6)
+    np.testing.assert_allclose(gradient, exact_gradient, atol=1e-4)
