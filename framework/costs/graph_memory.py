@@ -12,6 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from tekso.framework.costs import graph_work
+from tekso.framework.costs.graph_clusters import Cluster
 from tekso.framework.costs.graph_time import is_cluster, needed
 
 _ALIASES = frozenset(
@@ -76,8 +77,10 @@ def _reused(op: Any, root: Any, readers: Any, sizes: Any, new: float) -> float:
 def _inside_bytes(graph: Any, op: Any, new: float) -> float:
     """Returns the bytes that the graphs inside an op need beyond its outputs."""
     _, inner = graph_work.inside(graph, op)
-    if not inner or is_cluster(op, inner):
+    if not inner:
         return 0.0
+    if is_cluster(op, inner):
+        return max(0.0, Cluster(inner[0], needed(inner[0])).peak_bytes() - new)
     return max(0.0, max(peak_bytes(one) for one in inner) - new)
 
 

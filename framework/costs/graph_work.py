@@ -46,8 +46,8 @@ _FREE = frozenset(
         "TensorListSetItem",
     }
 )
-_PRODUCTS = frozenset({"MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum"})
-_PRODUCTS |= {"Conv2D", "Conv3D", "DepthwiseConv2dNative"}
+PRODUCTS = frozenset({"MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum"})
+PRODUCTS |= {"Conv2D", "Conv3D", "DepthwiseConv2dNative"}
 SUMS = frozenset({"Sum", "Mean", "Max", "Min", "Prod"})
 _MOVES = frozenset({"Transpose", "ConcatV2", "Pack", "Unpack", "Split", "SplitV", "Slice"})
 _MOVES |= {"StridedSlice", "GatherV2", "Cast", "Tile", "BroadcastTo", "Pad", "PadV2"}
@@ -69,7 +69,7 @@ def count(graph: Any) -> GraphWork:
         flops += op_flops(op)
         own = sum(size(t) * t.dtype.size for t in op.outputs if t.dtype.is_floating)
         written += own
-        products += own if op.type in _PRODUCTS else 0
+        products += own if op.type in PRODUCTS else 0
     return GraphWork(flops, written, products)
 
 

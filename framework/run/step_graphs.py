@@ -13,7 +13,8 @@ import tensorflow as tf
 
 from tekso.framework.cores import num_cores
 from tekso.framework.costs import graph_memory, graph_time, graph_work
-from tekso.framework.costs.this_machine import MachineSpeed
+from tekso.framework.costs.this_machine import ThisMachine
+from tekso.framework.coupling import coupling
 from tekso.framework.execution.accumulation import part_of
 from tekso.framework.execution.data_parallel import DataParallel, num_towers
 from tekso.framework.execution.data_parallel_program import DataParallelProgram
@@ -32,6 +33,8 @@ class StepGraphs:
       tower: graph of the gradients of one part.
       update: graph of the update.
       gradient_bytes: bytes of the gradients of one tower.
+      variables: number of weights and slots.
+      uses_all_threads: whether one op at a time runs, on all cores.
     """
 
     towers: int
@@ -39,12 +42,23 @@ class StepGraphs:
     tower: Any
     update: Any
     gradient_bytes: float
+    variables: int
+    uses_all_threads: bool
 
-    def seconds(self, machine: MachineSpeed) -> tuple[float, float]:
+    def seconds(self, machine: ThisMachine) -> tuple[float, float]:
         """Returns the time of a step, and the time of all cores together."""
-        tower = self.parts * graph_time.seconds(self.tower, machine)
-        update = graph_time.seconds(self.update, machine)
-        return tower + update, self.towers * tower + update
+        # As in `DataParallel.setup_devices`, ops of a single tower may use all cores.
+        elapsed, cpu = (
+            (machine.alone, machine.alone_cpu)
+            if self.uses_all_threads
+            else (machine.side_by_side, machine.side_by_side)
+        )
+        tower = self.parts * graph_time.seconds(self.tower, elapsed)
+        short = self.parts * graph_time.short_seconds(self.tower, elapsed)
+        fixed = machine.call_s + self.variables * machine.variable_s
+        step = tower + (self.towers - 1) * short + graph_time.seconds(self.update, elapsed)
+        of_cores = self.towers * self.parts * graph_time.seconds(self.tower, cpu)
+        return step + fixed, of_cores + graph_time.seconds(self.update, cpu) + fixed
 
     def flops(self) -> float:
         """Returns the floating-point operations of a step, forward, backward and update."""
@@ -103,4 +117,7 @@ def trace(step: Step, batch: Signature, execution: DataParallel.Params) -> StepG
         weights, slots, [specs[0]] * towers, specs[1], number
     )
     held = sum(s.shape.num_elements() * s.dtype.size for s in tf.nest.flatten(specs[0]))
-    return StepGraphs(towers, parts, tower.graph, updating.graph, float(held))
+    alone = execution.towers == 1 or bool(coupling(step.task))
+    return StepGraphs(
+        towers, parts, tower.graph, updating.graph, float(held), len(weights) + len(slots), alone
+    )
