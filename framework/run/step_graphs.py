@@ -7,6 +7,8 @@ update of the weights  ─┘
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -32,7 +34,7 @@ class StepGraphs:
       parts: number of accumulation steps.
       tower: graph of the gradients of one part.
       update: graph of the update.
-      gradient_bytes: bytes of the gradients of one tower.
+      gradient_sizes: bytes of each gradient of one tower.
       variables: number of weights and slots.
       uses_all_threads: whether one op at a time runs, on all cores.
     """
@@ -41,7 +43,7 @@ class StepGraphs:
     parts: int
     tower: Any
     update: Any
-    gradient_bytes: float
+    gradient_sizes: Sequence[float]
     variables: int
     uses_all_threads: bool
 
@@ -65,11 +67,16 @@ class StepGraphs:
         tower = graph_work.count(self.tower).flops
         return self.towers * self.parts * tower + graph_work.count(self.update).flops
 
-    def peak_bytes(self) -> float:
-        """Returns the bytes that a step needs beyond weights and slots."""
-        tower = graph_memory.peak_bytes(self.tower)
-        summed = self.gradient_bytes if self.parts > 1 else 0.0
-        update = self.towers * self.gradient_bytes + graph_memory.peak_bytes(self.update)
+    def peak_bytes(self, *, least: float = 0.0) -> float:
+        """Returns the bytes that a step needs beyond weights and slots.
+
+        Args:
+          least: tensors of fewer bytes do not count.
+        """
+        tower = graph_memory.peak_bytes(self.tower, least=least)
+        gradients = math.fsum(size for size in self.gradient_sizes if size >= least)
+        summed = gradients if self.parts > 1 else 0.0
+        update = self.towers * gradients + graph_memory.peak_bytes(self.update, least=least)
         return max(self.towers * tower + summed, update)
 
 
@@ -116,8 +123,8 @@ def trace(step: Step, batch: Signature, execution: DataParallel.Params) -> StepG
     updating = tf.function(update, autograph=False).get_concrete_function(
         weights, slots, [specs[0]] * towers, specs[1], number
     )
-    held = sum(s.shape.num_elements() * s.dtype.size for s in tf.nest.flatten(specs[0]))
+    sizes = [float(s.shape.num_elements() * s.dtype.size) for s in tf.nest.flatten(specs[0])]
     alone = execution.towers == 1 or bool(coupling(step.task))
     return StepGraphs(
-        towers, parts, tower.graph, updating.graph, float(held), len(weights) + len(slots), alone
+        towers, parts, tower.graph, updating.graph, sizes, len(weights) + len(slots), alone
     )

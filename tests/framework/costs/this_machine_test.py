@@ -138,6 +138,27 @@ def test_the_memory_of_a_cluster_is_part_of_the_peak() -> None:
     assert found == 4000 + 80  # the product is freed before the result is written
 
 
+def test_tensors_that_the_statistics_leave_out_do_not_count() -> None:
+    made = graph(lambda x, y: (tf.exp(x) * 2.0, tf.exp(y) * 2.0), [100], [10])
+    assert graph_memory.peak_bytes(made) == 440
+    assert graph_memory.peak_bytes(made, least=400) == 400
+    graphs = StepGraphs(2, 1, made, made, [400.0, 40.0], variables=2, uses_all_threads=False)
+    assert graphs.peak_bytes() == 2 * 440 + 440 and graphs.peak_bytes(least=400) == 3 * 400
+
+
+def test_an_op_whose_inputs_are_ready_early_frees_them_early() -> None:
+    """What only the backward pass needs of a large tensor is computed before it is needed."""
+
+    def function(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+        large = tf.matmul(x, x)
+        first = tf.reduce_sum(large)
+        later = tf.matmul(tf.matmul(tf.matmul(y, y), y), y)
+        return first + tf.reduce_sum(later) * tf.reduce_sum(large, keepdims=False)
+
+    found = graph_memory.peak_bytes(graph(function, [100, 100], [60, 60]))
+    assert found < 40000 + 2 * 14400 + 100  # the large one is gone when the third product runs
+
+
 def test_short_ops_of_parallel_graphs_run_one_after_the_other() -> None:
     fast = dataclasses.replace(SPEED, op_s=1e-6, product_s=0.0)
     machine = ThisMachine(fast, SPEED, SPEED, call_s=0.5, variable_s=0.125)
@@ -146,7 +167,7 @@ def test_short_ops_of_parallel_graphs_run_one_after_the_other() -> None:
     short = graph_time.short_seconds(tower, dataclasses.replace(fast, streams=[(1.0, 1e15)]))
     assert short == pytest.approx(3e-6, rel=0.1)
     graphs = StepGraphs(
-        2, 1, tower, graph(lambda a: -a, [4]), 0.0, variables=8, uses_all_threads=False
+        2, 1, tower, graph(lambda a: -a, [4]), [], variables=8, uses_all_threads=False
     )
     one = graph_time.seconds(tower, fast)
     update = graph_time.seconds(graphs.update, fast)
