@@ -223,7 +223,9 @@ class Probes:
         """
         import tensorflow as tf
 
-        whole = _mean(tf.function(_chain(function, _MANY_TIMES), autograph=False), (x,), least_s=_RUN_S)
+        whole = _mean(
+            tf.function(_chain(function, _MANY_TIMES), autograph=False), (x,), least_s=_RUN_S
+        )
         return _rest(whole, _call_s(), least=_LEAST) / _MANY_TIMES
 
     def of_each(
@@ -242,9 +244,7 @@ class Probes:
         one = self.of_chain(lambda x: x + small, small)
         return np.maximum(self._of_pairs(tf.add, small, small, _TIMES) - one, 0.0)
 
-    def _of_pairs(
-        self, function: Callable[[Any, Any], Any], a: Any, b: Any, times: int
-    ) -> Seconds:
+    def _of_pairs(self, function: Callable[[Any, Any], Any], a: Any, b: Any, times: int) -> Seconds:
         pairs = [(a * (1.0 + 0.01 * i), b * (1.0 + 0.01 * i)) for i in range(times)]
         return self.seconds(lambda *pairs: [function(a, b) for a, b in pairs], *pairs) / times
 

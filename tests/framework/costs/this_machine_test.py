@@ -15,9 +15,9 @@ import pytest
 import tensorflow as tf
 
 from tekso.framework.costs import graph_memory, graph_time, machine_probes, this_machine
+from tekso.framework.costs.graph_clusters import Cluster
 from tekso.framework.costs.machine_probes import Probes
 from tekso.framework.costs.this_machine import MachineSpeed, ThisMachine, rate
-from tekso.framework.costs.graph_clusters import Cluster
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.run.step_graphs import StepGraphs
 
@@ -98,9 +98,13 @@ def loops(function: Any, *shapes: list[int]) -> Cluster:
     return Cluster(made, graph_time.needed(made))
 
 
+def _softmax_gradient(d: tf.Tensor, p: tf.Tensor) -> tf.Tensor:
+    return p * (d - tf.reduce_sum(d * p, -1, keepdims=True))
+
+
 def test_a_loop_of_a_cluster_ends_at_what_is_summed_and_at_its_sum() -> None:
     """The gradient of a softmax: p * (d - sum(d * p))."""
-    found = loops(lambda d, p: p * (d - tf.reduce_sum(d * p, -1, keepdims=True)), [20, 50], [20, 50])
+    found = loops(_softmax_gradient, [20, 50], [20, 50])
     product, total, result = found.loops
     assert [loop.op.type for loop in found.loops] == ["Mul", "Sum", "Mul"]
     assert product.bytes == 3 * 4000 and (product.elements, product.sums) == (1000, 0)
@@ -130,10 +134,7 @@ def test_a_function_is_not_computed_again_for_a_larger_tensor() -> None:
 
 
 def test_the_memory_of_a_cluster_is_part_of_the_peak() -> None:
-    compiled = tf.function(
-        lambda d, p: p * (d - tf.reduce_sum(d * p, -1, keepdims=True)),
-        jit_compile=True, autograph=False,
-    )  # fmt: skip
+    compiled = tf.function(_softmax_gradient, jit_compile=True, autograph=False)
     found = graph_memory.peak_bytes(graph(lambda d, p: compiled(d, p), [20, 50], [20, 50]))
     assert found == 4000 + 80  # the product is freed before the result is written
 
@@ -162,8 +163,8 @@ def test_an_op_whose_inputs_are_ready_early_frees_them_early() -> None:
 def test_short_ops_of_parallel_graphs_run_one_after_the_other() -> None:
     fast = dataclasses.replace(SPEED, op_s=1e-6, product_s=0.0)
     machine = ThisMachine(fast, SPEED, SPEED, call_s=0.5, variable_s=0.125)
-    tower = graph(lambda a: tf.reduce_sum(-(-(a @ a))), [100, 100])
-    # The product takes 7e-4 s, each of both negations and the sum 1e-6 s.
+    tower = graph(lambda a: tf.reduce_sum(tf.abs(tf.negative(a @ a))), [100, 100])
+    # The product takes 7e-4 s, each of the three other ops 1e-6 s.
     short = graph_time.short_seconds(tower, dataclasses.replace(fast, streams=[(1.0, 1e15)]))
     assert short == pytest.approx(3e-6, rel=0.1)
     graphs = StepGraphs(
