@@ -1,8 +1,9 @@
 """Simulates the memory of a traced graph: the peak bytes of its tensors on one device.
 
-Ops run in the order in which their inputs are ready, as TensorFlow runs them. A tensor is allocated by its op and freed after the last op that
-reads it. An elementwise op writes its output over an input that nothing else reads. The inputs and
-outputs of the graph are counted by the caller. The lists of a loop have an item per iteration.
+Ops run in the order in which their inputs are ready, as TensorFlow runs them. A tensor is allocated
+by its op and freed after the last op that reads it. An elementwise op writes its output over an
+input that nothing else reads. The inputs and outputs of the graph are counted by the caller. The
+lists of a loop have an item per iteration.
 """
 
 from __future__ import annotations
