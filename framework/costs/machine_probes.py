@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tekso.framework.cores import num_cores
+from tekso.framework.costs.this_machine import rate
 
 Seconds = npt.NDArray[np.float64]
 """[CPU time, time that passes]."""
@@ -294,8 +295,6 @@ class Probes:
 
 def rate_at(points: Sequence[tuple[float, Seconds]], at: float, column: int) -> float:
     """Returns the speed between points of arrays."""
-    from tekso.framework.costs.this_machine import rate
-
     return rate([(x, float(y[column])) for x, y in points], at)
 
 

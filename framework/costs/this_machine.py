@@ -26,13 +26,14 @@ from typing import Any
 import psutil
 
 from tekso.framework import files
-from tekso.framework.costs import device_types, machine_probes
+from tekso.framework.costs import device_types
 from tekso.framework.costs.device_types import DeviceType
 from tekso.framework.execution.errors import ExecutionError
 
 THIS_MACHINE = "this_machine"
 
 _VERSION = 8
+_PROBES = "tekso.framework.costs.machine_probes"  # a program, which imports this module
 _CPUINFO = Path("/proc/cpuinfo")
 
 
@@ -161,7 +162,7 @@ def measured() -> ThisMachine:
 
 def _probed(kind: str) -> dict[str, Any]:
     """Returns what the probes print in a process of their own."""
-    program = [sys.executable, "-c", f"from {machine_probes.__name__} import main; main({kind!r})"]
+    program = [sys.executable, "-c", f"from {_PROBES} import main; main({kind!r})"]
     done = subprocess.run(
         program, capture_output=True, text=True, check=False,
         env={**os.environ, "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"},
@@ -194,9 +195,13 @@ def _cache() -> Path:
 
 def _of_json(text: str) -> ThisMachine:
     values = json.loads(text)
-    names = ("side_by_side", "alone", "alone_cpu")
-    speeds = {name: _speed(values.pop(name)) for name in names}
-    return ThisMachine(**speeds, **{name: float(value) for name, value in values.items()})
+    return ThisMachine(
+        _speed(values["side_by_side"]),
+        _speed(values["alone"]),
+        _speed(values["alone_cpu"]),
+        call_s=float(values["call_s"]),
+        variable_s=float(values["variable_s"]),
+    )
 
 
 def _speed(fields: dict[str, Any]) -> MachineSpeed:
