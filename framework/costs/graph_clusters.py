@@ -33,7 +33,7 @@ _ENDS = frozenset(
 SUMS = graph_work.SUMS | {"ArgMax", "Cumsum"}
 
 
-class Loop(NamedTuple):
+class ClusterLoop(NamedTuple):
     """A loop of a cluster.
 
     Attributes:
@@ -51,7 +51,7 @@ class Loop(NamedTuple):
     sums: float
 
 
-class Cluster:
+class CompiledCluster:
     """The loops of a cluster.
 
     Args:
@@ -106,14 +106,14 @@ class Cluster:
         """Returns whether an op has graphs of its own, or is a product."""
         return bool(graph_work.inside(self._graph, op)[1]) or op.type in graph_work.PRODUCTS
 
-    def _loop(self, op: Any) -> Loop:
+    def _loop(self, op: Any) -> ClusterLoop:
         read, fused = self._read_by(op)
         functions = math.fsum(_size(o) for o in fused if o.type in FUNCTIONS)
         sums = math.fsum(_given(o) for o in fused if o.type in SUMS)
         simple = [o for o in fused if o.type not in FUNCTIONS | SUMS | _ENDS]
         moved = math.fsum(map(_bytes, read)) + math.fsum(map(_bytes, op.outputs))
         elements = math.fsum(0 if self._is_whole(o) else _size(o) for o in simple)
-        return Loop(op, moved, elements, functions, sums)
+        return ClusterLoop(op, moved, elements, functions, sums)
 
     def _read_by(self, op: Any) -> tuple[list[Any], list[Any]]:
         """Returns the tensors that the loop of an op reads, and the ops that are part of it."""

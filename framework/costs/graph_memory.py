@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from tekso.framework.costs import graph_work
-from tekso.framework.costs.graph_clusters import Cluster
+from tekso.framework.costs.graph_clusters import CompiledCluster
 from tekso.framework.costs.graph_time import is_cluster, needed
 
 _ALIASES = frozenset(
@@ -123,7 +123,9 @@ def _inside_bytes(graph: Any, op: Any, new: float, least: float) -> float:
         return 0.0
     if is_cluster(op, inner):
         made = sum(graph_work.size(t) * (t.dtype.size or 0) for t in op.outputs)
-        temporary = Cluster(inner[0], needed(inner[0])).peak_bytes() - made  # one allocation
+        temporary = (
+            CompiledCluster(inner[0], needed(inner[0])).peak_bytes() - made
+        )  # one allocation
         return temporary if temporary >= max(least, 0.0) else 0.0
     return max(0.0, max(peak_bytes(one, least=least) for one in inner) - new)
 

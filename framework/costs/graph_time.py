@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tekso.framework.costs import graph_work
-from tekso.framework.costs.graph_clusters import FUNCTIONS, Cluster
+from tekso.framework.costs.graph_clusters import FUNCTIONS, CompiledCluster
 from tekso.framework.costs.this_machine import MachineSpeed, rate
 
 _PRODUCTS = frozenset({"MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum"})
@@ -133,7 +133,7 @@ def _cluster_seconds(graph: Any, machine: MachineSpeed) -> float:
 
 def _loops_seconds(graph: Any, machine: MachineSpeed) -> float:
     found = 0.0
-    for loop in Cluster(graph, needed(graph)).loops:
+    for loop in CompiledCluster(graph, needed(graph)).loops:
         times, inner = graph_work.inside(graph, loop.op)
         if inner:
             found += times * max(_loops_seconds(one, machine) for one in inner)

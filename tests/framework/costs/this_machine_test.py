@@ -15,7 +15,7 @@ import pytest
 import tensorflow as tf
 
 from tekso.framework.costs import graph_memory, graph_time, machine_probes, this_machine
-from tekso.framework.costs.graph_clusters import Cluster
+from tekso.framework.costs.graph_clusters import CompiledCluster
 from tekso.framework.costs.machine_probes import Probes
 from tekso.framework.costs.this_machine import MachineSpeed, ThisMachine, rate
 from tekso.framework.execution.errors import ExecutionError
@@ -93,9 +93,9 @@ def test_a_cluster_reads_and_writes_only_its_inputs_and_outputs() -> None:
     assert found == pytest.approx(2.0 + 8000 / 1e8 + 3 * 1000 / 1e9)
 
 
-def loops(function: Any, *shapes: list[int]) -> Cluster:
+def loops(function: Any, *shapes: list[int]) -> CompiledCluster:
     made = graph(function, *shapes)
-    return Cluster(made, graph_time.needed(made))
+    return CompiledCluster(made, graph_time.needed(made))
 
 
 def _softmax_gradient(d: tf.Tensor, p: tf.Tensor) -> tf.Tensor:
