@@ -1,6 +1,7 @@
-"""Runs a shrunk experiment through all modes of the trainer, as a user would; for tests.
+"""Runs shrunk experiments through all modes of the trainer, as a user would; for tests.
 
-It trains one step and saves, restores and trains another one, evaluates, decodes and exports.
+Of each, it trains one step and saves, restores and trains another one, evaluates, decodes and
+exports.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from tekso.framework.exit_codes import ExitCode
 from tekso.framework.params import references
 from tekso.tools import trainer
 
-MODEL = "shrunk_run.Shrunk"
 MODULES = (
     "shrunk_experiments",
     "small_boxes",
@@ -26,8 +26,9 @@ MODULES = (
 )
 
 
-def register(key: str) -> None:
-    """Registers the shrunk form of an experiment as `MODEL`."""
+def register(key: str) -> str:
+    """Registers the shrunk form of an experiment; returns its key."""
+    name = f"Shrunk{key.title().replace('.', '').replace('_', '')}"
     original = registry.get(key)
 
     def tree(self: Any) -> Any:
@@ -41,20 +42,27 @@ def register(key: str) -> None:
             (one.input if "task" in one else one).set({"max_batches": 1})
         return small
 
-    registry.register(
-        type(
-            "Shrunk", (original,), {"__doc__": "Shrunk.", "__module__": "shrunk_run", "tree": tree}
-        )
-    )
+    fields = {"__doc__": "Shrunk.", "__module__": "shrunk_run", "tree": tree}
+    registry.register(type(name, (original,), fields))
+    return f"shrunk_run.{name}"
 
 
 def main() -> int:
-    """Runs the modes for the experiment and the logdir of the command line."""
-    key, logdir = sys.argv[1:]
+    """Runs the modes for the experiments of the command line, in folders of its last argument."""
+    *keys, folder = sys.argv[1:]
     for module in MODULES:
         references.allow_imports(module)
-    register(key)
-    model = ["--model", MODEL, "--logdir", logdir]
+    for key in keys:
+        code = _run(register(key), str(Path(folder) / key))
+        if code != ExitCode.OK:
+            return code
+        print(f"== {key}: done", flush=True)
+    return ExitCode.OK
+
+
+def _run(model_key: str, logdir: str) -> int:
+    """Runs the modes for an experiment; returns the exit code of the first that fails."""
+    model = ["--model", model_key, "--logdir", logdir]
     for words in (
         [*model, "--steps=1"],
         [*model, "--steps=2"],
@@ -65,7 +73,7 @@ def main() -> int:
         print(f"== {' '.join(words)}", flush=True)
         code = trainer.main(["tekso-trainer", *words])
         if code != ExitCode.OK:
-            return code
+            return int(code)
     return ExitCode.OK
 
 

@@ -11,20 +11,16 @@ import pytest
 PROGRAM = Path(__file__).with_name("shrunk_run_program.py")
 
 SLOW = (
-    "image.digits.Mlp",
-    "image.pong.Ssd",
-    "image.unet.Digits",
-    "lm.python_source.TinyLstm",
-    "mt.cldr.EnDe",
+    ("image.digits.Mlp", "image.digits.Cnn", "image.pong.Ssd", "image.unet.Digits"),
+    ("lm.python_source.TinyLstm", "lm.text_files.Char", "mt.cldr.EnDe"),
 )
-"""An experiment of each of these kinds of tasks. Speech, several tasks, captions and volumes have
-slow tests of commands in tests/params, which do not export all of them."""
+"""Experiments of these kinds of tasks; one process runs each group. Speech, several tasks, captions
+and volumes have slow tests of commands in tests/params, which do not export all of them."""
 
 OTHERS = (
     "asr.prompts.Ctc",
     "asr.prompts.Las",
     "asr.prompts.Rnnt",
-    "image.digits.Cnn",
     "image.emoji.Caption",
     "image.fashion_mnist.ResNet",
     "lm.python_source.Small",
@@ -34,7 +30,6 @@ OTHERS = (
     "lm.python_source.TinyMoe",
     "lm.python_source.TinyPipeline",
     "lm.python_source.TinySpmdPipeline",
-    "lm.text_files.Char",
     "mt.cldr.EnDeLstm",
     "mt.cldr.Many",
     "mt.text_files.Lstm",
@@ -42,20 +37,29 @@ OTHERS = (
 
 
 @pytest.mark.parametrize(
-    "key",
+    "keys",
     [
-        *(pytest.param(key, marks=pytest.mark.slow) for key in SLOW),
-        *(pytest.param(key, marks=pytest.mark.matrix) for key in OTHERS),
+        *(pytest.param(keys, marks=pytest.mark.slow, id=keys[0]) for keys in SLOW),
+        *(pytest.param((key,), marks=pytest.mark.matrix, id=key) for key in OTHERS),
     ],
 )
-def test_a_small_experiment_goes_through_all_modes(key: str, tmp_path: Path) -> None:
-    done = processes.run([PROGRAM, key, str(tmp_path)], timeout=900)
+def test_small_experiments_go_through_all_modes(keys: tuple[str, ...], tmp_path: Path) -> None:
+    done = processes.run([PROGRAM, *keys, str(tmp_path)], timeout=900)
     words = f"{done.stdout[-2000:]}{done.stderr[-2000:]}"
     assert done.returncode == 0, words
-    assert (tmp_path / "export" / "saved_model.pb").is_file()
-    assert "resuming from" in done.stdout, words
-    steps = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    told = done.stdout
+    for key in keys:
+        own, end, told = told.partition(f"== {key}: done")
+        assert end, words
+        _check(tmp_path / key, own)
+
+
+def _check(logdir: Path, told: str) -> None:
+    """Checks the files and the output of the modes of an experiment."""
+    assert (logdir / "export" / "saved_model.pb").is_file()
+    assert "resuming from" in told
+    steps = [json.loads(line) for line in (logdir / "metrics.jsonl").read_text().splitlines()]
     assert {(r["step"], r["split"]) for r in steps if "loss" in r} >= {(2, "train"), (2, "dev")}
-    assert (tmp_path / "evaluations.jsonl").read_text().strip()
-    decoded = done.stdout.partition("== --mode=decode")[2].partition("\n")[2]
+    assert (logdir / "evaluations.jsonl").read_text().strip()
+    decoded = told.partition("== --mode=decode")[2].partition("\n")[2]
     assert decoded.partition("== --mode=export")[0].strip()

@@ -281,7 +281,10 @@ def _forget_peak() -> None:
 
 
 def _tensor_peak_bytes() -> int | None:
-    """Returns the largest memory of tensors on a device since `_forget_peak`; None: unknown."""
+    """Returns the largest memory of tensors on a device since `_forget_peak`; None: unknown.
+
+    With oneDNN on a CPU, TensorFlow leaves out tensors of fewer than 256 KiB.
+    """
     import tensorflow as tf
 
     found = []

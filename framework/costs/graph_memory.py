@@ -1,40 +1,57 @@
 """Simulates the memory of a traced graph: the peak bytes of its tensors on one device.
 
-Ops run in the order of the graph. A tensor is allocated by its op and freed after the last op that
-reads it. An elementwise op writes its output over an input that nothing else reads. The inputs and
-outputs of the graph are counted by the caller. The lists of a loop have an item per iteration.
+Ops run in the order in which their inputs are ready, as TensorFlow runs them. A tensor is allocated
+by its op and freed after the last op that reads it. An elementwise op writes its output over an
+input that nothing else reads. The inputs and outputs of the graph are counted by the caller. The
+lists of a loop have an item per iteration.
 """
 
 from __future__ import annotations
 
+import collections
 from typing import Any
 
 import tensorflow as tf
 
 from tekso.framework.costs import graph_work
+from tekso.framework.costs.graph_clusters import CompiledCluster
 from tekso.framework.costs.graph_time import is_cluster, needed
 
 _ALIASES = frozenset(
     {"Identity", "IdentityN", "Reshape", "ExpandDims", "Squeeze", "StopGradient", "PreventGradient",
      "Placeholder", "Const", "ReadVariableOp"}
 )  # fmt: skip
+_NEW = graph_work.PRODUCTS | {
+    "Transpose", "Conv2DBackpropInput", "Conv3DBackpropInputV2", "Conv2DBackpropFilter",
+    "Conv3DBackpropFilterV2", "GatherV2", "ConcatV2", "Pack", "Pad", "Cumsum", "ReverseV2",
+}  # fmt: skip
 _FILLS = frozenset({"TensorListPushBack", "TensorListSetItem"})
 
 
-def peak_bytes(graph: Any) -> float:
-    """Returns the largest number of bytes that the ops of a graph hold at once."""
-    ops = needed(graph)
+COUNTED_BYTES = float(1 << 18)
+"""With oneDNN, TensorFlow's memory statistics leave out all tensors of fewer bytes."""
+
+
+def peak_bytes(graph: Any, *, least: float = 0.0) -> float:
+    """Returns the largest number of bytes that the ops of a graph hold at once.
+
+    Args:
+      graph: a traced graph.
+      least: tensors of fewer bytes do not count.
+    """
+    ops = _as_they_get_ready(needed(graph))
     root: dict[str, str] = {}  # tensor: the tensor whose memory it has
     readers: dict[str, int] = {}
     sizes: dict[str, float] = {}
     outputs = getattr(graph, "outputs", None) or []
     for op in ops:
-        lists = _lists(op)
+        lists = _lists(op, least)
         for number, tensor in enumerate(op.outputs):
             given = op.inputs[min(number, len(op.inputs) - 1)].name if len(op.inputs) else None
             is_alias = op.type in _ALIASES or lists.get(number) == 0.0
             root[tensor.name] = root[given] if is_alias and given in root else tensor.name
             held = 0.0 if is_alias else float(graph_work.size(tensor) * (tensor.dtype.size or 0))
+            held = held if held >= least else 0.0
             sizes.setdefault(root[tensor.name], lists.get(number) or held)
     for tensor in [*(t for op in ops for t in op.inputs), *outputs]:
         name = root.get(tensor.name)
@@ -45,7 +62,7 @@ def peak_bytes(graph: Any) -> float:
         own = [root[t.name] for t in op.outputs if root.get(t.name) == t.name]
         new = sum(sizes[name] for name in own)
         reused = _reused(op, root, readers, sizes, new)
-        inside = _inside_bytes(graph, op, new)
+        inside = _inside_bytes(graph, op, new, least)
         peak = max(peak, held + new - reused + inside)
         held += new
         for tensor in op.inputs:
@@ -62,9 +79,35 @@ def peak_bytes(graph: Any) -> float:
     return peak
 
 
+def _as_they_get_ready(ops: list[Any]) -> list[Any]:
+    """Returns ops in the order of TensorFlow's executor: first the one that was ready first.
+
+    So an op of the backward pass that needs values of the forward pass only runs early.
+    """
+    names = {op.name for op in ops}
+    waits: dict[str, int] = {}
+    followers: dict[str, list[Any]] = {}
+    for op in ops:
+        before = {t.op.name for t in op.inputs} | {o.name for o in op.control_inputs}
+        before &= names
+        waits[op.name] = len(before)
+        for name in before:
+            followers.setdefault(name, []).append(op)
+    ready = collections.deque(op for op in ops if not waits[op.name])
+    found = []
+    while ready:
+        op = ready.popleft()
+        found.append(op)
+        for after in followers.get(op.name, []):
+            waits[after.name] -= 1
+            if not waits[after.name]:
+                ready.append(after)
+    return found
+
+
 def _reused(op: Any, root: Any, readers: Any, sizes: Any, new: float) -> float:
     """Returns the bytes of an input that the op overwrites with its output."""
-    if len(op.outputs) != 1 or op.type in ("MatMul", "BatchMatMulV2", "Einsum", "Transpose"):
+    if len(op.outputs) != 1 or op.type in _NEW or graph_work.inside(op.graph, op)[1]:
         return 0.0
     for tensor in op.inputs:
         name = root.get(tensor.name)
@@ -73,15 +116,21 @@ def _reused(op: Any, root: Any, readers: Any, sizes: Any, new: float) -> float:
     return 0.0
 
 
-def _inside_bytes(graph: Any, op: Any, new: float) -> float:
+def _inside_bytes(graph: Any, op: Any, new: float, least: float) -> float:
     """Returns the bytes that the graphs inside an op need beyond its outputs."""
     _, inner = graph_work.inside(graph, op)
-    if not inner or is_cluster(op, inner):
+    if not inner:
         return 0.0
-    return max(0.0, max(peak_bytes(one) for one in inner) - new)
+    if is_cluster(op, inner):
+        made = sum(graph_work.size(t) * (t.dtype.size or 0) for t in op.outputs)
+        temporary = (
+            CompiledCluster(inner[0], needed(inner[0])).peak_bytes() - made
+        )  # one allocation
+        return temporary if temporary >= max(least, 0.0) else 0.0
+    return max(0.0, max(peak_bytes(one, least=least) for one in inner) - new)
 
 
-def _lists(op: Any) -> dict[int, float]:
+def _lists(op: Any, least: float) -> dict[int, float]:
     """Returns {output of a loop: bytes of the list that the loop fills}; 0: passed through."""
     if op.type not in ("While", "StatelessWhile"):
         return {}
@@ -102,7 +151,8 @@ def _lists(op: Any) -> dict[int, float]:
         is_unchanged = item.name in after and name == item.name
         if not is_unchanged and name not in seen:
             seen.add(name)
-            found[number] = float(times * graph_work.size(item) * (item.dtype.size or 0))
+            each = graph_work.size(item) * (item.dtype.size or 0)
+            found[number] = float(times * each) if each >= least else 0.0
     return found
 
 

@@ -1,15 +1,20 @@
 """Estimates the time of a traced graph on one core, op by op, from the measured speed of a core.
 
-    product, convolution    operations / rate at its operations per byte
+    product                 operations / rate at its operations per byte, plus its bytes /
+                            bandwidth for as many bytes
+    convolution             operations / rate at its operations per byte
     copy                    bytes read and written / bandwidth
     exponential, …          elements / rate
     other                   bytes read and written / bandwidth for as many bytes
-    cluster of XLA          bytes of its inputs and outputs, and of its sums and copies, between
-                            which it has separate loops, as above, plus the elements of its ops
+    cluster of XLA          bytes that its loops read and write, as above, plus the elements of
+                            their ops
     every op                plus the time of an op that does nothing
 
 A product of fewer operations per byte than were measured is limited by its bytes: its rate falls
 with them.
+
+TensorFlow hands an op to another thread only if it takes more than some microseconds. So of graphs
+that run side by side, long ops run at the same time, and short ones one after the other.
 
 The body of a loop counts once per iteration. Ops without a path to an output do not count.
 """
@@ -21,6 +26,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tekso.framework.costs import graph_work
+from tekso.framework.costs.graph_clusters import FUNCTIONS, CompiledCluster
 from tekso.framework.costs.this_machine import MachineSpeed, rate
 
 _PRODUCTS = frozenset({"MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum"})
@@ -28,10 +34,6 @@ _CONVOLUTIONS = frozenset(
     {"Conv2D", "Conv3D", "Conv2DBackpropInput", "Conv3DBackpropInputV2", "DepthwiseConv2dNative"}
 )
 _FILTERS = frozenset({"Conv2DBackpropFilter", "Conv3DBackpropFilterV2"})
-_FUNCTIONS = frozenset(
-    {"Exp", "Log", "Log1p", "Tanh", "Sigmoid", "Erf", "Erfc", "Softplus", "Sin", "Cos", "Pow",
-     "Softmax", "LogSoftmax", "Rsqrt", "Sqrt", "Elu", "Selu"}
-)  # fmt: skip
 _COPIES = frozenset(
     {"Transpose", "ConcatV2", "Pack", "Unpack", "Split", "SplitV", "Slice", "StridedSlice",
      "GatherV2", "GatherNd", "Tile", "Pad", "PadV2", "ReverseV2", "ScatterNd", "Cumsum",
@@ -45,10 +47,18 @@ _NOTHING = frozenset(
      "Shape", "BroadcastGradientArgs", "OptionalFromValue"}
 )  # fmt: skip
 
+_SHORT_S = 3e-6  # 8000 cycles, the threshold of TensorFlow's executor
+
 
 def seconds(graph: Any, machine: MachineSpeed) -> float:
     """Returns the estimated time of all ops of a graph on one core."""
     return math.fsum(_op_seconds(graph, op, machine) for op in needed(graph))
+
+
+def short_seconds(graph: Any, machine: MachineSpeed) -> float:
+    """Returns the time of the ops of a graph that are too short for a thread of their own."""
+    times = (_op_seconds(graph, op, machine) for op in needed(graph))
+    return math.fsum(time for time in times if time < _SHORT_S)
 
 
 def needed(graph: Any) -> list[Any]:
@@ -84,7 +94,7 @@ def _op_seconds(graph: Any, op: Any, machine: MachineSpeed) -> float:
     times, inner = graph_work.inside(graph, op)
     if inner:
         if is_cluster(op, inner):
-            return times * _cluster_seconds(op, inner[0], machine)
+            return times * _cluster_seconds(inner[0], machine)
         return machine.op_s + times * max(seconds(one, machine) for one in inner)
     if op.type in _NOTHING:
         return 0.0
@@ -102,7 +112,9 @@ def _work_seconds(op: Any, machine: MachineSpeed) -> float:
         flops = graph_work.op_flops(op)
         intensity = flops / max(moved, 1)
         reached = rate(points, intensity) * min(1.0, intensity / points[0][0])
-        fixed = machine.product_s if op.type in _PRODUCTS else machine.convolution_s
+        fixed = machine.convolution_s
+        if op.type in _PRODUCTS:
+            fixed = machine.product_s + moved / rate(machine.streams, moved)
         return fixed + flops / max(reached, 1.0)
     if op.type in _COPIES:
         outputs = _bytes(op.outputs)
@@ -110,38 +122,29 @@ def _work_seconds(op: Any, machine: MachineSpeed) -> float:
         read = min(read, outputs) if op.type in ("Slice", "StridedSlice") else read
         return (read + outputs) / machine.moved_bytes_per_s
     found = moved / rate(machine.streams, moved)
-    if op.type in _FUNCTIONS:
+    if op.type in FUNCTIONS:
         found = max(found, _elements(op.outputs) / machine.functions_per_s)
     return found
 
 
-def _cluster_seconds(op: Any, graph: Any, machine: MachineSpeed) -> float:
-    moved = _bytes(op.inputs) + _bytes(op.outputs)
-    work = 0.0
-    for one in needed(graph):
-        if one.type in graph_work.SUMS or one.type in _COPIES:  # a loop ends there
-            moved += _bytes(one.inputs) + _bytes(one.outputs)
-        times, inner = graph_work.inside(graph, one)
+def _cluster_seconds(graph: Any, machine: MachineSpeed) -> float:
+    return machine.cluster_s + _loops_seconds(graph, machine)
+
+
+def _loops_seconds(graph: Any, machine: MachineSpeed) -> float:
+    found = 0.0
+    for loop in CompiledCluster(graph, needed(graph)).loops:
+        times, inner = graph_work.inside(graph, loop.op)
         if inner:
-            work += times * max(_inner_work(g, machine) for g in inner)
+            found += times * max(_loops_seconds(one, machine) for one in inner)
+        elif loop.op.type in _PRODUCTS | _CONVOLUTIONS | _FILTERS:
+            found += _work_seconds(loop.op, machine)
         else:
-            work += _element_seconds(one, machine)
-    return machine.cluster_s + moved / rate(machine.cluster_streams, moved) + work
-
-
-def _inner_work(graph: Any, machine: MachineSpeed) -> float:
-    return math.fsum(_element_seconds(op, machine) for op in needed(graph))
-
-
-def _element_seconds(op: Any, machine: MachineSpeed) -> float:
-    if op.type in _NOTHING or op.type in ("Fill", "BroadcastTo", "Transpose"):
-        return 0.0
-    if op.type in _PRODUCTS or op.type in _CONVOLUTIONS or op.type in _FILTERS:
-        return _work_seconds(op, machine)
-    if op.type in _FUNCTIONS:
-        return _elements(op.outputs) / machine.cluster_functions_per_s
-    counted = op.inputs if op.type in graph_work.SUMS else op.outputs
-    return _elements(counted) / machine.cluster_elements_per_s
+            found += loop.bytes / rate(machine.cluster_streams, loop.bytes)
+        found += loop.elements / machine.cluster_elements_per_s
+        found += loop.functions / machine.cluster_functions_per_s
+        found += loop.sums / machine.cluster_sums_per_s
+    return found
 
 
 def _bytes(tensors: Any) -> float:

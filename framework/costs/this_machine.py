@@ -1,12 +1,11 @@
-"""Measures the speed of one core of this machine, for estimates of the time of a step.
+"""The measured speed of this machine, for estimates of the time of a step.
 
-    probes (about 3 s of one core)  ─►  MachineSpeed  ─►  cached by processor and TensorFlow version
+    machine_probes (about 20 s of CPU time)  ─►  ThisMachine  ─►  cached by processor and version
+                                                                  of TensorFlow
 
-Every probe is a small graph that runs on one thread. Its CPU time counts, not the time that passes,
-so other programs on the machine hardly change the result. Probes of products, copies and streams
-read and write many different arrays. Together these are larger than a cache, as are the tensors of
-a step, of which the backward pass reads many. `measured()` runs the probes in a new process,
-because the number of threads of a process cannot be changed after its first op.
+The probes run as the ops of a step do: side by side on one thread per core, as towers do, which
+share caches and memory; and alone, with all threads for each op. `measured()` runs each kind in a
+new process, because the number of threads of a process cannot be changed after its first op.
 """
 
 from __future__ import annotations
@@ -20,8 +19,7 @@ import platform
 import re
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,23 +32,18 @@ from tekso.framework.execution.errors import ExecutionError
 
 THIS_MACHINE = "this_machine"
 
-_VERSION = 7
-_RUN_S = 0.06  # CPU time of a measurement
-_REPEATS = 3
-_LEAST = 0.1  # least share of a call that its ops take, if other programs disturb a measurement
-_TIMES = 16  # repetitions of an op in a probe, so that the call of the function hardly counts
-_SIMPLE = 16  # multiplications and additions in a cluster
-_IN_CACHE = 1 << 15  # elements of an array that stays in the cache of a core
-_FROM_MEMORY = (1 << 16, 1 << 18)  # of arrays that together do not
+_VERSION = 8
+_PROBES = "tekso.framework.costs.machine_probes"  # a program, which imports this module
 _CPUINFO = Path("/proc/cpuinfo")
 
 
 @dataclasses.dataclass(frozen=True)
 class MachineSpeed:
-    """Speed of one core.
+    """Speeds of ops.
 
     Attributes:
-      products: [(operations per byte, operations per second)] of matrix products, ascending.
+      products: [(operations per byte, operations per second)] of matrix products, ascending; the
+        time in which `streams` moves their bytes is not part of it.
       convolutions: the same of convolutions.
       filter_gradients: the same of gradients of filters of convolutions.
       streams: [(bytes of an op, bytes per second)] that elementwise ops read and write, ascending.
@@ -59,6 +52,7 @@ class MachineSpeed:
       cluster_streams: the same of a cluster compiled by XLA.
       cluster_elements_per_s: elements of simple ops inside such a cluster.
       cluster_functions_per_s: elements of exponentials and similar functions inside one.
+      cluster_sums_per_s: elements that a sum inside one adds.
       op_s: time of an op that does nothing.
       product_s: time of a product of very small matrices.
       cluster_s: time of a cluster that does nothing.
@@ -74,15 +68,35 @@ class MachineSpeed:
     cluster_streams: Sequence[tuple[float, float]]
     cluster_elements_per_s: float
     cluster_functions_per_s: float
+    cluster_sums_per_s: float
     op_s: float
     product_s: float
     cluster_s: float
     convolution_s: float
 
 
+@dataclasses.dataclass(frozen=True)
+class ThisMachine:
+    """Speeds of this machine.
+
+    Attributes:
+      side_by_side: of one core, while the others do the same.
+      alone: of one op at a time, which may use all cores.
+      alone_cpu: the same in CPU time: operations per second of one core.
+      call_s: time of calling a step from Python, and of reading its loss.
+      variable_s: time to read and to assign a variable.
+    """
+
+    side_by_side: MachineSpeed
+    alone: MachineSpeed
+    alone_cpu: MachineSpeed
+    call_s: float
+    variable_s: float
+
+
 def device_type() -> DeviceType:
     """Returns one core of this machine as a device type, for layouts on several devices."""
-    speed = measured()
+    speed = measured().side_by_side
     peak = speed.products[-1][1]
     return DeviceType(
         THIS_MACHINE, {"float32": peak, "bfloat16": peak / 2}, float(psutil.virtual_memory().total),
@@ -115,7 +129,7 @@ def rate(points: Sequence[tuple[float, float]], intensity: float) -> float:
 
 
 @functools.cache
-def measured() -> MachineSpeed:
+def measured() -> ThisMachine:
     """Returns the speed of this machine, from the cache if it was measured before.
 
     Raises:
@@ -127,7 +141,28 @@ def measured() -> MachineSpeed:
             return _of_json(path.read_text())
         except (ValueError, TypeError, KeyError):
             pass  # damaged: measure again
-    program = [sys.executable, "-c", f"from {__name__} import main; main()"]
+    towers = _probed("side_by_side")
+    alone = _probed("alone")
+    record = {
+        "side_by_side": towers["cpu"],
+        "alone": alone["elapsed"],
+        "alone_cpu": alone["cpu"],
+        "call_s": towers["call_s"],
+        "variable_s": towers["variable_s"],
+    }
+    text = json.dumps(record)
+    found = _of_json(text)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        files.write_atomically(str(path), text + "\n")
+    except OSError:
+        pass  # it is measured again next time
+    return found
+
+
+def _probed(kind: str) -> dict[str, Any]:
+    """Returns what the probes print in a process of their own."""
+    program = [sys.executable, "-c", f"from {_PROBES} import main; main({kind!r})"]
     done = subprocess.run(
         program, capture_output=True, text=True, check=False,
         env={**os.environ, "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"},
@@ -135,13 +170,7 @@ def measured() -> MachineSpeed:
     if done.returncode:
         last = (done.stderr.strip().splitlines() or [""])[-1]
         raise ExecutionError(f"the speed of this machine could not be measured: {last}")
-    text = done.stdout.strip().splitlines()[-1]
-    found = _of_json(text)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        files.write_atomically(str(path), text + "\n")
-    except OSError:
-        pass  # it is measured again next time
+    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     return found
 
 
@@ -164,196 +193,21 @@ def _cache() -> Path:
     return Path(root) / "tekso" / f"machine_{key}.json"
 
 
-def _of_json(text: str) -> MachineSpeed:
-    fields = json.loads(text)
+def _of_json(text: str) -> ThisMachine:
+    values = json.loads(text)
+    return ThisMachine(
+        _speed(values["side_by_side"]),
+        _speed(values["alone"]),
+        _speed(values["alone_cpu"]),
+        call_s=float(values["call_s"]),
+        variable_s=float(values["variable_s"]),
+    )
+
+
+def _speed(fields: dict[str, Any]) -> MachineSpeed:
     points = ("products", "convolutions", "filter_gradients", "streams", "cluster_streams")
     values: dict[str, Any] = {
         name: [(float(a), float(b)) for a, b in value] if name in points else float(value)
         for name, value in fields.items()
     }
     return MachineSpeed(**values)
-
-
-# --- the probes, in a process of their own ---
-
-
-def main() -> None:
-    """Measures this machine, and prints the speed as JSON."""
-    import tensorflow as tf
-
-    tf.config.threading.set_intra_op_parallelism_threads(1)
-    tf.config.threading.set_inter_op_parallelism_threads(1)
-    print(json.dumps(dataclasses.asdict(_probe())))
-
-
-def _probe() -> MachineSpeed:
-    import tensorflow as tf
-
-    def ones(*shape: int) -> Any:
-        return tf.random.stateless_normal(shape, [1, 2])
-
-    elements = 1 << 20
-    big, small = ones(elements), ones(4)
-    cluster = tf.function(lambda x: x * 0.5 + 1.0, jit_compile=True)
-    simple = tf.function(_many_simple, jit_compile=True)
-    functions = tf.function(lambda x: tf.math.erf(tf.exp(tf.tanh(x))), jit_compile=True)
-    cluster_s = _of_chain(cluster, small)
-    # In the cache, since reading and writing memory would hide the time of the elements.
-    few = ones(_IN_CACHE)
-    few_s = _of_chain(cluster, few)
-    simple_s = max(_of_chain(simple, few) - few_s, 1e-9)
-    functions_s = max(_of_chain(functions, few) - few_s, 1e-9)
-    images = ones(8, 64, 8, 64)
-    moved_s = _of_each(lambda _, x: tf.transpose(x, [0, 2, 1, 3]), small, images)
-    tiny = ones(4, 4)
-    product_s = _of_chain(lambda x: tf.matmul(x, tiny), tiny)
-    filters = ones(3, 3, 4, 4)
-    convolution_s = _of_chain(lambda x: tf.nn.conv2d(x, filters, 1, "SAME"), ones(1, 4, 4, 4))
-    convolutions, filter_gradients = _convolutions(ones, convolution_s)
-    op_s = _of_chain(lambda x: x + small, small)
-    return MachineSpeed(
-        products=_products(ones, product_s),
-        convolutions=convolutions,
-        filter_gradients=filter_gradients,
-        streams=_streams(ones, tf.multiply, op_s, 12),
-        functions_per_s=elements / _of_chain(tf.tanh, big),
-        moved_bytes_per_s=8 * images.shape.num_elements() / moved_s,
-        cluster_streams=_streams(ones, lambda a, _: cluster(a), cluster_s, 8),
-        cluster_elements_per_s=2 * (_SIMPLE - 1) * _IN_CACHE / simple_s,
-        cluster_functions_per_s=3 * _IN_CACHE / functions_s,
-        op_s=op_s,
-        product_s=product_s,
-        cluster_s=cluster_s,
-        convolution_s=convolution_s,
-    )
-
-
-def _many_simple(x: Any) -> Any:
-    for _ in range(_SIMPLE):
-        x = x * 0.99 + 0.01
-    return x
-
-
-def _streams(
-    ones: Callable[..., Any], function: Callable[[Any, Any], Any], op_s: float, moved: int
-) -> list[tuple[float, float]]:
-    """Returns [(bytes of an op, bytes per second)] of an op that moves bytes for every element.
-
-    The first point is a chain of ops on one small array. The second one is from ops on different
-    arrays of two sizes, so that the time of an op and of its arguments does not count.
-    """
-    few = ones(_IN_CACHE)
-    size = float(moved * _IN_CACHE)
-    whole = _of_chain(lambda x: function(x, few), few)
-    seconds = max(whole - op_s, whole / 2)  # the two are measured one after the other
-    times = [_of_each(function, ones(n), ones(n)) for n in _FROM_MEMORY]
-    more = float(moved * (_FROM_MEMORY[1] - _FROM_MEMORY[0]))
-    memory = more / max(times[1] - times[0], times[1] / 2)  # as above
-    return [(size, max(size / seconds, memory)), (float(moved * _FROM_MEMORY[0]), memory)]
-
-
-def _products(ones: Callable[..., Any], product_s: float) -> list[tuple[float, float]]:
-    import tensorflow as tf
-
-    found = []
-    for batch, m, k, n in (
-        (64, 64, 32, 64), (32, 128, 32, 128), (32, 128, 64, 128), (8, 512, 64, 512),
-        (1, 512, 128, 128), (1, 1024, 128, 512), (1, 1024, 512, 512), (1, 1024, 1024, 1024),
-    ):  # fmt: skip
-        a, b = ones(batch, m, k), ones(batch, k, n)
-        if batch == 1:
-            a, b = a[0], b[0]
-        flops = 2.0 * batch * m * k * n
-        moved = 4.0 * batch * (m * k + k * n + m * n)
-        found.append((flops / moved, flops / max(_of_each(tf.matmul, a, b) - product_s, 1e-9)))
-    return sorted(found)
-
-
-def _convolutions(
-    ones: Callable[..., Any], convolution_s: float
-) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:
-    import tensorflow as tf
-
-    def convolved(x: Any, w: Any) -> Any:
-        return tf.nn.conv2d(x, w, 1, "SAME")
-
-    forward: list[tuple[float, float]] = []
-    backward: list[tuple[float, float]] = []
-    for size, before, after in ((32, 8, 16), (32, 32, 32), (16, 64, 64), (8, 128, 256)):
-        x, w, y = ones(8, size, size, before), ones(3, 3, before, after), ones(8, size, size, after)
-        flops = 2.0 * 8 * size * size * 9 * before * after
-        moved = 4.0 * sum(t.shape.num_elements() for t in (x, w, y))
-        filters = functools.partial(_filters, sizes=list(w.shape))
-        times = [_of_each(convolved, x, w), _of_each(filters, x, y)]
-        for points, whole in zip((forward, backward), times, strict=True):
-            points.append((flops / moved, flops / max(whole - convolution_s, whole / 2)))
-    return sorted(forward), sorted(backward)
-
-
-def _filters(x: Any, y: Any, sizes: list[int]) -> Any:
-    import tensorflow as tf
-
-    return tf.raw_ops.Conv2DBackpropFilter(
-        input=x, filter_sizes=sizes, out_backprop=y, strides=[1, 1, 1, 1], padding="SAME"
-    )
-
-
-def _of_chain(function: Callable[[Any], Any], x: Any) -> float:
-    """Returns the time of a function from a tensor to one of the same number of elements."""
-    import tensorflow as tf
-
-    def chained(x: Any) -> Any:
-        for _ in range(_TIMES):
-            x = function(x)
-        return x
-
-    return _seconds(tf.function(chained, autograph=False), x) / _TIMES
-
-
-def _of_each(function: Callable[[Any, Any], Any], a: Any, b: Any) -> float:
-    """Returns the time of a function of two tensors, which are not in the cache."""
-    return max(_of_pairs(function, a, b) - _arguments_s(), 1e-9)
-
-
-@functools.cache
-def _arguments_s() -> float:
-    """Returns the time that passing a pair of arguments, and returning a tensor, takes."""
-    import tensorflow as tf
-
-    small = tf.ones([4])
-    return max(_of_pairs(tf.add, small, small) - _of_chain(lambda x: x + small, small), 0.0)
-
-
-def _of_pairs(function: Callable[[Any, Any], Any], a: Any, b: Any) -> float:
-    import tensorflow as tf
-
-    pairs = [(a * (1.0 + 0.01 * i), b * (1.0 + 0.01 * i)) for i in range(_TIMES)]
-    each = tf.function(lambda *pairs: [function(a, b) for a, b in pairs], autograph=False)
-    return _seconds(each, *pairs) / _TIMES
-
-
-def _seconds(function: Any, *inputs: Any) -> float:
-    """Returns the CPU time of the ops of a call: the smallest mean of several measurements."""
-    whole = _mean(function, inputs)
-    return max(whole - _call_s(), _LEAST * whole)
-
-
-@functools.cache
-def _call_s() -> float:
-    """Returns the CPU time of calling a function that does nothing."""
-    import tensorflow as tf
-
-    return _mean(tf.function(lambda x: x), (tf.zeros([4]),))
-
-
-def _mean(function: Any, inputs: Sequence[Any]) -> float:
-    function(*inputs)  # traces and compiles
-    function(*inputs)
-    best = float("inf")
-    for _ in range(_REPEATS):
-        calls, start = 0, time.process_time()
-        while time.process_time() - start < _RUN_S:
-            function(*inputs)
-            calls += 1
-        best = min(best, (time.process_time() - start) / calls)
-    return best

@@ -52,6 +52,7 @@ def _step_record(plan: RunPlan, step: StepPlan) -> dict[str, Any]:
         "flops_per_device": step.flops,
         "seconds": step.seconds,
         "core_seconds": step.core_seconds,
+        "counted_bytes": step.counted_bytes,
         "idle_share": step.idle_share,
         "notes": list(step.notes),
     }

@@ -7,13 +7,16 @@ update of the weights  ─┘
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tekso.framework.cores import num_cores
 from tekso.framework.costs import graph_memory, graph_time, graph_work
-from tekso.framework.costs.this_machine import MachineSpeed
+from tekso.framework.costs.this_machine import ThisMachine
+from tekso.framework.coupling import coupling
 from tekso.framework.execution.accumulation import part_of
 from tekso.framework.execution.data_parallel import DataParallel, num_towers
 from tekso.framework.execution.data_parallel_program import DataParallelProgram
@@ -31,31 +34,49 @@ class StepGraphs:
       parts: number of accumulation steps.
       tower: graph of the gradients of one part.
       update: graph of the update.
-      gradient_bytes: bytes of the gradients of one tower.
+      gradient_sizes: bytes of each gradient of one tower.
+      variables: number of weights and slots.
+      uses_all_threads: whether one op at a time runs, on all cores.
     """
 
     towers: int
     parts: int
     tower: Any
     update: Any
-    gradient_bytes: float
+    gradient_sizes: Sequence[float]
+    variables: int
+    uses_all_threads: bool
 
-    def seconds(self, machine: MachineSpeed) -> tuple[float, float]:
+    def seconds(self, machine: ThisMachine) -> tuple[float, float]:
         """Returns the time of a step, and the time of all cores together."""
-        tower = self.parts * graph_time.seconds(self.tower, machine)
-        update = graph_time.seconds(self.update, machine)
-        return tower + update, self.towers * tower + update
+        # As in `DataParallel.setup_devices`, ops of a single tower may use all cores.
+        elapsed, cpu = (
+            (machine.alone, machine.alone_cpu)
+            if self.uses_all_threads
+            else (machine.side_by_side, machine.side_by_side)
+        )
+        tower = self.parts * graph_time.seconds(self.tower, elapsed)
+        short = self.parts * graph_time.short_seconds(self.tower, elapsed)
+        fixed = machine.call_s + self.variables * machine.variable_s
+        step = tower + (self.towers - 1) * short + graph_time.seconds(self.update, elapsed)
+        of_cores = self.towers * self.parts * graph_time.seconds(self.tower, cpu)
+        return step + fixed, of_cores + graph_time.seconds(self.update, cpu) + fixed
 
     def flops(self) -> float:
         """Returns the floating-point operations of a step, forward, backward and update."""
         tower = graph_work.count(self.tower).flops
         return self.towers * self.parts * tower + graph_work.count(self.update).flops
 
-    def peak_bytes(self) -> float:
-        """Returns the bytes that a step needs beyond weights and slots."""
-        tower = graph_memory.peak_bytes(self.tower)
-        summed = self.gradient_bytes if self.parts > 1 else 0.0
-        update = self.towers * self.gradient_bytes + graph_memory.peak_bytes(self.update)
+    def peak_bytes(self, *, least: float = 0.0) -> float:
+        """Returns the bytes that a step needs beyond weights and slots.
+
+        Args:
+          least: tensors of fewer bytes do not count.
+        """
+        tower = graph_memory.peak_bytes(self.tower, least=least)
+        gradients = math.fsum(size for size in self.gradient_sizes if size >= least)
+        summed = gradients if self.parts > 1 else 0.0
+        update = self.towers * gradients + graph_memory.peak_bytes(self.update, least=least)
         return max(self.towers * tower + summed, update)
 
 
@@ -102,5 +123,8 @@ def trace(step: Step, batch: Signature, execution: DataParallel.Params) -> StepG
     updating = tf.function(update, autograph=False).get_concrete_function(
         weights, slots, [specs[0]] * towers, specs[1], number
     )
-    held = sum(s.shape.num_elements() * s.dtype.size for s in tf.nest.flatten(specs[0]))
-    return StepGraphs(towers, parts, tower.graph, updating.graph, float(held))
+    sizes = [float(s.shape.num_elements() * s.dtype.size) for s in tf.nest.flatten(specs[0])]
+    alone = execution.towers == 1 or bool(coupling(step.task))
+    return StepGraphs(
+        towers, parts, tower.graph, updating.graph, sizes, len(weights) + len(slots), alone
+    )

@@ -16,6 +16,7 @@ from typing import Any
 
 from tekso.framework.costs import this_machine
 from tekso.framework.costs.device_types import DeviceType
+from tekso.framework.costs.graph_memory import COUNTED_BYTES
 from tekso.framework.costs.this_machine import THIS_MACHINE
 from tekso.framework.counting import counted
 from tekso.framework.execution.accumulation import part_of
@@ -60,6 +61,8 @@ class StepPlan:
       idle_share: share of the time in which devices of a pipeline are idle; 0 without a pipeline.
       notes: where the time and the memory go.
       core_seconds: estimated time of all cores of this machine together; None: not known.
+      counted_bytes: the part of the memory that TensorFlow's statistics of this machine count, see
+        `graph_memory.COUNTED_BYTES`; None: not known.
     """
 
     name: str
@@ -70,6 +73,7 @@ class StepPlan:
     idle_share: float = 0.0
     notes: tuple[str, ...] = ()
     core_seconds: float | None = None
+    counted_bytes: float | None = None
 
     @property
     def total_bytes(self) -> float:
@@ -164,9 +168,14 @@ def _on_this_machine(parts: StepParts) -> StepPlan:
     step = Step(parts.task, parts.learner, seed=0, dtype=parts.tree.run.activation_dtype)
     graphs = step_graphs.trace(step, parts.batch, execution)
     seconds, of_cores = graphs.seconds(this_machine.measured())
-    weights = math.fsum(spec.size_bytes for spec in step.specs.weights.values())
-    slots = math.fsum(spec.size_bytes for spec in step.specs.slots.values())
-    memory = {"weights": weights, "slots": slots, "tensors of a step": graphs.peak_bytes()}
+    weights = [spec.size_bytes for spec in step.specs.weights.values()]
+    slots = [spec.size_bytes for spec in step.specs.slots.values()]
+    memory = {
+        "weights": math.fsum(weights),
+        "slots": math.fsum(slots),
+        "tensors of a step": graphs.peak_bytes(),
+    }
+    counted_state = math.fsum(size for size in weights + slots if size >= COUNTED_BYTES)
     towers = counted(graphs.towers, "core")
     notes = (
         f"computes {layout_ranking.seconds_text(of_cores)} of one core, on {towers}",
@@ -174,7 +183,7 @@ def _on_this_machine(parts: StepParts) -> StepPlan:
     )
     return StepPlan(
         f"data_parallel, 1 device, {towers}", 1, memory, graphs.flops(), seconds, notes=notes,
-        core_seconds=of_cores,
+        core_seconds=of_cores, counted_bytes=counted_state + graphs.peak_bytes(least=COUNTED_BYTES),
     )  # fmt: skip
 
 

@@ -21,7 +21,7 @@ def test_plan_and_measurement_are_side_by_side(
         commands.append(command)
         if any("bad" in word for word in command):
             raise subprocess.CalledProcessError(1, command, stderr="a line\nthe reason\n")
-        planned = {"seconds": 0.02, "core_seconds": 0.03, "bytes_per_device": 9e6}
+        planned = {"seconds": 0.02, "core_seconds": 0.03, "counted_bytes": 9e6}
         measured = {"step_ms": {"median": 25.0}, "cpu_ms": {"median": 40.0}}
         both = {"step": planned, **measured, "step_memory_bytes": 6e6}
         return SimpleNamespace(stdout=json.dumps(both))

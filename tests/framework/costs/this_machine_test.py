@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
-from tekso.framework.costs import graph_memory, graph_time, this_machine
-from tekso.framework.costs.this_machine import MachineSpeed, rate
+from tekso.framework.costs import graph_memory, graph_time, machine_probes, this_machine
+from tekso.framework.costs.graph_clusters import CompiledCluster
+from tekso.framework.costs.machine_probes import Probes
+from tekso.framework.costs.this_machine import MachineSpeed, ThisMachine, rate
 from tekso.framework.execution.errors import ExecutionError
+from tekso.framework.run.step_graphs import StepGraphs
 
 POINTS = [(1.0, 1e9), (3.0, 3e9)]
 STREAMS = [(20000.0, 1e8), (40000.0, 5e7)]  # from a cache, and from memory
 SPEED = MachineSpeed(
-    POINTS, POINTS, POINTS, STREAMS, 1e6, 1e7, STREAMS, 1e9, 1e6, 0.25, 0.5, 2.0, 3.0
+    POINTS, POINTS, POINTS, STREAMS, 1e6, 1e7, STREAMS, 1e9, 1e6, 1e7, 0.25, 0.5, 2.0, 3.0
 )
 """Speeds of which every time below is a multiple that shows where it comes from."""
+MACHINE = ThisMachine(SPEED, SPEED, SPEED, call_s=0.5, variable_s=0.125)
 
 
 def graph(function: Any, *shapes: list[int], compiled: bool = False) -> Any:
@@ -38,7 +44,7 @@ def test_a_rate_lies_between_the_measured_points() -> None:
 def test_time_is_the_sum_over_the_ops() -> None:
     found = graph_time.seconds(graph(lambda a, b: a @ b, [10, 20], [20, 30]), SPEED)
     flops, moved = 2 * 10 * 20 * 30, 4 * (200 + 600 + 300)
-    assert found == pytest.approx(0.25 + 0.5 + flops / rate(POINTS, flops / moved))
+    assert found == pytest.approx(0.25 + 0.5 + moved / 1e8 + flops / rate(POINTS, flops / moved))
     found = graph_time.seconds(graph(lambda a: tf.exp(a) + a, [1000]), SPEED)
     assert found == pytest.approx((0.25 + 1000 / 1e6) + (0.25 + 12000 / 1e8))
     assert graph_time.seconds(graph(lambda a: (tf.exp(a), a)[1], [1000]), SPEED) == 0  # unused
@@ -47,7 +53,8 @@ def test_time_is_the_sum_over_the_ops() -> None:
 def test_a_product_with_few_operations_per_byte_takes_the_time_of_its_bytes() -> None:
     found = graph_time.seconds(graph(lambda a, b: a @ b, [1, 100], [100, 50]), SPEED)
     moved = 4 * (100 + 5000 + 50)  # 10,000 operations, half of one per byte
-    assert found == pytest.approx(0.25 + 0.5 + moved * POINTS[0][0] / POINTS[0][1])
+    slow = moved * POINTS[0][0] / POINTS[0][1]
+    assert found == pytest.approx(0.25 + 0.5 + moved / rate(STREAMS, moved) + slow)
 
 
 def test_a_convolution_has_its_own_fixed_time_and_the_rate_of_its_bytes() -> None:
@@ -58,13 +65,13 @@ def test_a_convolution_has_its_own_fixed_time_and_the_rate_of_its_bytes() -> Non
 
 
 def test_long_attention_takes_the_time_of_streams_from_memory() -> None:
-    """The softmax of 3 x 64 x 64 attention weights: as an op, and as a cluster."""
+    """An elementwise op on 3 x 64 x 64 attention weights, and a cluster."""
     moved = 2 * 4 * 3 * 64 * 64  # read and written: beyond the largest measured stream
     found = graph_time.seconds(graph(lambda x: x * x, [3, 64, 64]), SPEED)
     assert found == pytest.approx(0.25 + 1.5 * moved / 5e7)  # an operand is read twice
-    softmax = tf.function(tf.nn.softmax, jit_compile=True, autograph=False)
+    softmax = tf.function(lambda x: tf.exp(x * 2.0), jit_compile=True, autograph=False)
     found = graph_time.seconds(graph(lambda x: softmax(x), [3, 64, 64]), SPEED)
-    assert found == pytest.approx(2.0 + moved / 5e7 + 3 * 64 * 64 / 1e6)
+    assert found == pytest.approx(2.0 + moved / 5e7 + 3 * 64 * 64 * (1 / 1e6 + 1 / 1e9))
     half = graph_time.seconds(graph(lambda x: x + 1.0, [3750]), SPEED)
     assert half == pytest.approx(0.25 + 30004 / rate(STREAMS, 30004))  # between the two
 
@@ -86,15 +93,90 @@ def test_a_cluster_reads_and_writes_only_its_inputs_and_outputs() -> None:
     assert found == pytest.approx(2.0 + 8000 / 1e8 + 3 * 1000 / 1e9)
 
 
-def test_a_cluster_also_reads_what_it_sums_and_copies() -> None:
-    def shares(x: tf.Tensor) -> tf.Tensor:
-        return tf.transpose(x / tf.reduce_sum(x, axis=-1, keepdims=True))
+def loops(function: Any, *shapes: list[int]) -> CompiledCluster:
+    made = graph(function, *shapes)
+    return CompiledCluster(made, graph_time.needed(made))
 
-    compiled = tf.function(shares, jit_compile=True, autograph=False)
-    found = graph_time.seconds(graph(lambda x: compiled(x), [20, 50]), SPEED)
-    summed, copied = 4 * (1000 + 20), 4 * (1000 + 1000)
-    moved = 8000 + summed + copied
-    assert found == pytest.approx(2.0 + moved / rate(STREAMS, moved) + 2 * 1000 / 1e9, rel=1e-5)
+
+def _softmax_gradient(d: tf.Tensor, p: tf.Tensor) -> tf.Tensor:
+    return p * (d - tf.reduce_sum(d * p, -1, keepdims=True))
+
+
+def test_a_loop_of_a_cluster_ends_at_what_is_summed_and_at_its_sum() -> None:
+    """The gradient of a softmax: p * (d - sum(d * p))."""
+    found = loops(_softmax_gradient, [20, 50], [20, 50])
+    product, total, result = found.loops
+    assert [loop.op.type for loop in found.loops] == ["Mul", "Sum", "Mul"]
+    assert product.bytes == 3 * 4000 and (product.elements, product.sums) == (1000, 0)
+    assert total.bytes == 4000 + 80 and (total.elements, total.sums) == (0, 1000)
+    assert result.bytes == 3 * 4000 + 80 and result.elements == 2000  # both are one loop
+
+
+def test_a_function_that_several_loops_need_is_computed_once() -> None:
+    """A softmax: the exponentials are written for their sum and for the quotient."""
+
+    def softmax(x: tf.Tensor) -> tf.Tensor:
+        e = tf.exp(x - tf.reduce_max(x, -1, keepdims=True))
+        return e / tf.reduce_sum(e, -1, keepdims=True)
+
+    found = loops(softmax, [20, 50])
+    assert [loop.op.type for loop in found.loops] == ["Max", "Exp", "Sum", "RealDiv"]
+    assert math.fsum(loop.functions for loop in found.loops) == 1000
+    assert found.peak_bytes() == 8000 + 80  # the exponentials, the result and a sum
+    cheap = loops(lambda x: (x * 2.0 + 1.0, x * 2.0 + 3.0), [20, 50])
+    assert len(cheap.loops) == 2
+
+
+def test_a_function_is_not_computed_again_for_a_larger_tensor() -> None:
+    found = loops(lambda x, y: x * tf.math.rsqrt(y), [20, 50], [20, 1])
+    assert [loop.op.type for loop in found.loops] == ["Rsqrt", "Mul"]
+    assert math.fsum(loop.functions for loop in found.loops) == 20
+
+
+def test_the_memory_of_a_cluster_is_part_of_the_peak() -> None:
+    compiled = tf.function(_softmax_gradient, jit_compile=True, autograph=False)
+    found = graph_memory.peak_bytes(graph(lambda d, p: compiled(d, p), [20, 50], [20, 50]))
+    assert found == 4000 + 80  # the product is freed before the result is written
+
+
+def test_tensors_that_the_statistics_leave_out_do_not_count() -> None:
+    made = graph(lambda x, y: (tf.exp(x) * 2.0, tf.exp(y) * 2.0), [100], [10])
+    assert graph_memory.peak_bytes(made) == 440
+    assert graph_memory.peak_bytes(made, least=400) == 400
+    graphs = StepGraphs(2, 1, made, made, [400.0, 40.0], variables=2, uses_all_threads=False)
+    assert graphs.peak_bytes() == 2 * 440 + 440 and graphs.peak_bytes(least=400) == 3 * 400
+
+
+def test_an_op_whose_inputs_are_ready_early_frees_them_early() -> None:
+    """What only the backward pass needs of a large tensor is computed before it is needed."""
+
+    def function(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+        large = tf.matmul(x, x)
+        first = tf.reduce_sum(large)
+        later = tf.matmul(tf.matmul(tf.matmul(y, y), y), y)
+        return first + tf.reduce_sum(later) * tf.reduce_sum(large, keepdims=False)
+
+    found = graph_memory.peak_bytes(graph(function, [100, 100], [60, 60]))
+    assert found < 40000 + 2 * 14400 + 100  # the large one is gone when the third product runs
+
+
+def test_short_ops_of_parallel_graphs_run_one_after_the_other() -> None:
+    fast = dataclasses.replace(SPEED, op_s=1e-6, product_s=0.0)
+    machine = ThisMachine(fast, SPEED, SPEED, call_s=0.5, variable_s=0.125)
+    tower = graph(lambda a: tf.reduce_sum(tf.abs(tf.negative(a @ a))), [100, 100])
+    # The product takes 7e-4 s, each of the three other ops 1e-6 s.
+    short = graph_time.short_seconds(tower, dataclasses.replace(fast, streams=[(1.0, 1e15)]))
+    assert short == pytest.approx(3e-6, rel=0.1)
+    graphs = StepGraphs(
+        2, 1, tower, graph(lambda a: -a, [4]), [], variables=8, uses_all_threads=False
+    )
+    one = graph_time.seconds(tower, fast)
+    update = graph_time.seconds(graphs.update, fast)
+    step, of_cores = graphs.seconds(machine)
+    assert of_cores == pytest.approx(2 * one + update + 0.5 + 8 * 0.125)
+    assert step == pytest.approx(one + graph_time.short_seconds(tower, fast) + update + 1.5)
+    alone = dataclasses.replace(graphs, towers=1, uses_all_threads=True)
+    assert alone.seconds(machine)[0] > graph_time.seconds(tower, SPEED)
 
 
 def test_the_simulated_memory_is_that_which_tensorflow_measures() -> None:
@@ -145,16 +227,17 @@ def test_the_speed_is_measured_once_and_a_damaged_cache_is_written_again(
 
     def run(command: Any, **_: Any) -> Any:
         calls.append(command)
-        code = int(len(calls) > 2)
-        text = json.dumps(dataclasses.asdict(SPEED))
+        code = int(len(calls) > 4)
+        speed = dataclasses.asdict(SPEED)
+        text = json.dumps({"cpu": speed, "elapsed": speed, "call_s": 0.5, "variable_s": 0.125})
         return SimpleNamespace(returncode=code, stdout=f"a line\n{text}\n", stderr="why\n")
 
     monkeypatch.setattr(subprocess, "run", run)
     measure = this_machine.measured.__wrapped__
-    assert measure() == measure() == SPEED and len(calls) == 1
+    assert measure() == measure() == MACHINE and len(calls) == 2
     (path,) = (tmp_path / "tekso").iterdir()
     path.write_text("{")
-    assert measure() == SPEED and len(calls) == 2
+    assert measure() == MACHINE and len(calls) == 4
     path.unlink()
     with pytest.raises(ExecutionError, match="could not be measured: why"):
         measure()
@@ -166,28 +249,35 @@ def test_the_speed_is_measured_once_and_a_damaged_cache_is_written_again(
 def test_a_disturbed_measurement_of_a_call_does_not_make_ops_free(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(this_machine, "_mean", lambda function, inputs: 5e-5)
-    for call, ops in ((3e-5, 2e-5), (6e-5, 5e-6)):
-        monkeypatch.setattr(this_machine, "_call_s", lambda call=call: call)
-        assert this_machine._seconds(None) == pytest.approx(ops)
+    both = np.array([5e-5, 4e-5])
+    monkeypatch.setattr(machine_probes, "_mean", lambda function, inputs, least_s: both)
+    for call, ops in ((3e-5, (2e-5, 1e-5)), (6e-5, (5e-6, 4e-6))):
+        monkeypatch.setattr(machine_probes, "_call_s", lambda call=call: np.array([call, call]))
+        assert list(Probes(1).seconds(abs, tf.ones([]))) == pytest.approx(ops)
+        assert list(Probes(2).seconds(abs, tf.ones([]))) == pytest.approx([t / 2 for t in ops])
 
 
 def test_a_disturbed_measurement_of_arrays_does_not_make_memory_free(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    times = {1 << 16: 9e-4, 1 << 18: 8e-4}  # the larger arrays took less
-    monkeypatch.setattr(this_machine, "_of_chain", lambda function, x: 1e-4)
-    monkeypatch.setattr(this_machine, "_of_each", lambda function, a, b: times[a])
-    cached, memory = this_machine._streams(lambda n: n, max, 0.0, 12)
-    assert memory == (12.0 * (1 << 16), pytest.approx(12 * (3 << 16) / 4e-4))
-    assert cached[1] >= memory[1]
+    times = {1 << 16: 9e-4, 1 << 18: 8e-4, 1 << 22: 1e-2}  # the larger of two arrays took less
+    probes, both = Probes(1), np.ones(2)
+    monkeypatch.setattr(machine_probes, "_ones", lambda n: n)
+    monkeypatch.setattr(probes, "of_chain", lambda function, x: 1e-4 * both)
+    monkeypatch.setattr(probes, "of_each", lambda function, a, b, **_: times[a] * both)
+    cached, memory, large = probes.streams(max, 0.0 * both, 12)
+    assert memory[0] == 12.0 * (1 << 16)
+    assert list(memory[1]) == pytest.approx([12 * (3 << 16) / 4e-4] * 2)
+    assert (cached[1] >= memory[1]).all() and (large[1] <= memory[1]).all()
 
 
 @pytest.mark.slow
 def test_the_probes_give_plausible_speeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    found = this_machine.measured.__wrapped__()
-    assert 1e9 < found.products[-1][1] < 1e13
-    assert all(found.products[i][0] < found.products[i + 1][0] for i in range(4))
-    assert all(1e8 < speed < 1e13 for _, speed in [*found.streams, *found.cluster_streams])
-    assert 1e-8 < found.op_s < 1e-3
+    machine = this_machine.measured.__wrapped__()
+    for found in (machine.side_by_side, machine.alone, machine.alone_cpu):
+        assert 1e9 < found.products[-1][1] < 1e13
+        assert all(found.products[i][0] < found.products[i + 1][0] for i in range(4))
+        assert all(1e7 < speed < 1e14 for _, speed in [*found.streams, *found.cluster_streams])
+        assert 1e-8 < found.op_s < 1e-3
+    assert 1e-6 < machine.call_s < 0.1

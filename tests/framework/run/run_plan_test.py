@@ -13,7 +13,7 @@ from stored_checkpoints import STATE, save
 
 from tekso.framework import execution, registry
 from tekso.framework.costs import this_machine
-from tekso.framework.costs.this_machine import MachineSpeed
+from tekso.framework.costs.this_machine import MachineSpeed, ThisMachine
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.exit_codes import ExitCode
 from tekso.framework.run import plan_text, run_plan, step_graphs
@@ -229,9 +229,10 @@ def test_a_step_on_this_machine_has_the_time_and_memory_of_its_graphs(
     points = [(1.0, 1e9), (100.0, 1e11)]
     streams = [(1.0, 1e9)]
     speed = MachineSpeed(
-        points, points, points, streams, 1e9, 1e9, streams, 1e9, 1e9, 1e-6, 1e-5, 1e-5, 1e-5
+        points, points, points, streams, 1e9, 1e9, streams, 1e9, 1e9, 1e9, 1e-6, 1e-5, 1e-5, 1e-5
     )
-    monkeypatch.setattr(this_machine, "measured", lambda: speed)
+    machine = ThisMachine(speed, speed, speed, call_s=1e-4, variable_s=1e-6)
+    monkeypatch.setattr(this_machine, "measured", lambda: machine)
     monkeypatch.setattr(step_graphs, "num_cores", lambda: 2)
     plan = planned(tmp_path, device="this_machine")
     assert plan.step is not None and "2 cores" in plan.step.name
