@@ -25,7 +25,7 @@ from tekso.framework.params import tree as params_tree
 from tekso.models.amoebanet import AmoebaNet
 from tekso.models.layers.amoeba_cell import AmoebaCell
 from tekso.models.layers.recurrent_decoder import RecurrentDecoder
-from tekso.models.layers.stack import RepeatedStack
+from tekso.models.layers.stack import RepeatedStack, Stack
 from tekso.tasks.asr.sources import InMemorySpeech
 from tekso.tasks.asr.utterances import AnySpeech
 from tekso.tasks.captioning.sources import CaptionSource
@@ -142,6 +142,26 @@ def shrunk(tree: Any) -> Any:
         if isinstance(model, AmoebaNet.Params):
             task.model = FourCells.Params().set({name: model.get(name) for name in model.fields()})
     return tree
+
+
+def repeated(tree: Any) -> Any | None:
+    """Returns a copy with a RepeatedStack of two layers for the last Stack of equal layers.
+
+    None: the task has no such Stack, or has a RepeatedStack already, or there are several tasks.
+    """
+    copy, found = tree.copy(), None
+    if "tasks" in tree.task:
+        return None
+    for path, value, _ in params_tree.walk(copy.task):
+        if isinstance(value, RepeatedStack.Params):
+            return None
+        if isinstance(value, Stack.Params) and value.layer is not None and not value.layers:
+            found = path
+    if found is None:
+        return None
+    stack = RepeatedStack.Params(num_layers=2, layer=copy.task.get(found).layer)
+    copy.task.set({found: stack})
+    return copy
 
 
 def pairs(tree: Any) -> list[tuple[Any, Any]]:

@@ -12,7 +12,7 @@ import numpy as np
 import processes
 import pytest
 import shrunk_experiments
-from shrunk_program import ALONE, COMPILED, EXECUTIONS
+from shrunk_program import ALONE, COMPILED, EXECUTIONS, SPMD
 
 PROGRAM = Path(__file__).with_name("shrunk_program.py")
 DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "executions.md"
@@ -90,16 +90,45 @@ OTHERS = [name for name in EXECUTIONS if name not in (ALONE, COMPILED)]
 
 TRAINS_AS_SPMD = "lm.python_source.TinySpmdPipeline"
 
+REPEATED = (
+    "image.coco.Captions",
+    "image.emoji.Caption",
+    "image.imagenet.ViTB16",
+    "lm.benchmark.Small",
+    "lm.gpipe.Layers3",
+    "lm.gpt.B18",
+    "lm.one_billion_words.Dff4096",
+    "lm.python_source.Small",
+    "lm.python_source.Tiny",
+    "lm.text_files.Char",
+    "mt.cldr.EnDe",
+    "mt.cldr.Many",
+    "mt.gpipe.T6H8192A16",
+    "mt.text_files.Base",
+    "mt.wmt14_en_de.Base",
+    "mt.wmt14_en_fr.Dff2048",
+    "multi.cldr_and_python.Adapters",
+    "multi.cldr_and_python.ByData",
+    "multi.cldr_and_python.Lm",
+    "multi.cldr_and_python.LoraByTask",
+    "multi.cldr_and_python.Mt",
+    "multi.cldr_and_python.Shared",
+    "multi.digits_and_cldr.Shared",
+    "multi.punctuator.WithTranslation",
+    "multi.smart_reply.Docstrings",
+)
+"""Experiments that train as an SPMD pipeline if a stack of theirs is a RepeatedStack."""
+
 REFUSED: dict[str, dict[str, str]] = {
     "pipeline": {
         "image.emoji.DualEncoder": "couples the examples of a batch",
         **dict.fromkeys(COMBINES_GRADIENTS, "needs the gradient of every task"),
     },
-    "SPMD pipeline": {
+    SPMD: {
         **{
             key: "has no repeated stack|couples the examples of a batch"
             for key in GROUPS
-            if key != TRAINS_AS_SPMD
+            if key not in (TRAINS_AS_SPMD, *REPEATED)
         },
         **dict.fromkeys(COMBINES_GRADIENTS, "needs the gradient of every task"),
     },
@@ -132,7 +161,7 @@ def table() -> str:
     names = {COMPILED: "compiled whole", "replicas": "`data_parallel`, 2 devices"}
     names |= {"mesh": "`mesh_sharded`"}
     names |= {"pipeline": "`pipelined`", "stages on meshes": "`pipelined`, stages on meshes"}
-    names |= {"SPMD pipeline": "`spmd_pipelined`"}
+    names |= {SPMD: "`spmd_pipelined`"}
     lines = [
         f"| experiment | others | {' | '.join(names.values())} |",
         "|---|--:|---|---|---|---|---|---|",
@@ -148,7 +177,9 @@ def cell(key: str, execution: str) -> str:
     """Returns what comes of an experiment under an execution."""
     if key in REFUSED.get(execution, {}):
         return "rejected"
-    return "not run" if key in NOT_RUN.get(execution, ()) else "equal"
+    if key in NOT_RUN.get(execution, ()):
+        return "not run"
+    return "equal (repeated)" if execution == SPMD and key in REPEATED else "equal"
 
 
 def results(key: str, executions: list[str], **job: Any) -> dict[str, Any]:
@@ -169,6 +200,7 @@ def difference(key: str, execution: str, result: Any, alone: Any) -> str | None:
     reason = REFUSED.get(execution, {}).get(key)
     if "crash" in result or "crash" in alone:
         return result.get("crash") or alone["crash"]
+    alone = result.get("alone", alone)
     if reason is not None or "refused" in result:
         said = result.get("refused", "it trained")
         return None if reason is not None and re.search(reason, said) else said

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from tekso.framework.input import shuffle
 from tekso.framework.input.input import Batch, ExampleInput, check_step, clear
-from tekso.framework.input.packing import compact
+from tekso.framework.input.packing import blocks, compact
 
 Ints = npt.NDArray[np.int64]
 
@@ -68,10 +69,7 @@ class Buckets:
                 f"an example of length {sizes.max()} is longer than the last bucket, {bounds[-1]}"
             )
         lows = [0, *bounds[:-1]]
-        self.members = [
-            compact(np.flatnonzero((sizes > low) & (sizes <= high)))
-            for low, high in zip(lows, bounds, strict=True)
-        ]
+        self.members = [_between(sizes, low, high) for low, high in zip(lows, bounds, strict=True)]
         self._batch_sizes = list(batch_sizes)
         counts = [
             -(-len(members) // size)
@@ -106,6 +104,16 @@ class Buckets:
         if key is not None:
             place = shuffle.permute(place, len(members), shuffle.fold(key, bucket))
         return BucketBatch(bucket, members[place].astype(np.int64), real)
+
+
+def _between(sizes: npt.NDArray[Any], low: int, high: int) -> npt.NDArray[Any]:
+    """Returns the indices of the sizes above `low` and up to `high`; int32 if they fit."""
+    found = [
+        compact(np.flatnonzero((part > low) & (part <= high)) + block.start)
+        for block in blocks(len(sizes))
+        for part in (sizes[block],)
+    ]
+    return np.concatenate([np.zeros(0, np.int32), *found])
 
 
 class BucketedInput(ExampleInput):

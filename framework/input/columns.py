@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from tekso.framework.input.skips import InputError
 
-BLOCK = 1 << 20  # numbers that are read together
+BLOCK = 1 << 17  # numbers that are read together
 
 
 class Column:

@@ -7,6 +7,9 @@ Examples are packed longest first, each into the fullest row with enough space (
 within 22 % of the minimum number of rows; Johnson 1973). The algorithm works on the number of
 examples of each length instead of single examples, so it takes about as long for millions as for
 thousands. Examples are packed once, and each epoch shuffles the rows.
+
+Whatever has one number per example is computed in blocks, so packing needs 8 bytes per example
+beside the lengths.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,7 +27,7 @@ from tekso.framework.input import shuffle
 
 Ints = npt.NDArray[np.int64]
 
-_TOGETHER = 1 << 16  # examples that are shuffled together
+BLOCK = 1 << 16  # examples that are handled together
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,11 +124,18 @@ def pack_sides(
       key: [1]
     """
     whole = max(capacities)
-    shares = [
-        sizes if capacity == whole else -(-np.asarray(sizes, np.int64) * whole // capacity)
-        for sizes, capacity in zip(lengths, capacities, strict=True)
-    ]
-    return pack(functools.reduce(np.maximum, shares), whole, key=key)
+    if len(lengths) == 1:
+        return pack(lengths[0], whole, key=key)
+    shares = np.empty(len(lengths[0]), np.int32)
+    for block in blocks(len(shares)):
+        shares[block] = functools.reduce(
+            np.maximum,
+            (
+                -(-np.asarray(sizes[block], np.int64) * whole // capacity)
+                for sizes, capacity in zip(lengths, capacities, strict=True)
+            ),
+        )
+    return pack(shares, whole, key=key)
 
 
 def pack_in_order(lengths: Sequence[npt.NDArray[Any]], capacities: Sequence[int]) -> Packing:
@@ -169,22 +179,32 @@ def pack(lengths: npt.ArrayLike, capacity: int, *, key: shuffle.Words) -> Packin
         raise ValueError(
             f"lengths from {sizes.min()} to {sizes.max()} do not all fit into [1, {capacity}]"
         )
-    by_length = _sorted(sizes, key)
-    counts = np.bincount(sizes, minlength=capacity + 1)
+    counts = np.zeros(capacity + 1, np.int64)
+    for block in blocks(len(sizes)):
+        counts += np.bincount(sizes[block], minlength=capacity + 1)
+    by_length = _sorted(sizes, counts, key)
     next_of = np.concatenate([[0], np.cumsum(counts)])  # of each length: its first in by_length
-    examples: list[np.ndarray] = []
-    row_sizes: list[Ints] = []
+    examples, place = np.empty_like(by_length), 0
+    row_sizes: list[tuple[int, int]] = []  # examples in a row, and number of such rows
     for pattern, count in _plan(counts, capacity):
         columns = []
         for length, times in pattern:
             begin = next_of[length]
             next_of[length] += times * count
             columns.append(by_length[begin : begin + times * count].reshape(count, times))
-        rows = np.concatenate(columns, axis=1)
-        examples.append(rows.reshape(-1))
-        row_sizes.append(np.full(count, rows.shape[1], np.int64))
-    starts = np.cumsum(np.concatenate([np.zeros(1, np.int64), *row_sizes]))
-    return Packing(np.concatenate([by_length[:0], *examples]), compact(starts))
+        size = sum(times for _, times in pattern)
+        rows = examples[place : place + count * size].reshape(count, size)
+        np.concatenate(columns, axis=1, out=rows)
+        place += count * size
+        row_sizes.append((size, count))
+    each = np.array([(0, 1), *row_sizes], np.int64)
+    return Packing(examples, compact(np.cumsum(np.repeat(each[:, 0], each[:, 1]))))
+
+
+def blocks(count: int) -> Iterator[slice]:
+    """Yields slices of BLOCK numbers, and a last one of what is left."""
+    for begin in range(0, count, BLOCK):
+        yield slice(begin, min(begin + BLOCK, count))
 
 
 def compact(numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -193,17 +213,27 @@ def compact(numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return numbers.astype(np.int32 if fits else np.int64, copy=False)
 
 
-def _sorted(sizes: npt.NDArray[Any], key: shuffle.Words) -> npt.NDArray[Any]:
-    """Returns the examples sorted by size, and shuffled among those of equal size."""
+def _sorted(sizes: npt.NDArray[Any], counts: Ints, key: shuffle.Words) -> npt.NDArray[Any]:
+    """Returns the examples sorted by size, and shuffled among those of equal size.
+
+    Args:
+      sizes: [examples] size of each example.
+      counts: number of examples of each size.
+      key: key of the shuffle.
+    """
     count = len(sizes)
-    shuffled = np.empty(count, np.int32 if count < 1 << 31 else np.int64)
-    for begin in range(0, count, _TOGETHER):
-        index = np.arange(begin, min(begin + _TOGETHER, count))
-        shuffled[shuffle.permute(index, count, key)] = index
-    keys = sizes[shuffled]
-    if count and keys.max() < 1 << 16:
-        keys = keys.astype(np.uint16)  # for which NumPy's sort takes linear time
-    return shuffled[np.argsort(keys, kind="stable")]
+    found = np.empty(count, np.int32 if count < 1 << 31 else np.int64)
+    place_of = np.cumsum(counts) - counts  # of the next example of each size
+    for block in blocks(count):
+        examples = shuffle.permute_back(np.arange(block.start, block.stop), count, key)
+        keys = sizes[examples]
+        order = np.argsort(keys, kind="stable")
+        of_block = np.bincount(keys, minlength=len(counts))
+        before = np.cumsum(of_block) - of_block
+        keys = keys[order]
+        found[place_of[keys] + np.arange(len(keys)) - before[keys]] = examples[order]
+        place_of += of_block
+    return found
 
 
 Pattern = tuple[tuple[int, int], ...]  # (length, number of examples of this length) in a row

@@ -20,6 +20,8 @@ from __future__ import annotations
 
 import math
 import zlib
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -67,6 +69,31 @@ def permute(index: npt.ArrayLike, size: int, key: Words) -> npt.NDArray[np.int64
     Raises:
       IndexError: an index is out of range.
     """
+    return _permuted(index, size, key, _walk)
+
+
+def permute_back(index: npt.ArrayLike, size: int, key: Words) -> npt.NDArray[np.int64]:
+    """Returns the elements whose images under `permute` are given: its inverse.
+
+    Args:
+      index: the images.
+      size: number of elements of the permutation.
+      key: key of the permutation; [1] for all elements, or one per element.
+
+    Shapes:
+      index: [n], each in [0, size)
+      key: [1] or [n], uint64
+      returns: [n] int64
+
+    Raises:
+      IndexError: an index is out of range.
+    """
+    return _permuted(index, size, key, _walk_back)
+
+
+def _permuted(
+    index: npt.ArrayLike, size: int, key: Words, walk: Callable[[Words, Any, Any, Words], Words]
+) -> npt.NDArray[np.int64]:
     x = np.atleast_1d(np.asarray(index)).astype(np.int64)
     if size < 1 or (len(x) and (x.min() < 0 or x.max() >= size)):
         raise IndexError(f"a permutation of {size} elements has no index {x.tolist()[:5]}")
@@ -74,11 +101,11 @@ def permute(index: npt.ArrayLike, size: int, key: Words) -> npt.NDArray[np.int64
     width = -(-size // height)
     a, b = np.uint64(height), np.uint64(width)
     rounds = mix(key + np.uint64(_GOLDEN) * np.arange(1, 2 * _ROUNDS + 1, dtype=np.uint64)[:, None])
-    words = _walk(x.view(np.uint64), a, b, rounds)
+    words = walk(x.view(np.uint64), a, b, rounds)
     outside = np.flatnonzero(words >= size)
     while len(outside):
         keys = rounds if rounds.shape[1] == 1 else rounds[:, outside]
-        words[outside] = _walk(words[outside], a, b, keys)
+        words[outside] = walk(words[outside], a, b, keys)
         outside = outside[words[outside] >= size]
     return words.view(np.int64)
 
@@ -89,4 +116,13 @@ def _walk(x: Words, a: np.uint64, b: np.uint64, rounds: Words) -> Words:
     for i in range(0, 2 * _ROUNDS, 2):
         left = (left + mix(right ^ rounds[i]) % a) % a
         right = (right + mix(left ^ rounds[i + 1]) % b) % b
+    return left * b + right
+
+
+def _walk_back(x: Words, a: np.uint64, b: np.uint64, rounds: Words) -> Words:
+    """Returns the elements whose images under `_walk` are given."""
+    left, right = np.divmod(x, b)
+    for i in reversed(range(0, 2 * _ROUNDS, 2)):
+        right = (right + (b - mix(left ^ rounds[i + 1]) % b)) % b
+        left = (left + (a - mix(right ^ rounds[i]) % a)) % a
     return left * b + right

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tekso.framework.input.input import Batch, Signature
-from tekso.framework.input.packing import Ints, PlacedExamples, Spans, compact, count_up
+from tekso.framework.input.packing import Ints, PlacedExamples, Spans, blocks, count_up
 from tekso.framework.input.token_rows import TokenText
 
 
@@ -71,9 +71,8 @@ class WholeTexts:
 
     def lengths(self) -> npt.NDArray[np.int32]:
         """Returns the number of tokens of each example: [examples]."""
-        found: npt.NDArray[np.int32] = self._text.lengths()[self._texts] + np.int32(
-            self._beyond - self._first
-        )
+        found: npt.NDArray[np.int32] = self._text.lengths()[self._texts]
+        found += np.int32(self._beyond - self._first)
         return found
 
 
@@ -87,10 +86,17 @@ class CutTexts:
 
     def __init__(self, text: TokenText, longest: int) -> None:
         self._text, self._longest = text, longest
-        self._sizes = text.lengths()
-        first = np.zeros(text.num_texts + 1, np.int64)  # the first example of each text
-        np.cumsum(-(-self._sizes // longest), out=first[1:])
-        self._first = compact(first)
+        sizes = text.lengths()
+        self._sizes = sizes.astype(np.min_scalar_type(int(sizes.max(initial=0))), copy=False)
+        parts = list(blocks(text.num_texts))
+        total = sum(int((-(-sizes[block] // longest)).sum(dtype=np.int64)) for block in parts)
+        # The first example of each text.
+        dtype = np.int32 if total < 1 << 31 else np.int64
+        self._first: Ints = np.zeros(text.num_texts + 1, dtype)
+        for block in parts:
+            counts = (-(-sizes[block] // longest)).astype(self._first.dtype)
+            counts[0] += self._first[block.start]
+            np.cumsum(counts, out=self._first[block.start + 1 : block.stop + 1])
 
     def __len__(self) -> int:
         return int(self._first[-1])
@@ -101,7 +107,8 @@ class CutTexts:
         Shapes:
           examples: [n]
         """
-        texts = np.searchsorted(self._first, examples, "right") - 1
+        # Of another type, NumPy would copy the whole array.
+        texts = np.searchsorted(self._first, examples.astype(self._first.dtype), "right") - 1
         begins = (examples - self._first[texts]) * self._longest
         starts = self._text.ends.take(texts) + begins
         return Spans(starts, np.minimum(self._sizes[texts] - begins, self._longest))
@@ -109,10 +116,11 @@ class CutTexts:
     def lengths(self) -> npt.NDArray[np.int32]:
         """Returns the number of tokens of each example: [examples]."""
         found = np.full(len(self), self._longest, np.int32)
-        counts = np.diff(self._first)
-        some = counts > 0
-        last = self._first[1:][some] - 1
-        found[last] = self._sizes[some] - (counts[some] - 1) * self._longest
+        for block in blocks(len(self._sizes)):
+            first, sizes = self._first[block.start : block.stop + 1], self._sizes[block]
+            counts = np.diff(first)
+            some = counts > 0
+            found[first[1:][some] - 1] = sizes[some] - (counts[some] - 1) * self._longest
         return found
 
 

@@ -42,7 +42,11 @@ ACTIVITIES = {
 _ADVICE = {
     INPUT: (0.2, "training waits for its input: cache or simplify the preprocessing"),
     EVALUATION: (0.4, "evaluate less often (run.eval_every_steps) or fewer batches (max_batches)"),
-    CHECKPOINT: (0.2, "save less often (run.checkpoint_every_steps)"),
+    CHECKPOINT: (
+        0.2,
+        "save less often (run.checkpoint_every_steps), or keep a copy of the state in memory while "
+        "it is written (run.checkpoint_buffer_mb)",
+    ),
     LOST: (0.1, "save more often (run.checkpoint_every_steps)"),
     COMPILE: (0.4, "a longer run, or fewer shapes of batches, has less of it"),
     START: (0.4, "a longer run has less of it"),

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tekso.framework.input.packing import compact
+from tekso.framework.input.packing import blocks, compact
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,19 +49,22 @@ def choose(
     Shapes:
       source_lengths, target_lengths: [pairs], at least 1
     """
-    reasons = {
-        f"source longer than {source_length} tokens": source_lengths > source_length,
-        f"target longer than {target_length} tokens": target_lengths > target_length,
-    }
-    if max_ratio is not None:
-        longer = np.maximum(source_lengths, target_lengths)
-        shorter = np.minimum(source_lengths, target_lengths)
-        reasons[f"one side over {max_ratio:g} times as long"] = longer > max_ratio * shorter
-    taken = np.ones(len(source_lengths), bool)
-    left_out = {}
-    for reason, holds in reasons.items():
-        left_out[reason] = int((holds & taken).sum())
-        taken &= ~holds
+    left_out: dict[str, int] = {}
+    pairs = [np.zeros(0, np.int32)]
+    for block in blocks(len(source_lengths)):  # so that little memory is needed per pair
+        source, target = source_lengths[block], target_lengths[block]
+        reasons = {
+            f"source longer than {source_length} tokens": source > source_length,
+            f"target longer than {target_length} tokens": target > target_length,
+        }
+        if max_ratio is not None:
+            longer, shorter = np.maximum(source, target), np.minimum(source, target)
+            reasons[f"one side over {max_ratio:g} times as long"] = longer > max_ratio * shorter
+        taken = np.ones(len(source), bool)
+        for reason, holds in reasons.items():
+            left_out[reason] = left_out.get(reason, 0) + int((holds & taken).sum())
+            taken &= ~holds
+        pairs.append(compact(np.flatnonzero(taken) + block.start))
     return Selection(
-        compact(np.flatnonzero(taken)), {why: count for why, count in left_out.items() if count}
+        np.concatenate(pairs), {why: count for why, count in left_out.items() if count}
     )

@@ -195,7 +195,7 @@ class Loop:
         )
 
         def body(i: Any, dtheta: Flat, dstate: Flat, dxs: Flat) -> Any:
-            seeds = [*loop_inputs(dstate), *read(dstacked, i), *dsummed]
+            seeds = [*loop_inputs(dstate), *read(dstacked, i), *loop_inputs(dsummed)]
             more, dstate, dx = self._iteration_gradients(
                 i, theta, read(saved, i), read(xs, i), seeds
             )

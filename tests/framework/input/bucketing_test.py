@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tekso.framework.input import shuffle
+from tekso.framework.input import packing, shuffle
 from tekso.framework.input.bucketing import Buckets
 
 KEY = shuffle.key_of(0, "buckets")
 BOUNDS = [2, 5, 9]
 BATCH_SIZES = [4, 3, 2]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small_blocks() -> Iterator[None]:
+    """Lets the few examples of these tests be several blocks."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packing, "BLOCK", 7)
+        yield
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=60), st.booleans())

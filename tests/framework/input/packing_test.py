@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+import hashlib
+import tracemalloc
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tekso.framework.input import shuffle
+from tekso.framework.input import packing, shuffle
 from tekso.framework.input.packing import Packing, pack, pack_in_order, pack_sides
 
 KEY = shuffle.key_of(0, "packing")
 SideProblem = tuple[tuple[np.ndarray, np.ndarray], tuple[int, int]]
 
 
+@pytest.fixture(autouse=True, scope="module")
+def small_blocks() -> Iterator[None]:
+    """Lets the few examples of these tests be several blocks."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packing, "BLOCK", 16)
+        yield
+
+
 def rows_of(lengths: list[int], capacity: int) -> list[list[int]]:
-    packing = pack(lengths, capacity, key=KEY)
-    return [packing.row(row).tolist() for row in range(packing.num_rows)]
+    packed = pack(lengths, capacity, key=KEY)
+    return [packed.row(row).tolist() for row in range(packed.num_rows)]
 
 
 def best_fit_decreasing(lengths: list[int], capacity: int) -> int:
@@ -60,8 +72,8 @@ def test_a_known_case_leaves_no_gap() -> None:
 
 def test_many_short_examples_are_packed_full() -> None:
     lengths = np.random.default_rng(0).integers(1, 60, 10_000)
-    packing = pack(lengths, 128, key=KEY)
-    assert lengths.sum() / (packing.num_rows * 128) > 0.999
+    packed = pack(lengths, 128, key=KEY)
+    assert lengths.sum() / (packed.num_rows * 128) > 0.999
 
 
 def test_the_key_decides_which_examples_of_equal_length_meet() -> None:
@@ -86,9 +98,9 @@ def side_problems(draw: st.DrawFn) -> SideProblem:
 
 
 def check_sides(
-    packing: Packing, lengths: tuple[np.ndarray, np.ndarray], capacities: tuple[int, int]
+    packed: Packing, lengths: tuple[np.ndarray, np.ndarray], capacities: tuple[int, int]
 ) -> None:
-    rows = [packing.row(row).tolist() for row in range(packing.num_rows)]
+    rows = [packed.row(row).tolist() for row in range(packed.num_rows)]
     assert sorted(pair for row in rows for pair in row) == list(range(len(lengths[0])))
     for row in rows:
         assert row
@@ -103,11 +115,11 @@ def test_every_example_lies_in_one_row_and_all_its_sides_fit(problem: SideProble
 
 @given(side_problems())
 def test_in_order_every_row_takes_what_fits(problem: SideProblem) -> None:
-    packing = pack_in_order(*problem)
-    check_sides(packing, *problem)
-    assert packing.examples.tolist() == list(range(len(problem[0][0])))
-    for row in range(packing.num_rows - 1):
-        more = [*packing.row(row), packing.row(row + 1)[0]]
+    packed = pack_in_order(*problem)
+    check_sides(packed, *problem)
+    assert packed.examples.tolist() == list(range(len(problem[0][0])))
+    for row in range(packed.num_rows - 1):
+        more = [*packed.row(row), packed.row(row + 1)[0]]
         assert any(side[more].sum() > capacity for side, capacity in zip(*problem, strict=True))
 
 
@@ -116,18 +128,35 @@ def test_rows_of_sentences_are_full(capacities: tuple[int, int]) -> None:
     random = np.random.default_rng(0)
     source = np.clip(random.lognormal(3.0, 0.6, 20_000), 2, 90).astype(np.int64)
     target = np.clip(source * random.lognormal(0.0, 0.25, 20_000), 2, 96).astype(np.int64)
-    packing = pack_sides((source, target), capacities, key=KEY)
-    check_sides(packing, (source, target), capacities)
+    packed = pack_sides((source, target), capacities, key=KEY)
+    check_sides(packed, (source, target), capacities)
     fewest = max(
         side.sum() / capacity for side, capacity in zip((source, target), capacities, strict=True)
     )
-    assert fewest / packing.num_rows > 0.9
+    assert fewest / packed.num_rows > 0.9
 
 
 @given(problems())
 def test_one_side_is_packed_as_if_it_had_no_others(problem: tuple[list[int], int]) -> None:
     lengths, capacity = problem
     alone = pack(lengths, capacity, key=KEY)
-    packing = pack_sides([np.array(lengths, np.int64)], [capacity], key=KEY)
-    np.testing.assert_array_equal(packing.examples, alone.examples)
-    np.testing.assert_array_equal(packing.row_starts, alone.row_starts)
+    packed = pack_sides([np.array(lengths, np.int64)], [capacity], key=KEY)
+    np.testing.assert_array_equal(packed.examples, alone.examples)
+    np.testing.assert_array_equal(packed.row_starts, alone.row_starts)
+
+
+def test_packing_does_not_change_between_versions() -> None:
+    lengths = np.arange(1000) * 7919 % 127 + 1
+    packed = pack(lengths, 128, key=KEY)
+    numbers = [part.astype("<i8").tobytes() for part in (packed.examples, packed.row_starts)]
+    assert hashlib.sha256(b"".join(numbers)).hexdigest()[:16] == "841d576cb2351698"
+
+
+def test_packing_takes_little_memory_for_each_example(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing, "BLOCK", 4096)
+    lengths = np.arange(200_000, dtype=np.int32) * 7919 % 50 + 5
+    tracemalloc.start()
+    pack_sides([lengths], [512], key=KEY)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert 8 <= peak / len(lengths) < 12  # two int32: sorted by length, and by row

@@ -19,6 +19,13 @@ def test_permute_hits_every_place_once(size: int, seed: int) -> None:
     assert sorted(places.tolist()) == list(range(size))
 
 
+@given(st.integers(1, 3000), SEEDS)
+def test_permute_back_undoes_permute(size: int, seed: int) -> None:
+    key, index = shuffle.key_of(seed, "order"), np.arange(size)
+    places = shuffle.permute(index, size, key)
+    assert shuffle.permute_back(places, size, key).tolist() == index.tolist()
+
+
 @given(st.integers(1, 2**40), st.integers(0, 2**40), SEEDS)
 def test_permute_stays_in_range_for_large_sizes(size: int, index: int, seed: int) -> None:
     place = shuffle.permute(index % size, size, shuffle.key_of(seed, "order"))

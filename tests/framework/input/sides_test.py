@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tekso.framework.input import packing
 from tekso.framework.input.columns import Column
 from tekso.framework.input.packing import Packing, pack_in_order
 from tekso.framework.input.row_inputs import BucketedRows, PackedRows, RowInput
@@ -18,6 +20,14 @@ from tekso.framework.input.token_rows import TokenText
 NAMES = ["source", "target", "notes"]
 TEXTS = st.lists(st.lists(st.integers(1, 99), min_size=1, max_size=6), min_size=3, max_size=3)
 ROWS = st.lists(TEXTS, min_size=1, max_size=12)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small_blocks() -> Iterator[None]:
+    """Lets the few examples of these tests be several blocks."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packing, "BLOCK", 3)
+        yield
 
 
 def side(name: str, texts: list[list[int]], *, length: int, has_labels: bool) -> Side:
@@ -105,15 +115,15 @@ def test_a_packed_row_is_that_of_a_loop_over_its_tokens(rows: list[list[list[int
     texts = [text for text, _, _ in rows]
     for has_labels in (True, False):
         one = side("", texts, length=20, has_labels=has_labels)
-        packing: Packing = pack_in_order([one.lengths()], [20])
+        packed: Packing = pack_in_order([one.lengths()], [20])
         batch: dict[str, np.ndarray] = {}
-        index = np.arange(packing.num_rows)
+        index = np.arange(packed.num_rows)
         marks = ("segment_ids", "positions")
-        one.put(batch, packing.in_rows(index), (len(index), 20), marks)
+        one.put(batch, packed.in_rows(index), (len(index), 20), marks)
         wanted: dict[str, list[list[float]]] = {name: [] for name in batch}
         for row in index:
             lines: dict[str, list[float]] = {name: [] for name in batch}
-            for number, example in enumerate(packing.row(row)):
+            for number, example in enumerate(packed.row(row)):
                 text = texts[example]
                 ids = [0, *text] if has_labels else [*text, 0]
                 lines["ids"] += ids

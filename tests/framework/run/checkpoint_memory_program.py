@@ -1,12 +1,13 @@
 """Saves and restores a state that is nearly all weights, and prints memory and time; JSON.
 
 Arguments: a folder; "save", "train" or "restore"; execution; number of weights; bytes of each
-weight; for "train", the number of examples of a batch. There are as many slots as weights, of the
-same size. For 2 GB, with a largest tensor of 256 MB:
+weight; for "train", the number of examples of a batch and, if you like, `run.checkpoint_buffer_mb`.
+There are as many slots as weights, of the same size. For 2 GB, with a largest tensor of 256 MB:
 
     cd tests/framework/run
     python checkpoint_memory_program.py /tmp/run save data_parallel 4 268435456
     python checkpoint_memory_program.py /tmp/run train data_parallel 4 268435456 128
+    python checkpoint_memory_program.py /tmp/run train data_parallel 4 268435456 128 2100
     python checkpoint_memory_program.py /tmp/run restore mesh_sharded 4 268435456
 
 "train" begins a save and runs training steps until the checkpoint is complete.
@@ -46,7 +47,7 @@ from tekso.framework.learner import Learner
 from tekso.framework.optimizers.sgd import Momentum
 from tekso.framework.params import param
 from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece
-from tekso.framework.run.checkpoints import Checkpoints, Description
+from tekso.framework.run.checkpoints import BUFFER_BYTES, Checkpoints, Description
 from tekso.framework.run.restore import restore
 from tekso.framework.schedules import Constant
 from tekso.framework.task import Task
@@ -161,10 +162,11 @@ def memory(name: str) -> int:
 def main() -> None:
     """See the module."""
     folder, phase, name = sys.argv[1:4]
-    program = built(name, *map(int, sys.argv[4:]))
+    program = built(name, *map(int, sys.argv[4:7]))
     specs = program.specs()
     wanted = {key: Ramp(key, spec.shape, spec.dtype) for key, spec in specs.items()}
-    checkpoints = Checkpoints(folder)
+    buffer_bytes = int(sys.argv[7]) << 20 if len(sys.argv) > 7 else BUFFER_BYTES
+    checkpoints = Checkpoints(folder, buffer_bytes=buffer_bytes)
     record: dict[str, Any] = {"state": sum(spec.size_bytes for spec in specs.values())}
     if phase != "restore":
         program.restore(wanted.__getitem__, set(specs))

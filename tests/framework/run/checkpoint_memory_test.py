@@ -13,7 +13,12 @@ TENSOR = 64 << 20
 
 
 @pytest.mark.parametrize(
-    ("execution", "shard"), [("data_parallel", TENSOR), ("mesh_sharded", TENSOR // 2)]
+    ("execution", "shard"),
+    [
+        ("data_parallel", TENSOR),
+        ("mesh_sharded", TENSOR // 2),
+        pytest.param("pipelined", TENSOR, marks=pytest.mark.slow),
+    ],
 )
 def test_save_and_restore_need_two_shards_beyond_the_state(
     tmp_path: Path, execution: str, shard: int
