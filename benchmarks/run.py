@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import environments, table, turns
+from benchmarks import environments, instruction_sets, table, turns
 from benchmarks.machine import machine
 from benchmarks.peers import ENVIRONMENTS, PEERS, TEKSO
 from benchmarks.workloads import TINY, WORKLOADS, Workload
@@ -112,6 +112,13 @@ def _parser() -> argparse.ArgumentParser:
         help="folder of the virtual environments (default: %(default)s)",
     )
     parser.add_argument(
+        "--isa",
+        choices=list(instruction_sets.VARIABLES),
+        default=instruction_sets.OWN,
+        help="instructions that the libraries may use: those of this processor, or as far as the "
+        "libraries can be limited, those of another one (default: %(default)s)",
+    )
+    parser.add_argument(
         "--tiny", action="store_true", help="tiny sizes, which check only that everything runs"
     )
     return parser
@@ -156,6 +163,7 @@ def run(options: Any, workloads: Sequence[str], peers: Sequence[str]) -> dict[st
         "machine": before,
         "turns": options.turns,
         "steps": options.steps,
+        "isa": options.isa,
         "sizes": {name: _described(sizes[name]) for name in workloads},
         "workloads": measured,
     }
@@ -190,7 +198,8 @@ def _measure(
         if not weights.exists():
             turns.export_weights(Path(sys.executable), workload, weights, common)
         flags = [*common, f"--steps={options.steps}", f"--weights={weights}"]
-        return turns.process(pythons[peer], PEERS[peer], workload, flags)
+        limited = instruction_sets.limited(PEERS[peer], options.isa)
+        return turns.process(pythons[peer], limited, workload, flags)
 
     return measure
 

@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from benchmarks import instruction_sets
 from benchmarks.machine import described
 from benchmarks.peers import PEERS, TEKSO
 
@@ -114,6 +115,8 @@ def _about(result: Mapping[str, Any]) -> list[str]:
         f"Each figure is the median of {result['turns']} turns, and a turn is the median of "
         f"{result['steps']} steps in a new process. float32."
     )
+    if result.get("isa", instruction_sets.OWN) != instruction_sets.OWN:
+        lines.append(instruction_sets.LIMITS)
     load = result["machine"]["load_before"]
     if load > BUSY:
         lines.append(f"The machine was not idle: the load average before the start was {load:.1f}.")

@@ -11,6 +11,15 @@ def coupling(task: Task) -> list[Layer]:
     return [layer for layer in task.walk() if layer.couples_examples]
 
 
+def sums_over_replicas(kind: type[Layer]) -> bool:
+    """Returns whether layers of a class couple examples by `ops.sum_over_replicas`.
+
+    Then the parts of a batch that run concurrently give the result of the whole batch.
+    """
+    has_statistics = kind.updated_statistics is not Layer.updated_statistics
+    return kind.gathers_examples or has_statistics
+
+
 def named(layer: Layer) -> str:
     """Returns the path and the class of a layer, for messages."""
     return f"{layer.path or 'the task'} ({type(layer).__name__})"

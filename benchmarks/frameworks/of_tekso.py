@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import concurrent.futures
-import os
 import tempfile
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +14,7 @@ from benchmarks import workloads
 from benchmarks.frameworks import Built, Weights
 from tekso.framework import schedules
 from tekso.framework.context import StepContext, filling_in_place
+from tekso.framework.cores import num_cores
 from tekso.framework.execution.data_parallel import DataParallel
 from tekso.framework.experiment import Experiment, Run
 from tekso.framework.input.arrays import Arrays
@@ -214,14 +214,18 @@ class _Workload(Experiment):
         return Learner.Params(optimizer=optimizer, schedule=constant)
 
     def execution(self) -> Params:
-        """Data-parallel, with one tower where examples are coupled by batch normalisation."""
-        kinds = workloads.ResNet | workloads.AmoebaNet | workloads.Conformer
-        is_coupled = isinstance(self.workload, kinds)
-        return DataParallel.Params(towers=1 if is_coupled else None)
+        """Data-parallel; a part of the batch on each core, also of the Conformer."""
+        is_conformer = isinstance(self.workload, workloads.Conformer)
+        return DataParallel.Params(towers=_num_parts(self.workload) if is_conformer else None)
 
     def run(self) -> Params:
         """The steps are counted by the worker."""
         return Run.Params(steps=1000)
+
+
+def _num_parts(workload: workloads.Workload) -> int:
+    """Returns the number of cores, or 1 if the batch does not divide evenly."""
+    return 1 if workload.batch_size % num_cores() else num_cores()
 
 
 def build(workload: workloads.Workload, weights: Weights, variant: str) -> Built:
@@ -288,7 +292,7 @@ def _search(task: Any, program: Any, workload: workloads.BeamSearch) -> Callable
         return found["log_probs"]
 
     sources = workload.batch()["source_ids"]
-    parts = min(len(sources), len(os.sched_getaffinity(0)))
+    parts = min(len(sources), num_cores())
     batches = [tf.constant(part) for part in np.array_split(sources, parts)]
     pool = concurrent.futures.ThreadPoolExecutor(parts)
     program.call(run, batches[0], tf.ones_like(batches[0]))  # traced once, before the threads

@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tekso.framework.execution import tower_sums
 from tekso.framework.step import Flat, Sums, added
 
 Gradients = list[Flat]
@@ -22,17 +23,30 @@ def size_of(batch: Mapping[str, tf.Tensor]) -> int:
 
 
 def side_by_side(
-    batch: Mapping[str, tf.Tensor], start: Any, count: int, compute: Any
+    batch: Mapping[str, tf.Tensor], start: Any, count: int, compute: Any, *, in_turns: bool = False
 ) -> tuple[Gradients, Any]:
-    """Computes equal parts of a batch concurrently; returns gradients per part and summed sums."""
-    gradients, sums = [], []
+    """Computes equal parts of a batch concurrently.
+
+    Args:
+      batch: the batch.
+      start: index of its first example.
+      count: number of parts.
+      compute: computes a part.
+      in_turns: whether the parts may sum over each other by `sum_over_towers`.
+
+    Returns: the gradients of each part, and the summed sums.
+    """
     size = size_of(batch) // count
-    for number in range(count):
+
+    def one(number: int) -> tuple[Gradients, Any]:
         part = {name: x[number * size : (number + 1) * size] for name, x in batch.items()}
-        own_gradients, own_sums = compute(part, start + number * size, number)
-        gradients += own_gradients
-        sums.append(own_sums)
-    return gradients, added(sums)
+        return compute(part, start + number * size, number)  # type: ignore[no-any-return]
+
+    if in_turns and count > 1:
+        found = tower_sums.in_turns(count, one)
+    else:
+        found = [one(number) for number in range(count)]
+    return [g for gradients, _ in found for g in gradients], added([sums for _, sums in found])
 
 
 def one_after_the_other(

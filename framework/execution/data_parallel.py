@@ -24,7 +24,7 @@ from absl import logging
 from tekso.framework.cluster import Cluster
 from tekso.framework.cores import num_cores
 from tekso.framework.counting import counted, multiples_near
-from tekso.framework.coupling import coupling, gathering, named
+from tekso.framework.coupling import coupling, gathering, named, sums_over_replicas
 from tekso.framework.execution import devices, runtime
 from tekso.framework.execution.base import Execution, ExecutionProgram
 from tekso.framework.execution.data_parallel_program import DataParallelProgram
@@ -100,7 +100,7 @@ class DataParallel(Execution):
         gpus = [] if tpu or cpu_devices else tf.config.list_physical_devices("GPU")
         if not gpus and not tpu:
             # With several towers or logical devices, each runs one op at a time on one core.
-            towers = 1 if self._expects_coupling else self.params.towers
+            towers = self.params.towers or (1 if self._expects_coupling else None)
             sole_stream = towers == 1 and (cpu_devices or 1) == 1
             devices.setup_cpu(
                 logical_devices=cpu_devices,
@@ -168,7 +168,8 @@ class DataParallel(Execution):
     def _num_towers(self, task: Task, strategy: tf.distribute.Strategy, examples: int) -> int:
         alone = strategy.num_replicas_in_sync == 1 and not tf.config.list_logical_devices("GPU")
         cores = self._num_cores() if alone else 1
-        return num_towers(self.params.towers, task, examples, cores=cores)
+        sums = alone and self._cluster is None and self.params.xla != "step"
+        return num_towers(self.params.towers, task, examples, cores=cores, sums=sums)
 
     def _xla(self, strategy: tf.distribute.Strategy) -> str:
         if self.params.xla != "auto":
@@ -178,7 +179,15 @@ class DataParallel(Execution):
         return "none" if tf.config.list_logical_devices("GPU") else "clusters"
 
 
-def num_towers(wanted: int | None, task: Task, examples: int, *, cores: int) -> int:
+_CANNOT_SUM = (
+    ", and towers cannot sum them in a repeated stack, in a step that is compiled as a whole, or "
+    "with several devices or processes"
+)
+
+
+def num_towers(
+    wanted: int | None, task: Task, examples: int, *, cores: int, sums: bool = True
+) -> int:
     """Returns the number of towers of a device.
 
     Args:
@@ -186,6 +195,8 @@ def num_towers(wanted: int | None, task: Task, examples: int, *, cores: int) -> 
       task: the task.
       examples: number of examples that the device computes at a time.
       cores: number of cores for its towers; 1 unless it is the only device and a CPU.
+      sums: whether the towers can sum over each other, for layers that couple examples: in one
+        graph, of one device.
 
     Raises:
       ExecutionError: the wanted number does not fit the examples or the task.
@@ -198,10 +209,13 @@ def num_towers(wanted: int | None, task: Task, examples: int, *, cores: int) -> 
             f"execution.towers is {wanted}, which does not divide the {examples} examples that "
             "one device computes at a time"
         )
-    if wanted > 1 and found:
+    repeated = repeated_statistics(task)
+    whole = [x for x in found if not sums or x.path in repeated or not sums_over_replicas(type(x))]
+    if wanted > 1 and whole:
         raise ExecutionError(
-            f"execution.towers is {wanted}, but {found[0].path} computes statistics over all "
-            "examples of a device: set execution.towers=1"
+            f"execution.towers is {wanted}, but {named(whole[0])} computes statistics over all "
+            f"examples of a device{_CANNOT_SUM if repeated or not sums else ''}: set "
+            "execution.towers=1"
         )
     return wanted
 
@@ -236,8 +250,7 @@ def check_statistics(task: Task, *, replicas: int, parts: int, xla: str) -> None
     paths = [layer.path for layer in coupling(task)]
     if replicas == 1 or not paths:
         return
-    stacked = [spec.path for spec in task.specs().values() if spec.stacked]
-    repeated = [p for p in paths if any(weight.startswith(f"{p}/") for weight in stacked)]
+    repeated = repeated_statistics(task)
     if parts > 1:
         path, cure = paths[0], "set learner.accumulation_steps=1"
     elif xla == "step":
@@ -252,16 +265,19 @@ def check_statistics(task: Task, *, replicas: int, parts: int, xla: str) -> None
     )
 
 
+def repeated_statistics(task: Task) -> list[str]:
+    """Returns the paths of the layers of repeated stacks that couple examples."""
+    stacked = [spec.path for spec in task.specs().values() if spec.stacked]
+    paths = [layer.path for layer in coupling(task)]
+    return [p for p in paths if any(weight.startswith(f"{p}/") for weight in stacked)]
+
+
 def _warn_of_coupled_examples(task: Task, num_parts: int) -> None:
     """Logs a warning if the result depends on the number of parts of a batch.
 
     BatchNorm and other layers with statistics sum them over the replicas.
     """
-    names = [
-        named(layer)
-        for layer in coupling(task)
-        if not layer.gathers_examples and type(layer).updated_statistics is Layer.updated_statistics
-    ]
+    names = [named(layer) for layer in coupling(task) if not sums_over_replicas(type(layer))]
     if names:
         logging.warning(
             "%s couples the examples of a batch, but the batch is computed in %d separate parts "

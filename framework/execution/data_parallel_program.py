@@ -12,6 +12,7 @@ import tensorflow as tf
 from tekso.framework import batch_part
 from tekso.framework.batch_part import BatchPart, RowsOf
 from tekso.framework.context import Mode, StepContext
+from tekso.framework.coupling import coupling
 from tekso.framework.execution.base import Batch, ExecutionProgram, parts_of
 from tekso.framework.execution.batch_parts import (
     Gradients,
@@ -25,6 +26,7 @@ from tekso.framework.execution.process_sums import ProcessSums
 from tekso.framework.execution.replica_context import ReplicaContext, replica_number, summed
 from tekso.framework.execution.shards import Owners, Shard, chunks, cut_out, whole
 from tekso.framework.execution.state import ReadKey, chosen
+from tekso.framework.execution.tower_sums import sum_over_towers
 from tekso.framework.primitives.fusion import XlaFusion, no_fusion
 from tekso.framework.state import State
 from tekso.framework.step import Flat, Step, Sums, added
@@ -49,6 +51,7 @@ class DataParallelProgram(ExecutionProgram):
         self._processes = processes or ProcessSums()
         self.num_replicas = strategy.num_replicas_in_sync * self._processes.size
         self._accumulation = accumulation or step.learner.params.accumulation_steps
+        self._couples = bool(coupling(step.task))
         self._variables: State[tf.Variable] = State({}, {})
         self._fusions: dict[Any, XlaFusion] = {}
         self._compiled_functions: dict[Any, Callable[..., Any]] = {}
@@ -239,7 +242,7 @@ class DataParallelProgram(ExecutionProgram):
 
         def towers(part: Any, start: Any, _: int) -> tuple[Gradients, Sums]:
             count = parts_of(size_of(part), self._towers)
-            return side_by_side(part, start, count, tower)
+            return side_by_side(part, start, count, tower, in_turns=self._couples)
 
         # A later batch of another size may have fewer parts.
         return one_after_the_other(
@@ -292,6 +295,8 @@ class DataParallelProgram(ExecutionProgram):
         kind: Callable[..., StepContext] = StepContext
         if self.num_replicas > 1:
             kind = functools.partial(ReplicaContext, all_reduce=self._all_reduce)
+        elif self._couples:
+            kind = functools.partial(ReplicaContext, all_reduce=sum_over_towers)
         return kind(
             mode=mode,
             seed=self._step.seed,
@@ -360,7 +365,8 @@ class DataParallelProgram(ExecutionProgram):
 
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
         start = first + part_start(whole, self._strategy.num_replicas_in_sync, replica)
-        return dict(side_by_side(batch, start, parts_of(size, self._towers), tower)[1])
+        count = parts_of(size, self._towers)
+        return dict(side_by_side(batch, start, count, tower, in_turns=self._couples)[1])
 
     def _eval_tower(self, key: tuple[int, int], whole: int) -> Callable[..., Any]:
         def compute(weights: Flat, part: Flat, offset: tf.Tensor) -> Any:

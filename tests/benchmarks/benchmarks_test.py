@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks import amoebanet_gradients, environments, run, table, turns
+from benchmarks import amoebanet_gradients, environments, instruction_sets, run, table, turns
 from benchmarks.machine import feature_level, machine
 from benchmarks.peers import ENVIRONMENTS, PEERS, Peer
 from benchmarks.workloads import TINY, WORKLOADS
@@ -234,6 +234,28 @@ def test_a_process_gets_the_variables_of_its_peer(tmp_path: Path) -> None:
     found = turns.process(program, PEERS["pytorch_malloc"], "lstm", [])
     assert found == {"pad": PEERS["pytorch_malloc"].variables["MALLOC_TOP_PAD_"]}
     assert turns.process(program, PEERS["pytorch"], "lstm", []) == {"pad": ""}
+
+
+def test_a_limit_of_the_instructions_reaches_every_process_and_the_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given: list[Any] = []
+
+    def fake(python: Path, peer: Peer, workload: str, options: Any) -> Record:
+        if not any(option.startswith("--export") for option in options):
+            given.append(dict(peer.variables))
+        return record(5.0)
+
+    monkeypatch.setattr(environments, "python_of", lambda *_: tmp_path)
+    monkeypatch.setattr(turns, "process", fake)
+    flags = ["--only=lstm,pytorch_malloc", "--turns=1", f"--json={tmp_path / 'figures.json'}"]
+    assert run.main([*flags, "--isa=avx2"]) == 0
+    assert instruction_sets.LIMITS in capsys.readouterr().out
+    limits = instruction_sets.VARIABLES["avx2"]
+    assert given == [limits, {**PEERS["pytorch_malloc"].variables, **limits}]
+    assert run.main(flags) == 0
+    assert instruction_sets.LIMITS not in capsys.readouterr().out
+    assert "ONEDNN_MAX_CPU_ISA" not in given[-1]
 
 
 def test_feature_levels() -> None:

@@ -144,9 +144,11 @@ def test_steps_depend_on_dropout_and_learn() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("devices", ["2"])
-def test_batch_statistics_are_those_of_the_global_batch(devices: str) -> None:
-    run = steps("--cpu_devices", devices, "--task", BATCH_NORM)
+@pytest.mark.parametrize(
+    "arguments", [["--cpu_devices", "2"], ["--execution", '{"towers": 2}']], ids=" ".join
+)
+def test_batch_statistics_are_those_of_the_global_batch(arguments: list[str]) -> None:
+    run = steps(*arguments, "--task", BATCH_NORM)
     assert_same_run(run, one_device(BATCH_NORM))
 
 
@@ -174,8 +176,8 @@ def test_repeated_rematerialised_stack_equals_the_unrolled_one() -> None:
         ),
         (("--execution", '{"towers": 3}'), ["execution.towers is 3", "16 examples"]),
         (
-            ("--execution", '{"towers": 2}', "--task", BATCH_NORM),
-            ["blocks/0/norm", "execution.towers=1"],
+            ("--execution", '{"towers": 2, "xla": "step"}', "--task", BATCH_NORM),
+            ["blocks/0/norm", "compiled as a whole", "execution.towers=1"],
         ),
     ],
     ids=["devices", "parts", "towers", "batch statistics"],
