@@ -8,7 +8,7 @@ Legend: B examples, L length.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TypeGuard
 
 import tensorflow as tf
 
@@ -19,6 +19,7 @@ from tekso.framework.exports import (
     ExportedTexts,
     lengths_up_to,
 )
+from tekso.framework.input.input import Input
 from tekso.framework.input.skips import InputError
 from tekso.tasks.classification.labelled_texts import LabelledTexts, checked_length, class_name
 
@@ -32,7 +33,7 @@ Run = Callable[..., Mapping[str, tf.Tensor]]
 """Called with (theta, x, ctx); returns "probabilities" and "labels"."""
 
 
-def classifier_exports(run: Run, input: Any) -> dict[str, ExportedFunction]:
+def classifier_exports(run: Run, input: Input) -> dict[str, ExportedFunction]:
     """Returns {"classify": function}, of bytes for `LabelledTexts`, otherwise of arrays "x".
 
     Args:
@@ -57,7 +58,7 @@ def classifier_exports(run: Run, input: Any) -> dict[str, ExportedFunction]:
     return {CLASSIFY: _exported(run, {"x": x}, [1], "examples of the shape of training")}
 
 
-def has_texts(input: Any) -> bool:
+def has_texts(input: Input) -> TypeGuard[LabelledTexts]:
     """Returns whether an input, or what is known of it, is that of texts."""
     return issubclass(type(input.params).owner, LabelledTexts)
 
@@ -75,7 +76,7 @@ def _exported(
     )
 
 
-def classifier_text_exports(input: Any, num_classes: int) -> dict[str, ExportedTexts]:
+def classifier_text_exports(input: Input, num_classes: int) -> dict[str, ExportedTexts]:
     """Returns the conversion of texts for "classify", which needs only TensorFlow; {}: no texts.
 
     Args:

@@ -3,19 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
+import tensorflow as tf
 
+from tekso.framework.context import StepContext
 from tekso.framework.task import Program
-from tekso.tasks.classification.labelled_texts import checked_length, class_name, encoded
+from tekso.framework.theta import Theta
+from tekso.tasks.classification.labelled_texts import (
+    LabelledTexts,
+    checked_length,
+    class_name,
+    encoded,
+)
 
 _MOST_SHOWN = 5  # classes of a text
 _BATCH_SIZE = 64
 
 
+class Classifier(Protocol):
+    """A `Classification`."""
+
+    def class_probabilities(
+        self, theta: Theta, x: tf.Tensor, ctx: StepContext
+    ) -> dict[str, tf.Tensor]:
+        """Returns "probabilities" and "labels"."""
+
+
 def classified(
-    task: Any, program: Program, input: Any, texts: Sequence[str]
+    task: Classifier, program: Program, input: LabelledTexts, texts: Sequence[str]
 ) -> list[list[dict[str, Any]]]:
     """Returns the likeliest classes of every text, best first: class, number and probability.
 
