@@ -120,6 +120,8 @@ class ExportedTexts:
       inputs: {name: description} of the input texts; all are strings, [examples].
       outputs: {name: description} of the outputs.
       resources: trackable objects that `read` and `write` use.
+      package: package with operations of the SavedModel, which a program imports before it loads
+        it; empty: none.
     """
 
     read: Callable[[Mapping[str, tf.Tensor]], Mapping[str, tf.Tensor]]
@@ -127,6 +129,7 @@ class ExportedTexts:
     inputs: Mapping[str, str]
     outputs: Mapping[str, str]
     resources: Sequence[Any] = ()
+    package: str = ""
 
 
 def lengths_up_to(longest: int, *, first: int = 16, ratio: int = 4) -> list[int]:

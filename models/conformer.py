@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tekso.framework.context import StepContext
+from tekso.framework.initializers import Initializer, Normal
 from tekso.framework.params import REQUIRED, param
 from tekso.framework.pieces import Flow, Piece
 from tekso.framework.theta import Theta
@@ -30,6 +31,11 @@ class Conformer(SpeechEncoder):
     With `chunk_frames`, a frame depends on no later chunk, so that a stream can be transcribed
     while it arrives: in self-attention, it sees its own chunk and `left_chunks` chunks before.
 
+    SpecAugment sets whole spans of normalised features to 0. There, the first layer norm of a block
+    gets only the bias of the projection. If it began at 0, the norm would multiply gradients by
+    1 / sqrt(epsilon) = 1,000, so it begins at random numbers (`bias_init`) that are a third to a
+    fifth of the size of ordinary frames.
+
     Shapes:
       x: features [B, T, input_dim]
       returns: features [B, ceil(T / 4), dim]
@@ -46,6 +52,10 @@ class Conformer(SpeechEncoder):
         block: ConformerBlock.Params = param("Every block.", default=ConformerBlock.Params())
         num_filters: int | None = param(
             "Outputs of each convolution that shortens the sequence. None: dim.", default=None
+        )
+        bias_init: Initializer.Params = param(
+            "Initializer of the bias of the projection before the blocks; see the class.",
+            default=Normal.Params(stddev=0.3),
         )
         dropout_rate: float = param("Dropout of the input of the first block.", default=0.0)
         chunk_frames: int | None = param(
@@ -79,7 +89,10 @@ class Conformer(SpeechEncoder):
         self.child(
             "subsampling",
             ConvSubsampling.Params(
-                input_dim=p.input_dim, output_dim=p.dim, num_filters=p.num_filters
+                input_dim=p.input_dim,
+                output_dim=p.dim,
+                num_filters=p.num_filters,
+                bias_init=p.bias_init,
             ),
         )
         self.child("dropout", Dropout.Params(rate=p.dropout_rate))

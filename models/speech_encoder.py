@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tekso.framework import window_ops
 from tekso.framework.context import StepContext
+from tekso.framework.initializers import Initializer, Zeros
 from tekso.framework.layer import Layer
 from tekso.framework.params import REQUIRED, param
 from tekso.framework.pieces import Flow, Piece
@@ -51,6 +52,9 @@ class ConvSubsampling(Layer):
         num_filters: int | None = param(
             "Outputs of each convolution. None: output_dim.", default=None
         )
+        bias_init: Initializer.Params = param(
+            "Initializer of the projection's bias.", default=Zeros.Params()
+        )
         kernel_adapter: Lora.Params | None = param(KERNEL_ADAPTER_DOC, default=None)
 
     first: Conv2D
@@ -73,7 +77,10 @@ class ConvSubsampling(Layer):
         self.child(
             "projection",
             Linear.Params(
-                input_dim=height * filters, output_dim=p.output_dim, dims=(None, "embed")
+                input_dim=height * filters,
+                output_dim=p.output_dim,
+                bias_init=p.bias_init,
+                dims=(None, "embed"),
             ),
         )
 

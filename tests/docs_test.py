@@ -233,6 +233,12 @@ HOW: list[tuple[str, Run | TestedBy]] = [
         TestedBy("tests/tools/ckpt_test.py::test_an_average_is_evaluated_decoded_and_trained_on"),
     ),
     (
+        r"tekso-(trainer|decode) .*--logdir=runs/pair.*",
+        TestedBy(
+            "tests/params/multi/commands_test.py::test_a_trigger_classifies_lines_and_is_exported"
+        ),
+    ),
+    (
         r"tekso-trainer .*runs/(shared|teacher|student).*|tekso-decode .*--task=.*",
         TestedBy(
             "tests/params/multi/commands_test.py"
@@ -422,6 +428,13 @@ HOW: list[tuple[str, Run | TestedBy]] = [
     (
         r"python -m tekso\.tools\.plan_accuracy",
         TestedBy("tests/tools/plan_accuracy_test.py::test_plan_and_measurement_are_side_by_side"),
+    ),
+    (
+        r"python -m tekso\.tools\.pipeline_memory",
+        TestedBy(
+            "tests/tools/pipeline_memory_test.py::"
+            "test_memory_of_all_stages_is_beside_the_measurement_for_every_k_and_m"
+        ),
     ),
     (
         r"python -m tekso\.tools\.gpipe_tables.*",

@@ -1,4 +1,4 @@
-"""tekso-decode: translates a file line by line, answers for images, or transcribes speech."""
+"""tekso-decode: translates or classifies lines, answers for images, or transcribes speech."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tekso.tools import (
     experiment_flags,
 )
 from tekso.tools.command_errors import UsageError
-from tekso.tools.decode_texts import SEARCH, translate
+from tekso.tools.decode_texts import SEARCH, classifies, classify, translate
 from tekso.tools.line_reader import STANDARD_INPUT, LineReader
 
 if TYPE_CHECKING:  # slow to import, so the functions below import these modules when they run
@@ -45,7 +45,8 @@ def _define() -> None:
     flags.DEFINE_string(
         "input",
         STANDARD_INPUT,
-        "File to translate; - reads standard input and answers each line at once. A folder: images "
+        "File to translate, or to classify, line by line; - reads standard input and answers each "
+        "line at once. A folder: images "
         "to classify, to detect objects in, to segment or to caption, or audio files to "
         "transcribe. A .wav, .flac, .ogg or .mp3 file: transcribed.",
         flag_values=f,
@@ -171,9 +172,12 @@ def _run(words: list[str]) -> None:
     reader = LineReader(FLAGS.input)  # reports a missing file before the slow part
     try:
         with contextlib.redirect_stdout(sys.stderr):  # stdout is only for translations
-            parts, _ = _parts("texts")
+            parts, kind = _parts("texts")
         with _output() as file:
-            translate(parts, reader, file, language=FLAGS.language, form=FLAGS.format, log=_log)
+            if kind == "classes":
+                classify(parts, reader, file, form=FLAGS.format, log=_log)
+            else:
+                translate(parts, reader, file, language=FLAGS.language, form=FLAGS.format, log=_log)
     finally:
         reader.close()
 
@@ -226,10 +230,10 @@ def _transcribe_stream() -> None:
         _log(f"there was no transcript before the end of the input, because {reason}")
 
 
-def _refuse_flags_of_translation() -> None:
+def _refuse_flags_of_translation(given: str = "") -> None:
+    given = given or (f"--samples={FLAGS.samples}" if FLAGS.samples else f"--input={FLAGS.input}")
     for name in ("language", "beam_size", "num_hypotheses"):
         if FLAGS[name].value is not None:
-            given = f"--samples={FLAGS.samples}" if FLAGS.samples else f"--input={FLAGS.input}"
             raise UsageError(
                 f"--{name} is for translation, not for {given}; settings of the run have --set"
             )
@@ -252,7 +256,7 @@ def _help() -> str:
     return command_flags.help_text(FLAGS, usage=_usage(), purpose=purpose, value_names=names)
 
 
-Kind = Literal["texts", "images", "speech"]
+Kind = Literal["texts", "classes", "images", "speech"]
 
 
 def _parts(wanted: Kind | Literal["files"]) -> tuple[Assembly, Kind]:
@@ -333,6 +337,9 @@ def _kind(wanted: Kind | Literal["files"], model: str, tree: Any) -> Kind:
         raise UsageError(f"{model} does not transcribe speech, but {given} is audio")
     if SEARCH in tree:
         return "texts"
+    if classifies(tree):
+        _refuse_flags_of_translation(f"{model}, which classifies texts")
+        return "classes"
     if speech:
         raise UsageError(
             f"{model} transcribes speech: --input must be an audio file or a folder of them, or "

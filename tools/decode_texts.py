@@ -1,4 +1,4 @@
-"""Translations of the lines of a file, for tekso-decode."""
+"""Translations or classes of the lines of a file, for tekso-decode."""
 
 from __future__ import annotations
 
@@ -63,6 +63,53 @@ def translate(
             f"{cut:,} of them are too long for the model: only their beginning was translated "
             "(task.translator.max_source_length)"
         )
+    if broken:
+        log(f"{broken:,} of them have bytes that are not UTF-8; they are read as U+FFFD")
+
+
+def classifies(tree: Any) -> bool:
+    """Returns whether Params of a run are those of a classifier of texts."""
+    from tekso.framework.task import Task
+    from tekso.tasks.classification.labelled_texts import LabelledTexts
+    from tekso.tasks.classification.task import Classification
+
+    if not isinstance(tree.task, Task.Params) or not issubclass(tree.task.owner, Classification):
+        return False
+    return issubclass(type(tree.input).owner, LabelledTexts)
+
+
+def classify(
+    parts: Any, reader: LineReader, file: IO[bytes], *, form: str, log: Callable[[str], None]
+) -> None:
+    """Writes a line for every line: class and probability between a tab, or an object.
+
+    Args:
+      parts: the experiment, with restored weights.
+      reader: reader of the lines.
+      file: written to, a group of lines at a time.
+      form: "text" or "json"; see the flag --format of tekso-decode.
+      log: prints a summary.
+    """
+    from tekso.tasks.classification.text_answers import classified
+
+    length, done, cut, broken = parts.input.params.length, 0, 0, 0
+    begin = time.perf_counter()
+    while lines := reader.take(_MOST_LINES):
+        texts = [line.text for line in lines]
+        found = classified(parts.task, parts.program, parts.input, texts)
+        for text, classes in zip(texts, found, strict=True):
+            best = classes[0]
+            shown = f"{best['class']}\t{best['probability']:.4f}"
+            if form == "json":
+                shown = json.dumps({"text": text, "classes": classes}, ensure_ascii=False)
+            file.write(f"{shown}\n".encode())
+        file.flush()
+        done += len(lines)
+        cut += sum(len(text.encode()) > length for text in texts)
+        broken += sum(not line.is_text for line in lines)
+    log(f"classified {done:,} lines in {time.perf_counter() - begin:.1f} s")
+    if cut:
+        log(f"{cut:,} of them are longer than {length} bytes: their ends did not count")
     if broken:
         log(f"{broken:,} of them have bytes that are not UTF-8; they are read as U+FFFD")
 

@@ -108,5 +108,7 @@ def _report(exported: Any, checkpoint: Checkpoint) -> None:
     print(f'  tf.saved_model.load("{exported.path}").signatures["{first}"]({given})')
     for name, texts in list(exported.texts.items())[:1]:
         given = ", ".join(f"{key}=…" for key in texts.inputs)
-        print("and for texts, after `import tensorflow_text`:")
+        packages = sorted({one.package for one in exported.texts.values() if one.package})
+        after = "".join(f", after `import {package}`" for package in packages)
+        print(f"and for texts{after}:")
         print(f'  tf.saved_model.load("{exported.texts_path}").signatures["{name}"]({given})')

@@ -7,7 +7,9 @@ No step is run and no weight is allocated: pieces are traced for one example, eq
 everything is linear in the examples.
 
     memory       weights and their 12 bytes each; activations of a step, of all devices together
-    throughput   simulated steps of K stages and M micro-batches, relative to K=2, M=1
+    throughput   simulated steps of K stages and M micro-batches, relative to K=2, M=1: with Tekso's
+                 partition and costs; and with stages of equally many operations, whose time is
+                 that of all ops on a TPU v2 (`tpu_time`)
     by K and M   memory of the device that needs most, for the model of the throughput
 
 Activations of table 1 are the outputs of products and convolutions in bfloat16: what is saved if a
@@ -125,6 +127,7 @@ class Model:
       weights: number of trained weights of every piece.
       costs: cost of every piece.
       flops: operations of the forward pass of every piece.
+      seconds: time of the forward pass of every piece on a TPU v2.
       inputs: bytes, in float32, of the values that enter at every piece.
       products: bytes of the outputs of products and convolutions in every piece, in float32.
       saved: returns the bytes that some neighbouring pieces save, from the first to the last.
@@ -133,16 +136,22 @@ class Model:
     weights: Sequence[int]
     costs: Sequence[float]
     flops: Sequence[float]
+    seconds: Sequence[float]
     inputs: Sequence[float]
     products: Sequence[float]
     saved: Callable[[int, int], float]
 
     def stages(self, count: int) -> list[tuple[int, int]]:
-        """Returns (first piece, piece after the last) of every stage."""
-        from tekso.framework.execution.pipeline.partition import min_max
+        """Returns (first piece, piece after the last) of every stage, cut by costs."""
+        return cut(self.costs, count)
 
-        ends = [0, *itertools.accumulate(min_max(self.costs, count))]
-        return list(itertools.pairwise(ends))
+
+def cut(costs: Sequence[float], count: int) -> list[tuple[int, int]]:
+    """Returns (first piece, piece after the last) of the stages whose largest cost is lowest."""
+    from tekso.framework.execution.pipeline.partition import min_max
+
+    ends = [0, *itertools.accumulate(min_max(costs, count))]
+    return list(itertools.pairwise(ends))
 
 
 def main(argv: Sequence[str]) -> int:
@@ -163,8 +172,10 @@ def main(argv: Sequence[str]) -> int:
 def model_of(key: str, settings: dict[str, Any]) -> Model:
     """Traces the pieces of an experiment for one example."""
     from tekso.framework import registry
+    from tekso.framework.costs.device_types import find
     from tekso.framework.costs.piece_costs import cost_of
     from tekso.framework.costs.piece_traces import trace_all
+    from tekso.framework.costs.tpu_time import tpu_seconds
     from tekso.framework.execution.pipeline.loss_pieces import pieces_of_loss
     from tekso.framework.planning.saved_bytes import saved_bytes, together
     from tekso.framework.run import inspection
@@ -174,7 +185,8 @@ def model_of(key: str, settings: dict[str, Any]) -> Model:
     batch = inspection.batch_of(tree)
     one = {name: ((1, *shape[1:]), dtype) for name, (shape, dtype) in batch.items()}
     pieces, specs = pieces_of_loss(task), task.specs()
-    traces = trace_all(pieces, specs, one)
+    device = find("tpu_v2")
+    traces = trace_all(pieces, specs, one, measure=lambda graph: tpu_seconds(graph, device))
     trained = {path for path, spec in specs.items() if spec.trainable}
 
     @functools.cache
@@ -188,6 +200,7 @@ def model_of(key: str, settings: dict[str, Any]) -> Model:
         ],
         [cost_of(trace) for trace in traces],
         [trace.flops for trace in traces],
+        [trace.measure for trace in traces],
         _entering(traces, one),
         [trace.product_bytes for trace in traces],
         lambda first, end: together(kept()[first:end])[0],
@@ -269,15 +282,16 @@ def throughput(of: Tables, model: Model) -> list[str]:
     """Returns table 2 as lines of text."""
     from tekso.framework.costs.device_types import find
 
-    base, device, rows = step_time(model, 2, 1), find("tpu_v2"), []
+    device, rows = find("tpu_v2"), []
     for stages, published in of.speeds.items():
-        places = model.stages(stages)
-        share = max(math.fsum(model.costs[a:b]) for a, b in places) / math.fsum(model.costs)
+        places, by_flops = model.stages(stages), cut(model.flops, stages)
         computing = max(math.fsum(model.flops[a:b]) for a, b in places)
         computing /= device.flops_per_s["bfloat16"] * device.reached
         moving = max(model.inputs[a] / 2 for a, _ in places[1:]) / device.link_bytes_per_s
         for count, paper in zip(MICRO_BATCHES, published, strict=True):
-            found = base / step_time(model, stages, count)
+            # A step of K=2, M=1 takes the unit of time: its stages work one after the other.
+            found = 1.0 / step_time(model.costs, places, count)
+            on_tpu = 1.0 / step_time(model.seconds, by_flops, count)
             rows.append(
                 (
                     f"{stages}",
@@ -285,13 +299,17 @@ def throughput(of: Tables, model: Model) -> list[str]:
                     f"{paper:.2f}",
                     f"{found:.2f}",
                     _off(found, paper),
+                    f"{on_tpu:.2f}",
+                    _off(on_tpu, paper),
                     _implied(published[0] / paper, count, stages),
-                    f"{100 * share:.1f}%",
+                    f"{100 * _largest(model.costs, places):.1f}%",
+                    f"{100 * _largest(model.seconds, by_flops):.1f}%",
                     f"{100 * moving / computing:.1f}%",
                 )
             )
     header = (
-        *("K", "M", "paper", "computed", "off", "largest stage by the paper", "computed"),
+        *("K", "M", "paper", "computed", "off", "cut by operations", "off"),
+        *("largest stage by the paper", "computed", "cut by operations"),
         "transfer / computing",
     )
     return [
@@ -321,18 +339,29 @@ def by_stages(of: Tables, model: Model) -> list[str]:
     ]
 
 
-def step_time(model: Model, stages: int, parts: int) -> float:
-    """Returns the simulated time of a step of one unit of work, with recomputation."""
+def step_time(costs: Sequence[float], places: Sequence[tuple[int, int]], parts: int) -> float:
+    """Returns the simulated time of a step, with recomputation; all its work takes the time 1.
+
+    Args:
+      costs: cost of every piece.
+      places: first piece of every stage, and the piece after its last.
+      parts: number of micro-batches.
+    """
     from tekso.framework.execution.pipeline.actions import BACKWARD, FORWARD, Kind
     from tekso.framework.execution.pipeline.schedule import Gpipe
     from tekso.framework.planning.simulator import simulate
 
     durations: dict[tuple[int, Kind], float] = {}
-    for stage, (first, end) in enumerate(model.stages(stages)):
-        cost = math.fsum(model.costs[first:end]) / math.fsum(model.costs) / parts
-        durations[stage, FORWARD], durations[stage, BACKWARD] = cost, 3 * cost
-    actions = Gpipe.Params().instantiate().actions(stages, parts)
-    return simulate(actions, num_devices=stages, durations=durations).makespan
+    for stage, (first, end) in enumerate(places):
+        cost = math.fsum(costs[first:end]) / math.fsum(costs) / parts
+        durations[stage, FORWARD], durations[stage, BACKWARD] = cost / 4, 3 * cost / 4
+    actions = Gpipe.Params().instantiate().actions(len(places), parts)
+    return simulate(actions, num_devices=len(places), durations=durations).makespan
+
+
+def _largest(costs: Sequence[float], places: Sequence[tuple[int, int]]) -> float:
+    """Returns the share of the largest stage in all costs."""
+    return max(math.fsum(costs[a:b]) for a, b in places) / math.fsum(costs)
 
 
 def _implied(ratio: float, parts: int, stages: int) -> str:

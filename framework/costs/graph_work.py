@@ -27,7 +27,7 @@ class GraphWork(NamedTuple):
     product_bytes: float = 0.0
 
 
-_FREE = frozenset(
+FREE = frozenset(
     {
         "Placeholder",
         "Const",
@@ -46,8 +46,10 @@ _FREE = frozenset(
         "TensorListSetItem",
     }
 )
-_PRODUCTS = frozenset({"MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum"})
-_PRODUCTS |= {"Conv2D", "Conv3D", "DepthwiseConv2dNative"}
+"""Ops that compute nothing."""
+PRODUCTS = frozenset({"MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum"})
+PRODUCTS |= {"Conv2D", "Conv3D", "DepthwiseConv2dNative"}
+"""Ops that multiply matrices, or convolve."""
 SUMS = frozenset({"Sum", "Mean", "Max", "Min", "Prod"})
 _MOVES = frozenset({"Transpose", "ConcatV2", "Pack", "Unpack", "Split", "SplitV", "Slice"})
 _MOVES |= {"StridedSlice", "GatherV2", "Cast", "Tile", "BroadcastTo", "Pad", "PadV2"}
@@ -64,12 +66,12 @@ def count(graph: Any) -> GraphWork:
             written += times * max(w.bytes_written for w in found)
             products += times * max(w.product_bytes for w in found)
             continue
-        if op.type in _FREE or not any(t.dtype.is_floating for t in op.outputs):
+        if op.type in FREE or not any(t.dtype.is_floating for t in op.outputs):
             continue
         flops += op_flops(op)
         own = sum(size(t) * t.dtype.size for t in op.outputs if t.dtype.is_floating)
         written += own
-        products += own if op.type in _PRODUCTS else 0
+        products += own if op.type in PRODUCTS else 0
     return GraphWork(flops, written, products)
 
 

@@ -35,6 +35,7 @@ class PieceTrace:
       bytes_written: bytes that the forward pass writes.
       weight_bytes: bytes of the weights that it reads.
       product_bytes: bytes of the outputs of its products and convolutions.
+      measure: what `trace_all` was asked to measure.
     """
 
     reads: frozenset[str]
@@ -43,6 +44,7 @@ class PieceTrace:
     bytes_written: float
     weight_bytes: float
     product_bytes: float = 0.0
+    measure: float = 0.0
 
     @property
     def bytes_moved(self) -> float:
@@ -63,7 +65,11 @@ def flow_of(batch: Signature) -> Flow:
 
 
 def trace_all(
-    pieces: Sequence[Piece], specs: Mapping[str, WeightSpec], batch: Signature
+    pieces: Sequence[Piece],
+    specs: Mapping[str, WeightSpec],
+    batch: Signature,
+    *,
+    measure: Callable[[Any], float] = lambda graph: 0.0,
 ) -> list[PieceTrace]:
     """Traces the pieces of a task one after the other.
 
@@ -71,6 +77,7 @@ def trace_all(
       pieces: the pieces, in order.
       specs: specs of all weights of the task.
       batch: signature of a micro-batch.
+      measure: a further figure of the graph of the forward pass of a piece.
 
     Raises:
       ExecutionError: dim 0 of an output of a piece does not count examples, a piece draws random
@@ -82,7 +89,7 @@ def trace_all(
         own = {path: rows_of(specs[path], piece.rows) for path in piece.weights(paths)}
         key = _kind(piece, own, flow)
         if key not in known:
-            known[key] = _trace(piece, own, flow, size)
+            known[key] = _trace(piece, own, flow, size, measure)
         trace = known[key]
         traces.append(trace)
         flow = {**flow, **trace.writes}
@@ -152,19 +159,31 @@ class _Noted(dict[str, Any]):
         return super().get(name, default)
 
 
-def _trace(piece: Piece, own: Mapping[str, WeightSpec], flow: Flow, size: int) -> PieceTrace:
+def _trace(
+    piece: Piece,
+    own: Mapping[str, WeightSpec],
+    flow: Flow,
+    size: int,
+    measure: Callable[[Any], float],
+) -> PieceTrace:
     with tf.Graph().as_default() as graph:
         reads, writes = _run(graph, piece, own, flow, size, "train")
         for name, value in writes.items():
             if name not in (LOSS_SUM, METRICS):
                 _check_examples(piece, name, value, size)
-        work = graph_work.count(graph)
+        work, measured = graph_work.count(graph), measure(graph)
     with tf.Graph().as_default() as graph:  # evaluation may read other values
         reads |= _run(graph, piece, own, flow, size, "eval")[0]
     weight_bytes = sum(spec.size_bytes for spec in own.values())
     specs = {name: mapped(_spec, value) for name, value in writes.items()}
     return PieceTrace(
-        frozenset(reads), specs, work.flops, work.bytes_written, weight_bytes, work.product_bytes
+        frozenset(reads),
+        specs,
+        work.flops,
+        work.bytes_written,
+        weight_bytes,
+        work.product_bytes,
+        measured,
     )
 
 

@@ -92,7 +92,8 @@ class CutTexts:
         parts = list(blocks(text.num_texts))
         total = sum(int((-(-sizes[block] // longest)).sum(dtype=np.int64)) for block in parts)
         # The first example of each text.
-        self._first = np.zeros(text.num_texts + 1, np.int32 if total < 1 << 31 else np.int64)
+        dtype = np.int32 if total < 1 << 31 else np.int64
+        self._first: Ints = np.zeros(text.num_texts + 1, dtype)
         for block in parts:
             counts = (-(-sizes[block] // longest)).astype(self._first.dtype)
             counts[0] += self._first[block.start]

@@ -3,6 +3,10 @@
 A piece and its gradients are traced, and the graph is cut as the graph of a stage is cut: into
 forward pass, gradients of inputs, and gradients of weights. Pieces that share a trace
 (`piece_traces`) are computed once.
+
+Equal ops count once: TensorFlow computes equal ops of a function once, and their outputs are one
+tensor in memory. So do the differences x - mean that a `BatchNorm` forms in its forward pass and
+for its gradient.
 """
 
 from __future__ import annotations
@@ -27,6 +31,8 @@ _SAME_MEMORY = frozenset(
 )
 
 
+Same = Mapping[str, tf.Tensor]
+"""{name of a tensor: the first tensor of the graph in the same memory}."""
 Leaf = tuple[str, int]
 """A tensor that pieces pass on: the name of the value, and the index of a tensor in its nest."""
 SavedTensor = Leaf | str
@@ -120,11 +126,12 @@ def _kept(
     halves = [t for t in cut.taken(there, of_weights) if t.name not in lasting]
     inputs = zip(cut.early[len(cut.lasting) :], _leaves(given), strict=True)
     names: dict[str, SavedTensor] = {tensor.name: leaf for tensor, leaf in inputs}
+    same = _same_memory(concrete.graph)
     written = {name: nest for name, nest in trace.writes.items() if name not in (LOSS_SUM, METRICS)}
-    roots = [_root(tensor).name for tensor in outputs[:-1]]  # the last is the loss
+    roots = [same[tensor.name].name for tensor in outputs[:-1]]  # the last is the loss
     return SavedBytes(
-        _bytes(cut.saved_for(concrete.outputs), names, trace),
-        _bytes(halves, names, trace),
+        _bytes(cut.saved_for(concrete.outputs), names, same, trace),
+        _bytes(halves, names, same, trace),
         {leaf: names.get(root, root) for leaf, root in zip(_leaves(written), roots, strict=True)},
     )
 
@@ -133,18 +140,40 @@ def _leaves(flow: Mapping[str, Any]) -> list[Leaf]:
     return [(name, i) for name, nest in flow.items() for i, _ in enumerate(tensors(nest))]
 
 
-def _root(tensor: tf.Tensor) -> tf.Tensor:
-    """Returns the tensor that shares its memory with this one and comes first in the graph."""
-    while tensor.op.type in _SAME_MEMORY:
-        tensor = tensor.op.inputs[0]
-    return tensor
+def _same_memory(graph: Any) -> Same:
+    """Returns the tensors of a graph by the names of all that share their memory."""
+    found: dict[str, tf.Tensor] = {}
+    first: dict[Any, tf.Operation] = {}
+    for op in graph.get_operations():
+        given = [found.get(tensor.name, tensor) for tensor in op.inputs]
+        if op.type in _SAME_MEMORY:
+            own = given[:1]
+        elif op.type == "IdentityN":
+            own = given
+        else:
+            own = first.setdefault(_kind(op, given), op).outputs
+        found.update({tensor.name: one for tensor, one in zip(op.outputs, own, strict=True)})
+    return found
+
+
+def _kind(op: tf.Operation, given: Sequence[tf.Tensor]) -> Any:
+    """Returns a key that ops share which compute the same of the same inputs."""
+    if op.op_def.is_stateful or op.control_inputs or op.type == "Placeholder":
+        return op.name
+    node = op.node_def
+    attributes = (
+        (name, value.SerializeToString())
+        for name, value in node.attr.items()
+        if not name.startswith("_")
+    )
+    return op.type, tuple(tensor.name for tensor in given), tuple(sorted(attributes))
 
 
 def _bytes(
-    saved: Sequence[Any], names: Mapping[str, SavedTensor], trace: PieceTrace
+    saved: Sequence[Any], names: Mapping[str, SavedTensor], same: Same, trace: PieceTrace
 ) -> dict[SavedTensor, float]:
     """Returns {tensor: bytes}; if a size is unknown, all bytes that the piece writes."""
-    roots = {root.name: root for root in map(_root, saved)}
+    roots = {same[tensor.name].name: same[tensor.name] for tensor in saved}
     for t in roots.values():
         if t.dtype in (tf.variant, tf.resource) or not t.shape.is_fully_defined():
             return {"all that it writes": trace.bytes_written}

@@ -23,7 +23,7 @@ class Linear(ProjectionLayer):
       returns: [..., output_dim], dtype of x
     Weights:
       w: [input_dim, output_dim], dims `dims`
-      b: [output_dim], the last of `dims`; starts at 0
+      b: [output_dim], the last of `dims`
       w_lora_a, w_lora_b: with an adapter (see Lora)
     Raises:
       ValueError: the last dim of x is not input_dim.
@@ -38,6 +38,7 @@ class Linear(ProjectionLayer):
         output_dim: int = param("Size of the last dim of the output.", default=REQUIRED)
         use_bias: bool = param("Whether to add a bias.", default=True)
         init: Initializer.Params = param("Initializer of w.", default=GlorotUniform.Params())
+        bias_init: Initializer.Params = param("Initializer of b.", default=Zeros.Params())
         activation: Activation = param("Applied to the output.", default="identity")
         dims: tuple[str | None, str | None] = param(
             "Dim names of w: input, output.", default=("embed", "mlp")
@@ -48,7 +49,7 @@ class Linear(ProjectionLayer):
         p = self.params
         self.matrix("w", [p.input_dim, p.output_dim], dims=p.dims, init=p.init)
         if p.use_bias:
-            self.weight("b", [p.output_dim], dims=p.dims[1:], init=Zeros.Params())
+            self.weight("b", [p.output_dim], dims=p.dims[1:], init=p.bias_init)
 
     def fprop(self, theta: Theta, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
         """See the class."""

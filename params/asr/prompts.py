@@ -199,9 +199,8 @@ class Conformer(Las):
     def learner(self) -> Params:
         """Adam with a smaller learning rate and a longer warm-up than for LSTMs.
 
-        Masked spans reach the first layer norm as the bias before it, which starts at 0; there the
-        norm multiplies gradients by 1,000. So the gradient of every weight is clipped by itself
-        first, or this one bias would make all others small.
+        The gradient of every weight is clipped by itself first. The run whose result is stored
+        needed it: its bias before the first layer norm began at 0, see `Conformer.bias_init`.
         """
         changes = {"schedule.initial_value": 0.002, "schedule.warmup_steps": 300}
         return super().learner().set({**changes, "clip_tensor_norm": 0.5})

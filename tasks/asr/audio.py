@@ -18,6 +18,10 @@ _ZERO_CROSSINGS = 16
 """Zero crossings of the resampling filter on each side: about 80 dB of attenuation."""
 
 
+RATES = (1_000, 1_000_000)
+"""Samples per second of audio; a header with another number is damaged."""
+
+
 class AudioError(ValueError):
     """A file is not audio, or is damaged; the message says what is wrong."""
 
@@ -53,7 +57,13 @@ def seconds_of(file: str | bytes) -> float:
             raise AudioError(f"not audio: {_reason(error)}") from error
     if about.frames < 1:
         raise AudioError("no samples")
+    _check_rate(about.samplerate)
     return float(about.frames / about.samplerate)
+
+
+def _check_rate(rate: int) -> None:
+    if not RATES[0] <= rate <= RATES[1]:
+        raise AudioError(f"a sample rate of {rate} Hz: must be {RATES[0]} to {RATES[1]} Hz")
 
 
 def read_audio(path: str, sample_rate: int) -> Samples:
@@ -98,11 +108,12 @@ def mono(samples: npt.ArrayLike, rate: int, sample_rate: int) -> Samples:
       samples: [n] or [n, channels], int16, or floats in [-1, 1)
       returns: [ceil(n * sample_rate / rate)]
     Raises:
-      AudioError: there are none, or some are not finite.
+      AudioError: there are none, some are not finite, or the rate is not in RATES.
     """
     given = np.asarray(samples)
     if not given.size:
         raise AudioError("no samples")
+    _check_rate(rate)
     x = given.astype(np.float32)
     if not np.isfinite(x).all():
         raise AudioError("samples that are not finite")

@@ -18,7 +18,7 @@ from tekso.framework.task import Batch, Decoded, LossSums, Program, Scored, Task
 from tekso.framework.theta import Theta
 from tekso.framework.trained import LoadTrained
 from tekso.models.speech_model import SpeechModel
-from tekso.tasks.asr.audio import AudioError, Samples, read_audio
+from tekso.tasks.asr.audio import AudioError, Samples, read_audio, seconds_of
 from tekso.tasks.asr.input import BucketedSpeech
 from tekso.tasks.asr.transcriber import Transcriber, TranscriptScoring
 from tekso.tasks.asr.word_errors import CER, WER, jiwer_module
@@ -56,6 +56,11 @@ class SpeechTask(Task):
         decode: list[str] = param(
             "Audio files that --mode=decode transcribes. Empty: the first training utterances.",
             default=[],
+        )
+        longest_file_s: float = param(
+            "Longest audio file that is transcribed, in seconds; a longer one is an error, because "
+            "memory grows with the length.",
+            default=300.0,
         )
 
     goals = {WER: "min", CER: "min"}  # noqa: RUF012
@@ -200,8 +205,16 @@ class SpeechTask(Task):
 
     def transcribe_file(self, program: Program, input: Input, path: str) -> dict[str, Any]:
         """Returns the record of an audio file; see `decode`."""
-        rate = self.params.model.front_end.sample_rate
-        return self._record(program, input, {"file": path}, partial(read_audio, path, rate))
+        return self._record(program, input, {"file": path}, partial(self._read, path))
+
+    def _read(self, path: str) -> Samples:
+        seconds, most = seconds_of(path), self.params.longest_file_s
+        if seconds > most:
+            raise AudioError(
+                f"{seconds:.0f} s, longer than {self.params.path_of('longest_file_s')}={most:g}: "
+                "cut it into parts, or set a higher limit"
+            )
+        return read_audio(path, self.params.model.front_end.sample_rate)
 
     def _record(
         self,

@@ -12,15 +12,10 @@ import numpy as np
 from tekso.framework import files
 from tekso.framework.input.skips import BadRecordError, InputError, Origin, reason_of
 from tekso.framework.input.sources import digest
-from tekso.framework.input.splits import (
-    Split,
-    check_fractions,
-    held_out_fractions,
-    split_of,
-    why_empty,
-)
+from tekso.framework.input.splits import Split
 from tekso.framework.params import param
 from tekso.tasks.image.sources import AnySource
+from tekso.tasks.image.split_sources import SplitFiles
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,57 +166,36 @@ class CaptionFiles(CaptionSource):
             raise BadRecordError(Origin(path), reason_of(error)) from error
 
 
-class SplitCaptionFiles(CaptionFiles):
+class SplitCaptionFiles(SplitFiles, CaptionFiles):
     """Base of sources with one file of captions, or one for each split; see the subclasses."""
 
-    class Params(CaptionFiles.Params):
+    class Params(SplitFiles.Params, CaptionFiles.Params):
         """Params of SplitCaptionFiles."""
 
         file: str = param("Captions of the training images.", default="")
-        dev_file: str = param("Captions for dev; empty: hold out a part of `file`.", default="")
-        dev_folder: str = param("Folder for dev; empty: as in training.", default="")
-        test_file: str = param("Captions for test; empty: hold out a part of `file`.", default="")
-        test_folder: str = param("Folder for test; empty: as in training.", default="")
-        dev_fraction: float = param(
-            "Fraction of the images of `file` for dev, without dev_file, chosen by a hash of the "
-            "image's name.",
-            default=0.1,
-        )
-        test_fraction: float = param(
-            "Fraction of the images of `file` for test, without test_file.", default=0.0
-        )
 
     kind = "a file with captions"
     """What `file` is, for errors."""
 
     def describe(self) -> str:
         """Returns a short description of the collection."""
-        return f"captions of {self._file() or type(self).__name__}"
-
-    def _file(self) -> str:
-        p, split = self.params, getattr(self, "split", "train")
-        own: str = "" if split == "train" else p.get(f"{split}_file")
-        return own or p.file
+        return f"captions of {self.file or type(self).__name__}"
 
     def _hint(self) -> str:
-        return why_empty(self.params, self.split, "file")
+        return self.why_empty()
 
     def _records(self, split: Split) -> Iterable[tuple[str, Sequence[Caption]]]:
-        p, path = self.params, self._file()
+        p, path = self.params, self.file
         if not path:
             raise InputError(f"{p.path_of('file')} is empty: set {self.kind}")
-        check_fractions(p)
-        own = "" if split == "train" else p.get(f"{split}_file")
-        folder = ("" if split == "train" else p.get(f"{split}_folder")) or p.folder
-        fractions = held_out_fractions(p, "file")
         try:
             data = files.read(path)
         except FileNotFoundError as error:
-            setting = p.path_of(f"{split}_file" if own else "file")
+            setting = p.path_of(f"{split}_file" if self.own else "file")
             raise InputError(f"there is no file {path}, which {setting} names") from error
         for name, captions in self._parsed(path, data).items():
-            if own or split_of(name, *fractions) == split:
-                yield files.join(folder, name), captions
+            if self.takes(name):
+                yield files.join(self.folder, name), captions
 
     def _parsed(self, path: str, data: bytes) -> Mapping[str, Sequence[Caption]]:
         """Returns {name of an image: its captions}.

@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tekso.framework.context import StepContext
+from tekso.framework.exports import ExportedFunction, ExportedTexts
 from tekso.framework.input.input import Input, form_of, form_text
 from tekso.framework.input.skips import InputError
 from tekso.framework.layer import Layer
@@ -19,9 +20,11 @@ from tekso.framework.task import Batch, LossSums, Task
 from tekso.framework.theta import Theta
 from tekso.models.layers.stack import StackBase, pieces_of_stack
 from tekso.models.mlp import Mlp
+from tekso.tasks.classification.exports import classifier_exports, classifier_text_exports
 
 ACCURACY = "accuracy"
 X, LABELS, WEIGHTS = "x", "labels", "weights"
+PROBABILITIES = "probabilities"
 MOST_CLASSES_PER_LABEL = 10
 """Labels are taken for IDs if the classes are more than this factor times the distinct labels."""
 
@@ -187,6 +190,27 @@ class Classification(Task):
             raise ValueError(f"the batch has no array {X!r} (features), but has {given}")
         logits = self._scores(self.model.fprop(theta.model, batch[X], ctx))
         return {"logits": logits, LABELS: tf.argmax(logits, 1, output_type=tf.int32)}
+
+    def class_probabilities(
+        self, theta: Theta, x: tf.Tensor, ctx: StepContext
+    ) -> dict[str, tf.Tensor]:
+        """Returns the probabilities of the classes, and the likeliest one.
+
+        Shapes:
+          x: [batch, ...]
+          returns: "probabilities" [batch, num_classes], "labels" [batch] int32
+        """
+        probabilities = tf.nn.softmax(self.predict(theta, {X: x}, ctx)["logits"])
+        labels = tf.argmax(probabilities, 1, output_type=tf.int32)
+        return {PROBABILITIES: probabilities, LABELS: labels}
+
+    def exports(self, input: Input) -> dict[str, ExportedFunction]:
+        """Returns "classify", of bytes of texts or of arrays; see `classifier_exports`."""
+        return classifier_exports(self.class_probabilities, input)
+
+    def text_exports(self, input: Input) -> dict[str, ExportedTexts]:
+        """Returns the conversion from texts to classes, if the input has texts."""
+        return classifier_text_exports(input, self.params.num_classes)
 
     def pieces(self) -> list[Piece]:
         """Returns the pieces of the model, and one for loss and metrics; see `Task`."""

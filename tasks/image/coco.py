@@ -9,15 +9,9 @@ from typing import Any
 
 from tekso.framework import files
 from tekso.framework.input.skips import BadRecordError, InputError, Origin, reason_of
-from tekso.framework.input.splits import (
-    Split,
-    check_fractions,
-    held_out_fractions,
-    split_of,
-    why_empty,
-)
+from tekso.framework.input.splits import Split
 from tekso.framework.params import param
-from tekso.tasks.image.sources import AnySource
+from tekso.tasks.image.split_sources import SplitFiles
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +31,7 @@ class CocoFile:
     annotations: list[list[tuple[int, int, Mapping[str, Any]]]]
 
 
-class CocoFiles(AnySource):
+class CocoFiles(SplitFiles):
     """Base of the sources of images in a folder, with a JSON file in the format of COCO.
 
     The classes are the categories in the order of their ids, which may have gaps. A subclass
@@ -47,20 +41,10 @@ class CocoFiles(AnySource):
       InputError: the file is missing, is no such JSON, or refers to an unknown image or category.
     """
 
-    class Params(AnySource.Params):
+    class Params(SplitFiles.Params):
         """Params of CocoFiles."""
 
         file: str = param("JSON file of the training images.", default="")
-        folder: str = param("Folder of the training images.", default="")
-        dev_file: str = param("JSON file for dev; empty: hold out a part of `file`.", default="")
-        dev_folder: str = param("Folder for dev; empty: as in training.", default="")
-        test_file: str = param("JSON file for test; empty: hold out a part of `file`.", default="")
-        test_folder: str = param("Folder for test; empty: as in training.", default="")
-        dev_fraction: float = param(
-            "Fraction of `file` for dev, without dev_file, chosen by a hash of the file's name.",
-            default=0.1,
-        )
-        test_fraction: float = param("Fraction of `file` for test, without test_file.", default=0.0)
 
     contents = "images"
     """What the file is read for, as `describe` says."""
@@ -70,23 +54,15 @@ class CocoFiles(AnySource):
         p = self.params
         if not p.file:
             raise InputError(f"{p.path_of('file')} is empty: set a JSON file in COCO's format")
-        check_fractions(p)
-        own = {"train": "", "dev": p.dev_file, "test": p.test_file}[split]
-        self._file = own or p.file
-        found = _parsed(self._file)
-        folder = (p.get(f"{split}_folder") if split != "train" else "") or p.folder
-        fractions = held_out_fractions(p, "file")
-        chosen = [
-            i for i, name in enumerate(found.names) if own or split_of(name, *fractions) == split
-        ]
+        found = _parsed(self.file)
+        chosen = [i for i, name in enumerate(found.names) if self.takes(name)]
         try:
             chosen = self._keep(found, chosen)
         except (KeyError, TypeError, ValueError) as error:
-            raise _no_coco(self._file, error) from error
+            raise _no_coco(self.file, error) from error
         if not chosen:
-            why = why_empty(p, split, "file")
-            raise InputError(f"{self._file}: the split {split} has no images{why}")
-        self._paths = [files.join(folder, found.names[i]) for i in chosen]
+            raise InputError(f"{self.file}: the split {split} has no images{self.why_empty()}")
+        self._paths = [files.join(self.folder, found.names[i]) for i in chosen]
 
     def _keep(self, found: CocoFile, chosen: list[int]) -> list[int]:
         """Stores the annotations of the chosen images; returns the images that are kept."""
@@ -101,7 +77,7 @@ class CocoFiles(AnySource):
 
     def describe(self) -> str:
         """Returns a short description of the collection."""
-        return f"{self.contents} of {getattr(self, '_file', self.params.file)}"
+        return f"{self.contents} of {self.file}"
 
     def image(self, index: int) -> bytes:
         """Returns the image of a record.

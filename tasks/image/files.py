@@ -10,20 +10,15 @@ import numpy as np
 from tekso.framework import files
 from tekso.framework.input.skips import BadRecordError, InputError, Origin, reason_of
 from tekso.framework.input.sources import digest
-from tekso.framework.input.splits import (
-    Split,
-    check_fractions,
-    held_out_fractions,
-    split_of,
-    why_empty,
-)
+from tekso.framework.input.splits import Split
 from tekso.framework.input.tfrecords import TfRecords, feature_of
 from tekso.framework.params import param
 from tekso.tasks.image.decoding import SUFFIXES
 from tekso.tasks.image.sources import ImageSource, LabelledImage
+from tekso.tasks.image.split_sources import SplitFolders
 
 
-class ImageFolders(ImageSource):
+class ImageFolders(SplitFolders, ImageSource):
     """Image files in folders, one folder for each class.
 
         flowers/daisy/1.jpg
@@ -37,20 +32,10 @@ class ImageFolders(ImageSource):
       InputError: a folder is missing, or has no classes; a held-out class is not in training.
     """
 
-    class Params(ImageSource.Params):
+    class Params(SplitFolders.Params, ImageSource.Params):
         """Params of ImageFolders."""
 
         folder: str = param("Training images: a folder with one folder per class.", default="")
-        dev_folder: str = param("Folder for dev; empty: hold out a part of `folder`.", default="")
-        test_folder: str = param("Folder for test; empty: hold out a part of `folder`.", default="")
-        dev_fraction: float = param(
-            "Fraction of `folder` for dev, without dev_folder, chosen by a hash of the file's name "
-            "and class.",
-            default=0.1,
-        )
-        test_fraction: float = param(
-            "Fraction of `folder` for test, without test_folder.", default=0.0
-        )
 
     def __init__(self, params: Any, *, split: Split = "train") -> None:
         super().__init__(params, split=split)
@@ -59,9 +44,7 @@ class ImageFolders(ImageSource):
             raise InputError(
                 f"{p.path_of('folder')} is empty: set a folder with a folder per class"
             )
-        check_fractions(p)
-        own = {"train": "", "dev": p.dev_folder, "test": p.test_folder}[split]
-        known = self._classes(p.folder, "folder")
+        own, known = self.own, self._classes(p.folder, "folder")
         self.class_names = tuple(known)
         there = self._classes(own, f"{split}_folder") if own else known
         unknown = sorted(set(there) - set(known))
@@ -75,11 +58,12 @@ class ImageFolders(ImageSource):
             (files.join(own or p.folder, name, file), numbers[name])
             for name, names in there.items()
             for file in names
-            if own or self._is_chosen(f"{name}/{file}")
+            if self.takes(f"{name}/{file}")
         ]
         if not chosen:
-            why = why_empty(p, split, "folder")
-            raise InputError(f"{own or p.folder}: the split {split} has no images{why}")
+            raise InputError(
+                f"{own or p.folder}: the split {split} has no images{self.why_empty()}"
+            )
         self._paths = [path for path, _ in chosen]
         self.labels = np.array([label for _, label in chosen], np.int64)
 
@@ -92,8 +76,7 @@ class ImageFolders(ImageSource):
 
     def fingerprint(self) -> str:
         """Returns a digest of the names of the files and of their classes."""
-        root = self.params.get("folder" if self.split == "train" else f"{self.split}_folder")
-        root = root or self.params.folder
+        root = self.own or self.params.folder
         names = (os.path.relpath(path, root) for path in self._paths)
         return digest(name.encode("utf-8", "surrogateescape") for name in names)
 
@@ -119,9 +102,6 @@ class ImageFolders(ImageSource):
                 f"({', '.join(SUFFIXES)}): expected {files.join(folder, 'CLASS', 'NAME.jpg')}"
             )
         return found
-
-    def _is_chosen(self, name: str) -> bool:
-        return split_of(name, *held_out_fractions(self.params, "folder")) == self.split
 
     def _read(self, index: int) -> LabelledImage:
         labels: Any = self.labels

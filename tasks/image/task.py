@@ -177,9 +177,7 @@ class ImageClassification(ImageTask, Classification):
         Shapes:
           returns: "probabilities" [batch, num_classes], "labels" [batch] int32
         """
-        probabilities = tf.nn.softmax(self.predict(theta, {X: x}, ctx)["logits"])
-        labels = tf.argmax(probabilities, 1, output_type=tf.int32)
-        return {PROBABILITIES: probabilities, LABELS: labels}
+        return self.class_probabilities(theta, x, ctx)
 
     def images_in(self, input: Input) -> Images:
         """See `ImageTask`."""

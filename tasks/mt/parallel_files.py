@@ -42,7 +42,8 @@ class ParallelFiles(LinePairs):
 
     def describe(self) -> str:
         """Returns a short description of the source."""
-        return f"parallel files {self.params.source_files} and {self.params.target_files}"
+        source, target = (self.params.get(name) for name in self._names(self.split))
+        return f"parallel files {source} and {target}"
 
     def _choose(self, split: Split) -> tuple[list[tuple[str, ...]], float, float]:
         p = self.params
@@ -53,9 +54,7 @@ class ParallelFiles(LinePairs):
             test_has_files=bool(p.test_source_files or p.test_target_files),
             what=f"{split}_source_files",
         )
-        own = {"train": "", "dev": "dev_", "test": "test_"}[split]
-        is_own = bool(own and (p.get(f"{own}source_files") or p.get(f"{own}target_files")))
-        names = [f"{own if is_own else ''}{side}_files" for side in ("source", "target")]
+        names = self._names(split)
         for name in names:
             if not p.get(name):
                 raise InputError(
@@ -70,6 +69,13 @@ class ParallelFiles(LinePairs):
                 "same number"
             )
         return list(zip(*sides, strict=True)), dev, test
+
+    def _names(self, split: Split) -> list[str]:
+        """Returns the names of the Params with the files of a split: of its source and target."""
+        p = self.params
+        own = {"train": "", "dev": "dev_", "test": "test_"}[split]
+        is_own = bool(own and (p.get(f"{own}source_files") or p.get(f"{own}target_files")))
+        return [f"{own if is_own else ''}{side}_files" for side in ("source", "target")]
 
     def _pair(self, lines: Sequence[bytes], origins: Sequence[Origin], where: str) -> Pair:
         source, target = (

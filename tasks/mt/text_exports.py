@@ -56,6 +56,7 @@ def text_exports(input: PairTexts, *, longest: int) -> dict[str, ExportedTexts]:
             inputs=inputs,
             outputs=outputs,
             resources=[reader.tokenizer],
+            package=_PACKAGE,
         )
         for name in ("translate", "greedy")
     }

@@ -19,13 +19,11 @@ import re
 import sysconfig
 import warnings
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
-
-from tekso.framework.input.arrays import Arrays
 from tekso.framework.input.splits import Split, check_fractions, split_of
 from tekso.framework.params import param
+from tekso.tasks.classification.labelled_texts import LabelledTexts
 from tekso.tasks.lm.python_source import find
 from tekso.tasks.mt.pairs import InMemoryPairs
 
@@ -106,36 +104,29 @@ class Punctuation(InMemoryPairs):
         return "sentences in docstrings of Python's standard library"
 
 
-class Triggers(Arrays):
-    """Messages as bytes, and whether a message has a reply (class 1) or none (class 0).
+class Triggers(LabelledTexts):
+    """Messages as bytes, and whether a message has a reply (class 1) or none (class 0)."""
 
-    Messages that are longer than `length` are cut. Padding is 0.
-    """
-
-    class Params(Arrays.Params):
+    class Params(LabelledTexts.Params):
         """Params of Triggers."""
 
         root: str = param(
             "Folder of Python files; empty: the standard library of this interpreter.", default=""
         )
-        length: int = param("Number of bytes of a message.", default=96)
         dev_fraction: float = param("Share of the messages in the dev split.", default=0.05)
         test_fraction: float = param("Share of the messages in the test split.", default=0.05)
 
-    def load(self, split: Split) -> dict[str, Any]:
-        """Returns "x" [messages, length] int32 and "labels" [messages]."""
+    class_names = ("no reply", "reply")
+
+    def texts(self, split: Split) -> list[tuple[str, int]]:
+        """Returns the messages of a split, and whether they have a reply."""
         p = self.params
         check_fractions(p)
-        chosen = {
-            message: reply
+        return [
+            (message, int(bool(reply)))
             for message, reply in messages(p.root).items()
             if split_of(message, p.dev_fraction, p.test_fraction) == split
-        }
-        x = np.zeros([len(chosen), p.length], np.int32)
-        for row, message in zip(x, chosen, strict=True):
-            data = np.frombuffer(message.encode()[: p.length], np.uint8)
-            row[: len(data)] = data
-        return {"x": x, "labels": np.array([bool(r) for r in chosen.values()], np.int32)}
+        ]
 
 
 def messages(root: str) -> dict[str, str]:

@@ -52,7 +52,7 @@ class CocoMasks(CocoFiles, MaskSource):
     def _keep(self, found: CocoFile, chosen: list[int]) -> list[int]:
         if len(found.class_names) >= IGNORED:
             raise InputError(
-                f"{self._file} has {len(found.class_names)} categories, but masks can have at most "
+                f"{self.file} has {len(found.class_names)} categories, but masks can have at most "
                 f"{IGNORED - 1}"
             )
         self.class_names = (_BACKGROUND, *found.class_names)
@@ -92,7 +92,7 @@ class CocoMasks(CocoFiles, MaskSource):
             except ValueError as error:
                 raise BadRecordError(
                     self.origin(index),
-                    f"annotation {region.number} of {self._file} is malformed: {error}",
+                    f"annotation {region.number} of {self.file} is malformed: {error}",
                 ) from error
             if region.is_crowd:
                 crowd |= inside

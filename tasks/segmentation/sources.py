@@ -13,16 +13,11 @@ import numpy as np
 from tekso.framework import files
 from tekso.framework.input.skips import BadRecordError, InputError, Origin, reason_of
 from tekso.framework.input.sources import digest
-from tekso.framework.input.splits import (
-    Split,
-    check_fractions,
-    held_out_fractions,
-    split_of,
-    why_empty,
-)
+from tekso.framework.input.splits import Split
 from tekso.framework.params import param
 from tekso.tasks.image.files import is_image_name
 from tekso.tasks.image.sources import IMAGES, AnySource, as_images
+from tekso.tasks.image.split_sources import SplitFolders
 
 MASKS = "masks"
 IGNORED = 255
@@ -50,26 +45,16 @@ class MaskSource(AnySource):
         """Params of MaskSource."""
 
 
-class SplitFolder(AnySource):
+class SplitFolder(SplitFolders):
     """Base of the sources of files in a folder; a part of them, or another folder, is held out.
 
     Raises:
       InputError: the folder or the classes are not set, or a folder is missing.
     """
 
-    class Params(AnySource.Params):
+    class Params(SplitFolders.Params):
         """Params of SplitFolder."""
 
-        folder: str = param("Folder of the files.", default="")
-        dev_folder: str = param("Folder for dev; empty: hold out a part of `folder`.", default="")
-        test_folder: str = param("Folder for test; empty: hold out a part of `folder`.", default="")
-        dev_fraction: float = param(
-            "Fraction of `folder` for dev, without dev_folder, chosen by a hash of the name.",
-            default=0.1,
-        )
-        test_fraction: float = param(
-            "Fraction of `folder` for test, without test_folder.", default=0.0
-        )
         classes: list[str] = param("Names of the classes, from class 0.", default=[])
 
     contents: str
@@ -86,10 +71,8 @@ class SplitFolder(AnySource):
                 f"{p.path_of('folder')} is {p.folder!r} and classes is {list(p.classes)}: set a "
                 f"folder {self.contents}, and name the classes"
             )
-        check_fractions(p)
         self.class_names = tuple(p.classes)
-        self._own = {"train": "", "dev": p.dev_folder, "test": p.test_folder}[split]
-        self.root = self._own or p.folder
+        self.root = self.own or p.folder
         self._paths: list[str] = []
 
     def check_folder(self, folder: str) -> None:
@@ -99,7 +82,7 @@ class SplitFolder(AnySource):
           InputError: it does not.
         """
         if not files.is_folder(folder):
-            name = f"{self.split}_folder" if self._own else "folder"
+            name = f"{self.split}_folder" if self.own else "folder"
             raise InputError(f"{self.params.path_of(name)}: there is no folder {folder!r}")
 
     def find(self, folder: str, is_wanted: Callable[[str], bool]) -> list[str]:
@@ -108,15 +91,13 @@ class SplitFolder(AnySource):
         Raises:
           InputError: there are none.
         """
-        p, fractions = self.params, held_out_fractions(self.params, "folder")
         names = [
-            name
-            for name in sorted(files.names(folder))
-            if is_wanted(name) and (self._own or split_of(name, *fractions) == self.split)
+            name for name in sorted(files.names(folder)) if is_wanted(name) and self.takes(name)
         ]
         if not names:
-            why = why_empty(p, self.split, "folder")
-            raise InputError(f"{folder}: the split {self.split} has no {self.unit}{why}")
+            raise InputError(
+                f"{folder}: the split {self.split} has no {self.unit}{self.why_empty()}"
+            )
         self._paths = [files.join(folder, name) for name in names]
         return names
 

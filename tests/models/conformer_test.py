@@ -11,13 +11,17 @@ import tensorflow as tf
 
 from tekso.framework import registry
 from tekso.framework.context import StepContext
+from tekso.framework.initializers import Zeros
 from tekso.framework.run.inspection import model_record, task_of
 from tekso.models.conformer import Conformer, Size, conformer
 from tekso.models.layers.attention import MultiHeadAttention
 from tekso.models.layers.conformer_block import ConformerBlock, ConvolutionModule
 from tekso.models.layers.frames import FrameSequence
 from tekso.models.layers.normalization import LayerNorm
+from tekso.models.layers.recurrent import RecurrentStack
+from tekso.models.layers.recurrent_cells import LstmCell
 from tekso.models.layers.relative_scores import RelativeSinusoids
+from tekso.models.speech_encoder import RecurrentEncoder
 
 RNG = np.random.default_rng(5)
 X = RNG.normal(size=(2, 7, 6)).astype(np.float32)
@@ -127,3 +131,44 @@ def test_the_first_convolutions_have_filters_of_their_own() -> None:
     specs = params.instantiate().specs()
     assert specs["subsampling/second/w"].shape[-2:] == (8, 8)
     assert specs["subsampling/projection/w"].shape == (10 * 8, 144)
+
+
+def bias_gradient(encoder: Any, x: np.ndarray) -> float:
+    """Returns the norm of the gradient of the bias before the first block, or the first LSTM."""
+    layer = encoder.instantiate()
+    theta = layer.init(seed=1)
+    ctx = StepContext(mode="train", num_examples=2)
+    bias = theta.subsampling.projection.b
+    with tf.GradientTape() as tape:
+        tape.watch(bias)
+        y = layer.fprop(theta, FrameSequence(tf.constant(x), tf.constant([40, 40])), ctx).features
+        loss = tf.reduce_sum(y * np.random.default_rng(2).normal(size=y.shape).astype(np.float32))
+    return float(tf.norm(tape.gradient(loss, bias)))
+
+
+@pytest.mark.parametrize(
+    "encoder",
+    [
+        conformer("S", dropout_rate=0.0).set(input_dim=80, num_layers=1),
+        Conformer.Params(input_dim=80, dim=32, num_layers=2, num_filters=4),
+        RecurrentEncoder.Params(
+            input_dim=80, num_filters=4, dim=32, stack=RecurrentStack.Params(
+                num_layers=1, direction="bidirectional", cell=LstmCell.Params(hidden_dim=16)
+            ),
+        ),
+    ],
+    ids=["S", "narrow", "lstm"],
+)  # fmt: skip
+def test_masked_spans_do_not_multiply_the_gradient(encoder: Any) -> None:
+    x = np.random.default_rng(0).normal(size=(2, 40, 80)).astype(np.float32)
+    ordinary = bias_gradient(encoder, x)
+    x[:, 12:28] = 0.0  # as SpecAugment does
+    assert bias_gradient(encoder, x) < 3 * ordinary
+
+
+def test_with_a_bias_of_zero_masked_spans_multiply_the_gradient() -> None:
+    encoder = Conformer.Params(input_dim=80, dim=32, num_layers=2, num_filters=4)
+    x = np.random.default_rng(0).normal(size=(2, 40, 80)).astype(np.float32)
+    x[:, 12:28] = 0.0
+    before = bias_gradient(encoder.copy().set(bias_init=Zeros.Params()), x)
+    assert before > 100 * bias_gradient(encoder, x)

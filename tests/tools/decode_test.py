@@ -278,20 +278,27 @@ def test_what_is_wrong_is_told_in_a_line(
 
 
 @pytest.mark.parametrize(
-    ("model", "messages"),
+    ("model", "words", "messages"),
     [
         (
             "lm.text_files.Bytes",
+            (),
             (
                 "lm.text_files.Bytes is not a translation model",
                 f"{typed('tekso-trainer')} --mode=decode --logdir=run",
             ),
         ),
-        ("image.digits.Mlp", ("--input must be a folder of image files, but is in",)),
+        ("image.digits.Mlp", (), ("--input must be a folder of image files, but is in",)),
+        (
+            "multi.smart_reply.Docstrings",
+            ("--task=trigger", "--beam_size=3"),
+            ("--beam_size is for translation, not for multi.smart_reply.Docstrings, which class",),
+        ),
     ],
 )
 def test_a_model_that_translates_nothing_is_refused(
     model: str,
+    words: tuple[str, ...],
     messages: tuple[str, ...],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -306,7 +313,7 @@ def test_a_model_that_translates_nothing_is_refused(
         Description(step=1, model=model, params=params),
     )
     (tmp_path / "in").touch()
-    assert decode.main(["tekso-decode", "--logdir=run", "--input=in"]) == 2
+    assert decode.main(["tekso-decode", "--logdir=run", "--input=in", *words]) == 2
     error = capsys.readouterr().err
     assert all(message in error for message in messages), error
 

@@ -14,6 +14,7 @@ MODEL = Model(
     weights=[1, 2, 3, 4],
     costs=[3.0, 1.0, 2.0, 2.0],
     flops=[30.0, 10.0, 20.0, 20.0],
+    seconds=[5.0, 1.0, 2.0, 2.0],
     inputs=[8.0, 4.0, 2.0, 6.0],
     products=[20.0, 40.0, 60.0, 80.0],
     saved=lambda first, end: 100.0 * (end - first),
@@ -31,10 +32,10 @@ def test_activations_are_inputs_of_all_examples_and_the_rest_of_a_micro_batch() 
 
 def test_steps_of_equal_stages_take_the_time_of_the_formula() -> None:
     for stages, parts in ((1, 1), (2, 1), (2, 4), (4, 3)):
-        found = gpipe_tables.step_time(MODEL, stages, parts)
+        found = gpipe_tables.step_time(MODEL.costs, MODEL.stages(stages), parts)
         largest = {1: 1.0, 2: 0.5, 4: 3 / 8}[stages]
         # Forward and backward: all stages once, and the largest one for each further micro-batch.
-        assert found == pytest.approx(4 * (1 + (parts - 1) * largest) / parts)
+        assert found == pytest.approx((1 + (parts - 1) * largest) / parts)
 
 
 def test_tables_have_the_published_figures_beside(
@@ -46,7 +47,8 @@ def test_tables_have_the_published_figures_beside(
         seen.append(key)
         wide = [n * 20_000_000 for n in MODEL.weights] * 32
         parts = {
-            name: getattr(MODEL, name) * 32 for name in ("costs", "flops", "inputs", "products")
+            name: getattr(MODEL, name) * 32
+            for name in ("costs", "flops", "seconds", "inputs", "products")
         }
         return Model(wide, saved=MODEL.saved, **parts)
 
@@ -59,6 +61,7 @@ def test_tables_have_the_published_figures_beside(
     assert row.split()[3:6] == [f"{weights:,}", "59.5", f"{12 * weights / 2**30:.2f}"]
     (row,) = [line for line in text.splitlines() if line.split()[:3] == ["8", "32", "6.30"]]
     assert row.split()[3] == "6.56"  # 8 equal stages: 2 * 32 * 8 / (2 * 39)
+    assert row.split()[5] == "6.56" and row.split()[-2] == "12.5%"
     assert gpipe_tables.main(["x", "resnet"]) == ExitCode.WRONG_USAGE
     assert "'resnet' is none of amoebanet, transformer" in capsys.readouterr().err
 

@@ -202,6 +202,30 @@ def test_bytes_kept_are_the_factors_of_products_and_what_derivatives_need() -> N
     assert together([last]) == (0, 0)
 
 
+def test_equal_ops_of_a_piece_are_one_saved_tensor() -> None:
+    def waves(theta: Any, flow: Any, ctx: Any) -> Any:
+        mean = tf.reduce_mean(flow["x"], 0)
+        # Both derivatives need the difference, which TensorFlow computes once.
+        return {**flow, "y": tf.sin(flow["x"] - mean) + tf.cos(flow["x"] - mean)}
+
+    def loss(theta: Any, flow: Any, ctx: Any) -> Any:
+        return {**flow, LOSS_SUM: tf.reduce_sum(flow["y"]), METRICS: {}}
+
+    def learned(theta: Any, flow: Any, ctx: Any) -> Any:
+        return {**flow, "x": linear.fprop(theta.linear, flow["x"], ctx)}
+
+    linear = Linear.Params(input_dim=3, output_dim=5, use_bias=False).instantiate()
+    pieces = [
+        Piece("learned", {"linear": linear}, learned),
+        Piece("waves", {}, waves),
+        Piece("loss", {}, loss),
+    ]
+    specs = {f"linear/{path}": spec for path, spec in linear.specs().items()}
+    batch = {"x": ((2, 3), "float32")}
+    found = saved_bytes(pieces, trace_all(pieces, specs, batch), specs, set(specs), batch)
+    assert sum(found[1].for_backward.values()) == 2 * 5 * 4
+
+
 def test_outputs_of_a_piece_may_be_in_another_order_than_their_names() -> None:
     linear = Linear.Params(input_dim=3, output_dim=5, use_bias=False).instantiate()
 

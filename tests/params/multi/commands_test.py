@@ -52,3 +52,32 @@ def test_a_student_starts_from_the_checkpoint_of_its_teacher(tmp_path: Path) -> 
     student = ["--model=multi.digits.Distilled", "--logdir=runs/student"]
     printed = run(tmp_path, "trainer", *student, *teacher, *short)
     assert "teacher_agreement" in printed
+
+
+@pytest.mark.slow
+def test_a_trigger_classifies_lines_and_is_exported(tmp_path: Path) -> None:
+    many = (f'def f{i}(a):\n    """Return the number {i} of it."""\n' for i in range(80))
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code/a.py").write_text("".join(many) + "def g(): pass\n" * 9)
+    roots = ["input.inputs.trigger.root=code", "input.inputs.reply.corpus.root=code"]
+    settings = [
+        *roots,
+        "*.num_layers=1",
+        "*.dim=16",
+        "*.hidden_dim=16",
+        "task.tasks.reply.scoring=None",
+    ]
+    start = ["--model=multi.smart_reply.Docstrings", "--logdir=runs/pair", "--steps=2"]
+    run(tmp_path, "trainer", *start, *SHORT, *(f"--set={one}" for one in settings))
+    (tmp_path / "messages.txt").write_text("a.f1(a)\n\na.g()\n" + "long" * 30 + "\n")
+    given = ["--logdir=runs/pair", "--task=trigger", "--input=messages.txt"]
+    printed = run(tmp_path, "decode", *given, "--output=classes.txt")
+    assert "classified 4 lines" in printed and "1 of them are longer than 96 bytes" in printed
+    rows = [line.split("\t") for line in (tmp_path / "classes.txt").read_text().splitlines()]
+    assert len(rows) == 4 and {name for name, _ in rows} <= {"reply", "no reply"}
+    assert all(0.5 <= float(probability) <= 1 for _, probability in rows)
+    exported = ["--mode=export", "--export_lengths=96", "--output=out"]
+    printed = run(tmp_path, "trainer", "--logdir=runs/pair", *exported)
+    assert "trigger_classify(ids) -> probabilities, labels" in printed
+    assert "trigger_classify(texts), with texts as inputs and outputs" in printed
+    assert "and for texts:" in printed  # no package has to be imported

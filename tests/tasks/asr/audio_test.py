@@ -61,16 +61,32 @@ def test_reads_stereo_files_as_mono(tmp_path: Path, suffix: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "message"), [(b"", "empty"), (b"not audio at all", "not audio"), (None, "no samples")]
+    ("data", "message"),
+    [
+        (b"", "empty"),
+        (b"not audio at all", "not audio"),
+        (None, "no samples"),
+        (1, "a sample rate of 1 Hz: must be 1000 to 1000000 Hz"),
+        (2_000_000_000, "a sample rate of 2000000000 Hz"),
+    ],
 )
-def test_says_what_is_wrong_with_a_file(tmp_path: Path, data: bytes | None, message: str) -> None:
+def test_says_what_is_wrong_with_a_file(
+    tmp_path: Path, data: bytes | int | None, message: str
+) -> None:
     path = tmp_path / "a.wav"
-    if data is None:
-        soundfile.write(path, np.zeros(0, "f4"), 8000)
-    else:
+    if isinstance(data, bytes):
         path.write_bytes(data)
+    else:
+        soundfile.write(path, np.zeros(0 if data is None else 40, "f4"), 8000)
+    if isinstance(data, int):  # in the header
+        content = bytearray(path.read_bytes())
+        content[24:28] = data.to_bytes(4, "little")
+        path.write_bytes(content)
     with pytest.raises(AudioError, match=message):
         read_audio(str(path), 8000)
+    if data != b"":
+        with pytest.raises(AudioError, match=message):
+            seconds_of(str(path))
 
 
 @pytest.mark.parametrize(

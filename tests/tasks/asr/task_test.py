@@ -96,6 +96,19 @@ def test_a_transducer_needs_one_frame_for_all_labels() -> None:
     assert [float(x) for x in sums.metrics["impossible"]] == [1.0, 3.0]
 
 
+def test_files_that_are_too_long_are_named_and_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(tmp_path / "long.wav")
+    soundfile.write(path, np.zeros(8000, "f4"), 8000)
+    monkeypatch.setattr("tekso.tasks.asr.speech_task.read_audio", None)
+    task: Any = task_params(**{"model.vocab_size": 5, "longest_file_s": 0.5}).instantiate()
+    found = task.transcribe_file(None, None, path)
+    assert found["error"] == (
+        "1 s, longer than longest_file_s=0.5: cut it into parts, or set a higher limit"
+    )
+
+
 def test_ctc_and_attention_are_mixed_by_weight() -> None:
     given = batch(np.random.default_rng(2))
     found = {}

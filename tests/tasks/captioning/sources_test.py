@@ -14,6 +14,7 @@ from small_pictures import png
 from tekso.framework.input.skips import InputError
 from tekso.tasks.captioning.emoji import Emoji
 from tekso.tasks.captioning.sources import Caption, CaptionTable, CocoCaptions
+from tekso.tasks.detection.sources import CocoBoxes
 
 
 def write_coco(path: Path, **changes: Any) -> str:
@@ -59,6 +60,10 @@ def test_coco_splits_are_disjoint_and_own_files_are_used_whole(tmp_path: Path) -
     train, dev = (set(all_of(params.instantiate(split=split))) for split in ("train", "dev"))
     assert len(train) + len(dev) == 60
     assert not train & dev
+    boxes = [{**one, "height": 8, "width": 8} for one in images]
+    other = write_coco(tmp_path / "boxes.json", images=boxes, annotations=[], categories=[])
+    source = CocoBoxes.Params(file=other, dev_fraction=0.3).instantiate(split="dev")
+    assert {source.origin(i).file for i in range(len(source))} == dev  # as in captions
     own = write_coco(tmp_path / "own.json")
     source = params.set(dev_file=own, dev_folder="other").instantiate(split="dev")
     assert [source.origin(i).file for i in range(2)] == ["other/0.png", "other/2.png"]

@@ -147,7 +147,10 @@ class TestParallelFiles:
             "dev_fraction": 0.5,
         }
         assert all_of(parallel(tmp_path, **own)) == [Pair("1", "I"), Pair("2", "II")]
-        assert all_of(parallel(tmp_path, "dev", **own)) == [Pair("3", "III")]
+        dev = parallel(tmp_path, "dev", **own)
+        assert all_of(dev) == [Pair("3", "III")]
+        assert "held.src" in dev.describe() and "held.trg" in dev.describe()
+        assert "held.src" not in parallel(tmp_path, **own).describe()
         with pytest.raises(InputError, match="dev_target_files is empty"):
             parallel(tmp_path, "dev", **{**own, "dev_target_files": ""})
         with pytest.raises(InputError, match="no test text: set test_source_files, or test_frac"):

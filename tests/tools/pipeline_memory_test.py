@@ -1,0 +1,43 @@
+"""Tests of the comparison of predicted with measured memory; the processes are replaced."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tekso.tools import pipeline_memory
+
+
+def test_memory_of_all_stages_is_beside_the_measurement_for_every_k_and_m(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    commands: list[list[str]] = []
+    stage = {
+        "weight_bytes": 3e6,
+        "copy_bytes": 1e6,
+        "optimizer_bytes": 6e6,
+        "gradient_bytes": 2e6,
+        "flops": 1,
+    }
+
+    def run(command: list[str], **_: Any) -> Any:
+        commands.append(command)
+        if any("bad" in word for word in command):
+            raise subprocess.CalledProcessError(1, command, stderr="a line\nthe reason\n")
+        found = {"held_bytes": [7e6, 9e6], "stages": [stage, stage], "step_memory_bytes": 50e6}
+        return SimpleNamespace(stdout=json.dumps(found))
+
+    monkeypatch.setattr(subprocess, "run", run)
+    assert pipeline_memory.main(["x", "lm.a.B c.d=1"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1].split() == ["all", "4", "16", "40", "16", "50", "-20", "%"]
+    assert len(commands) == 2 * 2 * 3 * 3
+    assert all("--set=c.d=1" in command and "--model=lm.a.B" in command for command in commands)
+    last = commands[-1]
+    assert "tekso.tools.benchmark" in last and "--set=execution.num_micro_batches=16" in last
+    assert pipeline_memory.main(["x", "bad.model"]) == 1
+    assert "bad.model: the reason" in capsys.readouterr().err
