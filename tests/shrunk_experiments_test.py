@@ -126,8 +126,7 @@ REFUSED["stages on meshes"] = REFUSED["pipeline"]
 
 
 NOT_RUN: dict[str, tuple[str, ...]] = {
-    COMPILED: ("multi.smart_reply.Docstrings",),
-    SPMD: tuple(key for key in REPEATED if key not in ("mt.cldr.EnDe",)),
+    SPMD: tuple(key for key in REPEATED if key not in ("lm.python_source.Tiny", "mt.cldr.EnDe")),
     "replicas": ("image.imagenet.AmoebaNetBL18F512",),
     "stages on meshes": ("image.imagenet.AmoebaNetBL18F512",),
 }
