@@ -127,8 +127,6 @@ REFUSED["stages on meshes"] = REFUSED["pipeline"]
 
 NOT_RUN: dict[str, tuple[str, ...]] = {
     SPMD: tuple(key for key in REPEATED if key not in ("lm.python_source.Tiny", "mt.cldr.EnDe")),
-    "replicas": ("image.imagenet.AmoebaNetBL18F512",),
-    "stages on meshes": ("image.imagenet.AmoebaNetBL18F512",),
 }
 """{execution: experiments that have no result yet}; remove those that pass."""
 
