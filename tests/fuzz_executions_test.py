@@ -127,6 +127,12 @@ def test_random_cases_are_equal_or_refused() -> None:
     assert any(one.kind == fuzz_executions.EQUAL for one in found.values())
 
 
+@pytest.mark.slow
+def test_two_cheap_random_cases_are_equal() -> None:
+    found = fuzz_executions.run_all(881203, (65, 67))  # recurrent models on meshes
+    assert [one.kind for one in found.values()] == [fuzz_executions.EQUAL] * 2, found
+
+
 def test_a_case_is_a_function_of_its_number() -> None:
     one, other = fuzz_choices.draw(3, 5), fuzz_choices.draw(3, 5)
     assert json.dumps(one) == json.dumps(other) != json.dumps(fuzz_choices.draw(3, 6))

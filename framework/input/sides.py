@@ -87,7 +87,8 @@ class CutTexts:
     def __init__(self, text: TokenText, longest: int) -> None:
         self._text, self._longest = text, longest
         sizes = text.lengths()
-        self._sizes = sizes.astype(np.min_scalar_type(int(sizes.max(initial=0))), copy=False)
+        smallest = np.min_scalar_type(int(sizes.max(initial=0)))
+        self._sizes: npt.NDArray[Any] = sizes.astype(smallest, copy=False)
         parts = list(blocks(text.num_texts))
         total = sum(int((-(-sizes[block] // longest)).sum(dtype=np.int64)) for block in parts)
         # The first example of each text.
