@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any
@@ -23,7 +24,8 @@ from tekso.framework.stopping_signals import stopping_signals
 
 _AGAIN = (ExitCode.PROCESS_LOST, ExitCode.STALLED)
 _STOPPED_BY = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_FIRST_DELAY_S, _LONGEST_DELAY_S = 1.0, 60.0
+_FIRST_DELAY_S, _LONGEST_DELAY_S = 1.0, 60.0  # before a restart
+_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.1  # between looks at the trainer
 
 
 def checkpoints_in(logdir: str) -> list[str]:
@@ -85,7 +87,7 @@ class Supervisor:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPPED_BY)
             if is_stopped:
                 self._pass_on()
-            status = os.waitpid(self._child, 0)[1]
+            status = self._wait()
             self._child = 0
             return status
         code = 1
@@ -98,6 +100,20 @@ class Supervisor:
             sys.stderr.flush()
         finally:
             os._exit(code)
+
+    def _wait(self) -> int:
+        """Returns the status of the fork, when it has ended.
+
+        Python runs handlers of signals between calls. A signal just before a call that blocks would
+        wait for its end, so no call blocks for long.
+        """
+        pause_s = _SHORTEST_PAUSE_S
+        while True:
+            found, status = os.waitpid(self._child, os.WNOHANG)
+            if found:
+                return status
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def _is_worth_it(self, code: int) -> bool:
         if self._stopped.is_set():

@@ -10,7 +10,7 @@ import processes
 import pytest
 
 PROGRAM = """
-import json, os, signal, sys
+import ctypes, functools, json, os, signal, sys
 from pathlib import Path
 from tekso.tools import supervisor
 
@@ -27,6 +27,8 @@ def action():
         return 8
     if end in ("stop", "hang_up"):
         os.kill(os.getppid(), signal.SIGTERM if end == "stop" else signal.SIGHUP)
+        signal.pause()
+    if end == "wait":
         signal.pause()
     if end < 0:
         os.kill(os.getpid(), -end)
@@ -45,8 +47,22 @@ def fork_that_returns_late():
         os.sched_yield()  # the child sends the signal before this process knows it
     return pid
 
+waitpid, kill = os.waitpid, ctypes.CDLL(None).kill
+
+class Signalled:
+    # The signal comes within the call, where Python looks for none until the call returns.
+    __index__ = functools.partial(kill, os.getpid(), int(signal.SIGTERM))
+
+def waitpid_after_a_signal(pid, options):
+    os.waitpid = waitpid
+    while not (folder / "try_0").exists():
+        os.sched_yield()
+    return waitpid(pid, Signalled()) if options == 0 else kill(os.getpid(), 15) or (0, 0)
+
 if ends == ["stop"]:
     os.fork = fork_that_returns_late
+if ends == ["wait"]:
+    os.waitpid = waitpid_after_a_signal
 made = supervisor.Supervisor(restarts=restarts, progress=progress, log=print)
 code = made.run(action)
 print("tries", len(list(folder.glob("try_*"))))
@@ -69,12 +85,14 @@ sys.exit(code)
         ([-15], 3, 143, 1),
         (["stop"], 3, 143, 1),
         (["hang_up"], 3, 129, 1),
+        (["wait"], 3, 143, 1),  # a signal just before the supervisor waits
     ],
 )
 def test_what_is_restarted(
     tmp_path: Path, ends: list[Any], restarts: int, code: int, tries: int
 ) -> None:
-    done = processes.run(["-c", PROGRAM, str(tmp_path), json.dumps(ends), str(restarts)])
+    arguments = ["-c", PROGRAM, str(tmp_path), json.dumps(ends), str(restarts)]
+    done = processes.run(arguments, timeout=60)
     assert (done.returncode, done.stdout.splitlines()[-1]) == (code, f"tries {tries}"), done.stderr
     assert done.stdout.count("; restart ") == tries - 1
     assert ("given up" in done.stdout) == (code in (8, 137))
