@@ -18,7 +18,7 @@ from tekso.framework.costs import graph_memory, graph_time, graph_work
 from tekso.framework.costs.this_machine import ThisMachine
 from tekso.framework.coupling import coupling
 from tekso.framework.execution.accumulation import part_of
-from tekso.framework.execution.data_parallel import DataParallel, num_towers
+from tekso.framework.execution.data_parallel import DataParallel, is_sole_tower, num_towers
 from tekso.framework.execution.data_parallel_program import DataParallelProgram
 from tekso.framework.signature import Signature, num_examples
 from tekso.framework.state import State
@@ -36,7 +36,7 @@ class StepGraphs:
       update: graph of the update.
       gradient_sizes: bytes of each gradient of one tower.
       variables: number of weights and slots.
-      uses_all_threads: whether one op at a time runs, on all cores.
+      uses_all_threads: whether one op at a time runs, on all cores; see `is_sole_tower`.
     """
 
     towers: int
@@ -47,9 +47,13 @@ class StepGraphs:
     variables: int
     uses_all_threads: bool
 
+    @property
+    def cores(self) -> int:
+        """Number of cores that compute at the same time."""
+        return num_cores() if self.uses_all_threads else self.towers
+
     def seconds(self, machine: ThisMachine) -> tuple[float, float]:
         """Returns the time of a step, and the time of all cores together."""
-        # As in `DataParallel.setup_devices`, ops of a single tower may use all cores.
         elapsed, cpu = (
             (machine.alone, machine.alone_cpu)
             if self.uses_all_threads
@@ -89,12 +93,16 @@ def trace(step: Step, batch: Signature, execution: DataParallel.Params) -> StepG
       execution: Params of `DataParallel`.
 
     Raises:
-      ExecutionError: the batch does not divide evenly over accumulation steps and towers.
+      ExecutionError: the batch does not divide evenly over accumulation steps and towers, or the
+        task cannot have this number of towers.
     """
     parts = step.learner.params.accumulation_steps
     examples = num_examples(batch)
     part = part_of(batch, parts)
-    towers = num_towers(execution.towers, step.task, num_examples(part), cores=num_cores())
+    towers = num_towers(
+        execution.towers, step.task, num_examples(part),
+        cores=num_cores(), sums=execution.xla != "step",
+    )  # fmt: skip
     size = num_examples(part) // towers
     xla = "clusters" if execution.xla == "auto" else execution.xla
     strategy = tf.distribute.get_strategy()
@@ -124,7 +132,7 @@ def trace(step: Step, batch: Signature, execution: DataParallel.Params) -> StepG
         weights, slots, [specs[0]] * towers, specs[1], number
     )
     sizes = [float(s.shape.num_elements() * s.dtype.size) for s in tf.nest.flatten(specs[0])]
-    alone = execution.towers == 1 or bool(coupling(step.task))
+    alone = is_sole_tower(execution.towers, couples=bool(coupling(step.task)))
     return StepGraphs(
         towers, parts, tower.graph, updating.graph, sizes, len(weights) + len(slots), alone
     )
