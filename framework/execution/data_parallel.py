@@ -100,8 +100,8 @@ class DataParallel(Execution):
         gpus = [] if tpu or cpu_devices else tf.config.list_physical_devices("GPU")
         if not gpus and not tpu:
             # With several towers or logical devices, each runs one op at a time on one core.
-            is_sole = is_sole_tower(self.params.towers, couples=self._expects_coupling)
-            sole_stream = is_sole and (cpu_devices or 1) == 1
+            towers = self.params.towers or (1 if self._expects_coupling else None)
+            sole_stream = towers == 1 and (cpu_devices or 1) == 1
             devices.setup_cpu(
                 logical_devices=cpu_devices,
                 threads_per_op=self._num_cores() if sole_stream else 1,
@@ -177,16 +177,6 @@ class DataParallel(Execution):
         if isinstance(strategy, tf.distribute.TPUStrategy):
             return "none"  # on a TPU, tf.distribute compiles the step
         return "none" if tf.config.list_logical_devices("GPU") else "clusters"
-
-
-def is_sole_tower(wanted: int | None, *, couples: bool) -> bool:
-    """Returns whether a device always has a single tower, whose ops may then use all cores.
-
-    Args:
-      wanted: `execution.towers`.
-      couples: whether layers of the task couple examples; then the default is one tower.
-    """
-    return (wanted or (1 if couples else None)) == 1
 
 
 _CANNOT_SUM = (

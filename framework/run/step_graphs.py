@@ -18,7 +18,7 @@ from tekso.framework.costs import graph_memory, graph_time, graph_work
 from tekso.framework.costs.this_machine import ThisMachine
 from tekso.framework.coupling import coupling
 from tekso.framework.execution.accumulation import part_of
-from tekso.framework.execution.data_parallel import DataParallel, is_sole_tower, num_towers
+from tekso.framework.execution.data_parallel import DataParallel, num_towers
 from tekso.framework.execution.data_parallel_program import DataParallelProgram
 from tekso.framework.signature import Signature, num_examples
 from tekso.framework.state import State
@@ -36,7 +36,7 @@ class StepGraphs:
       update: graph of the update.
       gradient_sizes: bytes of each gradient of one tower.
       variables: number of weights and slots.
-      uses_all_threads: whether one op at a time runs, on all cores; see `is_sole_tower`.
+      uses_all_threads: whether one op at a time runs, on all cores.
     """
 
     towers: int
@@ -132,7 +132,8 @@ def trace(step: Step, batch: Signature, execution: DataParallel.Params) -> StepG
         weights, slots, [specs[0]] * towers, specs[1], number
     )
     sizes = [float(s.shape.num_elements() * s.dtype.size) for s in tf.nest.flatten(specs[0])]
-    alone = is_sole_tower(execution.towers, couples=bool(coupling(step.task)))
+    # As in `DataParallel.setup_devices`: a default of one tower for other reasons does not count.
+    alone = towers == 1 and (execution.towers == 1 or bool(coupling(step.task)))
     return StepGraphs(
         towers, parts, tower.graph, updating.graph, sizes, len(weights) + len(slots), alone
     )
