@@ -46,9 +46,8 @@ def _define() -> None:
         "input",
         STANDARD_INPUT,
         "File to translate, or to classify, line by line; - reads standard input and answers each "
-        "line at once. A folder: images "
-        "to classify, to detect objects in, to segment or to caption, or audio files to "
-        "transcribe. A .wav, .flac, .ogg or .mp3 file: transcribed.",
+        "line at once. A folder: images to classify, to detect objects in, to segment or to "
+        "caption, or audio files to transcribe. A .wav, .flac, .ogg or .mp3 file: transcribed.",
         flag_values=f,
     )
     flags.DEFINE_string(

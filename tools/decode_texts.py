@@ -81,7 +81,7 @@ def classifies(tree: Any) -> bool:
 def classify(
     parts: Any, reader: LineReader, file: IO[bytes], *, form: str, log: Callable[[str], None]
 ) -> None:
-    """Writes a line for every line: class and probability between a tab, or an object.
+    """Writes a line for every line: the likeliest class, a tab and its probability, or an object.
 
     Args:
       parts: the experiment, with restored weights.

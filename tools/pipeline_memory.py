@@ -9,21 +9,21 @@ with and without rematerialization. Stages on a CPU share the memory of one proc
 are those of all stages together: weights, slots, sums of gradients and saved activations. Measured
 is the largest memory of TensorFlow's tensors during a step. It includes tensors that an op needs
 while it runs, which are not predicted. With oneDNN, TensorFlow's statistics leave out all tensors
-below 256 KiB: the figures are comparable if nearly all tensors of a micro-batch are larger.
+below 256 KiB: the figures are comparable if nearly all tensors of a micro-batch are larger. Without
+oneDNN, there are no statistics, and "-" is printed.
 """
 
 from __future__ import annotations
 
 import itertools
-import json
 import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 from tekso.framework.tables import table
 from tekso.tools.command_errors import FAILED, OK
+from tekso.tools.tool_processes import record_of, why_failed
 
 AMOEBANET = (
     "image.digits.Cnn task.model=tekso.models.amoebanet:AmoebaNet task.model.num_layers=3 "
@@ -42,7 +42,7 @@ def main(argv: Sequence[str]) -> int:
         try:
             rows.append(_row(key, settings, again, stages, parts))
         except subprocess.CalledProcessError as error:
-            print(f"{key}: {error.stderr.strip().splitlines()[-1]}", file=sys.stderr)
+            print(f"{key}: {why_failed(error)}", file=sys.stderr)
             return FAILED
         print(*rows[-1], file=sys.stderr, flush=True)
     print("\n".join(table(_HEADER, rows, right=tuple(range(1, len(_HEADER))))))
@@ -58,20 +58,16 @@ def _row(key: str, settings: Sequence[str], again: str, stages: int, parts: int)
     )
     flags = [f"--model={key}", "--format=json", *(f"--set={s}" for s in settings)]
     flags += ["--execution=pipelined", *(f"--set=execution.{s}" for s in own)]
-    found = _run("trainer", "--mode=inspect_pipeline", *flags)
-    kept = sum(found["held_bytes"])
+    found = record_of("trainer", "--mode=inspect_pipeline", *flags)
+    saved = sum(found["held_bytes"])
     sizes = ("weight_bytes", "copy_bytes", "optimizer_bytes", "gradient_bytes")
-    predicted = kept + sum(stage[name] for stage in found["stages"] for name in sizes)
-    measured = _run("benchmark", *flags, "--warmup=1", "--steps=2")["step_memory_bytes"]
-    shown = (f"{size / 1e6:.0f}" for size in (predicted, kept, measured))
-    return again, str(stages), str(parts), *shown, f"{100 * (predicted / measured - 1):+.0f} %"
-
-
-def _run(tool: str, *words: str) -> dict[str, Any]:
-    command = [sys.executable, "-m", f"tekso.tools.{tool}", *words]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    record: dict[str, Any] = json.loads(done.stdout)
-    return record
+    predicted = saved + sum(stage[name] for stage in found["stages"] for name in sizes)
+    measured = record_of("benchmark", *flags, "--warmup=1", "--steps=2")["step_memory_bytes"]
+    shown = (f"{predicted / 1e6:.0f}", f"{saved / 1e6:.0f}")
+    compared = ("-", "-")
+    if measured:
+        compared = (f"{measured / 1e6:.0f}", f"{100 * (predicted / measured - 1):+.0f} %")
+    return again, str(stages), str(parts), *shown, *compared
 
 
 if __name__ == "__main__":

@@ -11,16 +11,15 @@ tensors of 256 KiB and more are compared, because TensorFlow's statistics leave 
 
 from __future__ import annotations
 
-import json
 import shlex
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from typing import Any
 
 from tekso.framework.tables import table
 from tekso.tools.command_errors import FAILED, OK
+from tekso.tools.tool_processes import record_of, why_failed
 
 REGISTERED = (
     "lm.python_source.Tiny",
@@ -55,7 +54,7 @@ def main(argv: Sequence[str]) -> int:
         try:
             rows.append((text, *_figures(key, settings)))
         except subprocess.CalledProcessError as error:
-            print(f"{text}: {error.stderr.strip().splitlines()[-1]}", file=sys.stderr)
+            print(f"{text}: {why_failed(error)}", file=sys.stderr)
             failed = True
     print("\n".join(table(_HEADER, rows, right=tuple(range(1, 10)))))
     return FAILED if failed else OK
@@ -63,9 +62,9 @@ def main(argv: Sequence[str]) -> int:
 
 def _figures(key: str, settings: Sequence[str]) -> tuple[str, ...]:
     flags = [f"--model={key}", "--format=json", *(f"--set={s}" for s in settings)]
-    measured = _run("benchmark", *flags, "--steps=15")
+    measured = record_of("benchmark", *flags, "--steps=15")
     with tempfile.TemporaryDirectory() as folder:
-        planned = _run("trainer", "--mode=plan", f"--logdir={folder}/run", *flags)["step"]
+        planned = record_of("trainer", "--mode=plan", f"--logdir={folder}/run", *flags)["step"]
     found: list[str] = []
     for plan, real, unit in (
         (1e3 * planned["seconds"], measured["step_ms"]["median"], "ms"),
@@ -75,13 +74,6 @@ def _figures(key: str, settings: Sequence[str]) -> tuple[str, ...]:
         error = f"{100 * (plan / real - 1):+.0f} %" if real else "-"
         found += [f"{plan:.4g} {unit}", f"{real:.4g} {unit}", error]
     return tuple(found)
-
-
-def _run(tool: str, *words: str) -> dict[str, Any]:
-    command = [sys.executable, "-m", f"tekso.tools.{tool}", *words]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    record: dict[str, Any] = json.loads(done.stdout)
-    return record
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ _ENDS = frozenset(
     {"Transpose", "ConcatV2", "Pack", "Unpack", "Split", "SplitV", "GatherV2", "GatherNd",
      "ScatterNd", "Cumsum", "TensorScatterAdd", "UnsortedSegmentSum", "TopKV2", "ArgMax"}
 )  # fmt: skip
-SUMS = graph_work.SUMS | {"ArgMax", "Cumsum"}
+_SUMS = graph_work.SUMS | {"ArgMax", "Cumsum"}
 
 
 class ClusterLoop(NamedTuple):
@@ -87,7 +87,8 @@ class CompiledCluster:
             is_computed_again = op.type in _EXPENSIVE and (
                 len(loops) > 1 or largest.get(op.name, 0) > size
             )
-            is_end = op.type in _ENDS or op.type in SUMS or self._is_whole(op)
+            reads_memory = op.type in _SUMS or self._is_whole(op)
+            is_end = op.type in _ENDS or reads_memory
             if op.name in self._outputs or is_end or is_computed_again or op.name in written:
                 written.add(op.name)
                 loops, reach = {op.name}, size
@@ -97,8 +98,7 @@ class CompiledCluster:
                 before = tensor.op
                 needed_by.setdefault(before.name, set()).update(loops)
                 largest[before.name] = max(reach, largest.get(before.name, 0))
-                summed = op.type in SUMS or self._is_whole(op)
-                if summed and before.type not in _VALUES and before.type != "Placeholder":
+                if reads_memory and before.type not in _VALUES and before.type != "Placeholder":
                     written.add(before.name)
         return written
 
@@ -109,8 +109,8 @@ class CompiledCluster:
     def _loop(self, op: Any) -> ClusterLoop:
         read, fused = self._read_by(op)
         functions = math.fsum(_size(o) for o in fused if o.type in FUNCTIONS)
-        sums = math.fsum(_given(o) for o in fused if o.type in SUMS)
-        simple = [o for o in fused if o.type not in FUNCTIONS | SUMS | _ENDS]
+        sums = math.fsum(_given(o) for o in fused if o.type in _SUMS)
+        simple = [o for o in fused if o.type not in FUNCTIONS | _SUMS | _ENDS]
         moved = math.fsum(map(_bytes, read)) + math.fsum(map(_bytes, op.outputs))
         elements = math.fsum(0 if self._is_whole(o) else _size(o) for o in simple)
         return ClusterLoop(op, moved, elements, functions, sums)

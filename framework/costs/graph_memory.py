@@ -123,9 +123,8 @@ def _inside_bytes(graph: Any, op: Any, new: float, least: float) -> float:
         return 0.0
     if is_cluster(op, inner):
         made = sum(graph_work.size(t) * (t.dtype.size or 0) for t in op.outputs)
-        temporary = (
-            CompiledCluster(inner[0], needed(inner[0])).peak_bytes() - made
-        )  # one allocation
+        # XLA allocates all temporary memory at once, so `least` is compared with the whole of it.
+        temporary = CompiledCluster(inner[0], needed(inner[0])).peak_bytes() - made
         return temporary if temporary >= max(least, 0.0) else 0.0
     return max(0.0, max(peak_bytes(one, least=least) for one in inner) - new)
 

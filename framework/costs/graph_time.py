@@ -1,4 +1,6 @@
-"""Estimates the time of a traced graph on one core, op by op, from the measured speed of a core.
+"""Estimates the time of a traced graph, op by op, from speeds that were measured on this machine.
+
+The speeds are those of one core, or of all cores if one op at a time uses them.
 
     product                 operations / rate at its operations per byte, plus its bytes /
                             bandwidth for as many bytes
@@ -51,7 +53,7 @@ _SHORT_S = 3e-6  # 8000 cycles, the threshold of TensorFlow's executor
 
 
 def seconds(graph: Any, machine: MachineSpeed) -> float:
-    """Returns the estimated time of all ops of a graph on one core."""
+    """Returns the estimated time of all ops of a graph, one after the other."""
     return math.fsum(_op_seconds(graph, op, machine) for op in needed(graph))
 
 

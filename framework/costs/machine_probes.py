@@ -43,7 +43,11 @@ _TINY = 1e-9
 
 
 def main(kind: str) -> None:
-    """Measures this machine; prints the speeds as JSON."""
+    """Measures this machine; prints the speeds as JSON.
+
+    Args:
+      kind: "side_by_side" or "alone"; see the module.
+    """
     import tensorflow as tf
 
     cores = num_cores()

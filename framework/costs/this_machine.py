@@ -1,6 +1,6 @@
 """The measured speed of this machine, for estimates of the time of a step.
 
-    machine_probes (about 20 s of CPU time)  ─►  ThisMachine  ─►  cached by processor and version
+    machine_probes (about 30 s of CPU time)  ─►  ThisMachine  ─►  cached by processor and version
                                                                   of TensorFlow
 
 The probes run as the ops of a step do: side by side on one thread per core, as towers do, which

@@ -16,7 +16,7 @@ from typing import Any
 from tekso.framework.costs import graph_work
 from tekso.framework.costs.device_types import DeviceType
 
-LANES = 128
+_LANES = 128
 _BYTES = 2  # of a number in bfloat16
 
 
@@ -58,4 +58,4 @@ def _padded(tensor: Any) -> int:
 
 
 def _rounded(channels: int) -> int:
-    return LANES * math.ceil(channels / LANES)
+    return _LANES * math.ceil(channels / _LANES)

@@ -8,8 +8,8 @@ within 22 % of the minimum number of rows; Johnson 1973). The algorithm works on
 examples of each length instead of single examples, so it takes about as long for millions as for
 thousands. Examples are packed once, and each epoch shuffles the rows.
 
-Whatever has one number per example is computed in blocks, so packing needs 8 bytes per example
-beside the lengths.
+Whatever has one number per example is computed in blocks, so packing needs 8 bytes per example and
+16 per row beside the lengths.
 """
 
 from __future__ import annotations

@@ -158,7 +158,7 @@ def _check_is_sum(trial: Trial, batch: Batch, mode: Mode) -> list[str]:
                 f"a batch{when}: for {len(rows)} examples together it is {together:g}, and for two "
                 f"parts of them {apart[0]:g} and {apart[1]:g}. Return sums (tf.reduce_sum, not "
                 "tf.reduce_mean): the reported loss is loss_sum / loss_weight, both over the "
-                f"global batch. {_SHAPES} {_PENALTY} If examples are "
+                f"global batch. {_SHAPES if method == 'loss' else ''}{_PENALTY} If examples are "
                 f"coupled on purpose, set couples_examples = True in {name}, or in the layer that "
                 "couples them"
             )
@@ -196,7 +196,7 @@ def _check_is_sum(trial: Trial, batch: Batch, mode: Mode) -> list[str]:
 
 _SHAPES = (
     "The difference of tensors of shapes [batch, 1] and [batch] has the shape [batch, batch]: "
-    "tf.squeeze(x, 1) makes the first one like the second one."
+    "tf.squeeze(x, 1) makes the first one like the second one. "
 )
 _PENALTY = (
     "ctx.collect_loss(name, value) takes a sum over examples, and adds its mean over the global "

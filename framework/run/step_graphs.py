@@ -47,9 +47,13 @@ class StepGraphs:
     variables: int
     uses_all_threads: bool
 
+    @property
+    def cores(self) -> int:
+        """Number of cores that compute at the same time."""
+        return num_cores() if self.uses_all_threads else self.towers
+
     def seconds(self, machine: ThisMachine) -> tuple[float, float]:
         """Returns the time of a step, and the time of all cores together."""
-        # As in `DataParallel.setup_devices`, ops of a single tower may use all cores.
         elapsed, cpu = (
             (machine.alone, machine.alone_cpu)
             if self.uses_all_threads
@@ -89,12 +93,16 @@ def trace(step: Step, batch: Signature, execution: DataParallel.Params) -> StepG
       execution: Params of `DataParallel`.
 
     Raises:
-      ExecutionError: the batch does not divide evenly over accumulation steps and towers.
+      ExecutionError: the batch does not divide evenly over accumulation steps and towers, or the
+        task cannot have this number of towers.
     """
     parts = step.learner.params.accumulation_steps
     examples = num_examples(batch)
     part = part_of(batch, parts)
-    towers = num_towers(execution.towers, step.task, num_examples(part), cores=num_cores())
+    towers = num_towers(
+        execution.towers, step.task, num_examples(part),
+        cores=num_cores(), sums=execution.xla != "step",
+    )  # fmt: skip
     size = num_examples(part) // towers
     xla = "clusters" if execution.xla == "auto" else execution.xla
     strategy = tf.distribute.get_strategy()
@@ -124,7 +132,8 @@ def trace(step: Step, batch: Signature, execution: DataParallel.Params) -> StepG
         weights, slots, [specs[0]] * towers, specs[1], number
     )
     sizes = [float(s.shape.num_elements() * s.dtype.size) for s in tf.nest.flatten(specs[0])]
-    alone = execution.towers == 1 or bool(coupling(step.task))
+    # As in `DataParallel.setup_devices`: a default of one tower for other reasons does not count.
+    alone = towers == 1 and (execution.towers == 1 or bool(coupling(step.task)))
     return StepGraphs(
         towers, parts, tower.graph, updating.graph, sizes, len(weights) + len(slots), alone
     )

@@ -176,13 +176,13 @@ def _on_this_machine(parts: StepParts) -> StepPlan:
         "tensors of a step": graphs.peak_bytes(),
     }
     counted_state = math.fsum(size for size in weights + slots if size >= COUNTED_BYTES)
-    towers = counted(graphs.towers, "core")
+    cores = counted(graphs.cores, "core")
     notes = (
-        f"computes {layout_ranking.seconds_text(of_cores)} of one core, on {towers}",
+        f"computes {layout_ranking.seconds_text(of_cores)} of one core, on {cores}",
         "speeds of this machine are measured once; memory is without TensorFlow itself",
     )
     return StepPlan(
-        f"data_parallel, 1 device, {towers}", 1, memory, graphs.flops(), seconds, notes=notes,
+        f"data_parallel, 1 device, {cores}", 1, memory, graphs.flops(), seconds, notes=notes,
         core_seconds=of_cores, counted_bytes=counted_state + graphs.peak_bytes(least=COUNTED_BYTES),
     )  # fmt: skip
 

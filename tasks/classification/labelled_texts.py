@@ -29,9 +29,11 @@ class LabelledTexts(Arrays):
     Batches contain "x" [batch, length] int32, padded with 0, "labels" and "weights" [batch].
 
     Attributes:
-      class_names: names of the classes in the order of their numbers; (): their numbers.
+      class_names: names of the classes in the order of their numbers; a class without one is shown
+        as its number.
     Raises:
-      InputError: `length` is below 1, or `texts` does not return pairs of a text and a number.
+      InputError: `length` is below 1, a split is empty, or `texts` does not return pairs of a text
+        and a number.
     """
 
     class Params(Arrays.Params):
@@ -47,16 +49,19 @@ class LabelledTexts(Arrays):
 
     def load(self, split: Split) -> dict[str, Any]:
         """Returns "x" [texts, length] int32 and "labels" [texts] int32."""
-        length = checked_length(self.params)
+        length, what = checked_length(self.params), f"{type(self).__name__}.texts({split!r})"
+        want = f'{what} must return pairs of a text and the number of its class, [("spam", 1), …]'
+        given: Any = self.texts(split)
+        if not isinstance(given, Iterable):
+            raise InputError(f"{want}; it returns {given!r}")
+        pairs = list(given)  # outside of `try`: an error of `texts` itself keeps its message
+        if not pairs:
+            raise InputError(f"{what} returns no texts: the split {split} is empty")
         try:
-            texts, labels = zip(*self.texts(split), strict=True)
-            found = {"x": encoded(texts, length), "labels": np.array(labels, np.int32)}
+            texts, labels = zip(*pairs, strict=True)
+            return {"x": encoded(texts, length), "labels": np.array(labels, np.int32)}
         except (TypeError, ValueError, AttributeError) as error:
-            raise InputError(
-                f"{type(self).__name__}.texts({split!r}) must return pairs of a text and the "
-                f'number of its class, at least one: [("win a prize", 1), …]; {error}'
-            ) from error
-        return found
+            raise InputError(f"{want}; {error}") from error
 
     @classmethod
     def known(cls, params: Any, *, assets_dir: str | None) -> KnownTexts:

@@ -35,7 +35,7 @@ class SplitSource(AnySource):
         )
 
     split_by: ClassVar[str]
-    """Field with the training data; "dev_" and "test_" are in front of those of the others."""
+    """Field with the training data, such as "folder"; dev and test have "dev_folder", …"""
 
     def __init__(self, params: Any, *, split: Split = "train") -> None:
         check_fractions(params)
@@ -43,7 +43,7 @@ class SplitSource(AnySource):
 
     @property
     def own(self) -> str:
-        """The folder or file of the split's own; "": its data are a part of those of training."""
+        """The split's own folder or file; "" if its data are a part of those for training."""
         return self._of_split(self.split_by)
 
     def _of_split(self, field: str) -> str:

@@ -16,6 +16,7 @@ def test_memory_of_all_stages_is_beside_the_measurement_for_every_k_and_m(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     commands: list[list[str]] = []
+    memory: list[float | None] = [50e6]  # of TensorFlow's statistics; None: there are none
     stage = {
         "weight_bytes": 3e6,
         "copy_bytes": 1e6,
@@ -27,8 +28,9 @@ def test_memory_of_all_stages_is_beside_the_measurement_for_every_k_and_m(
     def run(command: list[str], **_: Any) -> Any:
         commands.append(command)
         if any("bad" in word for word in command):
-            raise subprocess.CalledProcessError(1, command, stderr="a line\nthe reason\n")
-        found = {"held_bytes": [7e6, 9e6], "stages": [stage, stage], "step_memory_bytes": 50e6}
+            reason = "a line\nthe reason\n" if "--model=bad.model" in command else ""
+            raise subprocess.CalledProcessError(-9, command, stderr=reason)
+        found = {"held_bytes": [7e6, 9e6], "stages": [stage, stage], "step_memory_bytes": memory[0]}
         return SimpleNamespace(stdout=json.dumps(found))
 
     monkeypatch.setattr(subprocess, "run", run)
@@ -41,3 +43,8 @@ def test_memory_of_all_stages_is_beside_the_measurement_for_every_k_and_m(
     assert "tekso.tools.benchmark" in last and "--set=execution.num_micro_batches=16" in last
     assert pipeline_memory.main(["x", "bad.model"]) == 1
     assert "bad.model: the reason" in capsys.readouterr().err
+    assert pipeline_memory.main(["x", "bad.killed"]) == 1
+    assert "bad.killed: tekso.tools.trainer ended with exit code -9" in capsys.readouterr().err
+    memory[0] = None
+    assert pipeline_memory.main(["x", "lm.a.B"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].split()[3:] == ["40", "16", "-", "-"]

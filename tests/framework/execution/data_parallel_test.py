@@ -338,8 +338,20 @@ def test_a_batch_of_padding_has_loss_0_and_gradient_0() -> None:
 
 @pytest.mark.parametrize(
     ("model", "towers", "threads"),
-    [(Mlp.Params(), None, 1), (Mlp.Params(), 1, 4), (resnet(18), None, 4), (resnet(18), 1, 4)],
-    ids=["towers", "one tower", "batch statistics", "batch statistics, one tower"],
+    [
+        (Mlp.Params(), None, 1),
+        (Mlp.Params(), 1, 4),
+        (resnet(18), None, 4),
+        (resnet(18), 1, 4),
+        (resnet(18), 2, 1),
+    ],
+    ids=[
+        "towers",
+        "one tower",
+        "batch statistics",
+        "batch statistics, one tower",
+        "batch statistics, two towers",
+    ],
 )
 def test_an_operation_uses_all_cores_if_there_is_one_tower(
     model: Any, towers: int | None, threads: int, monkeypatch: pytest.MonkeyPatch

@@ -188,6 +188,7 @@ def test_means_are_refused_with_the_figures_that_show_it(way: str, what: str) ->
     assert message.startswith(f"Squares.{what} ({__file__}:")
     assert "is not a sum over the examples of a batch: for 3 examples together it is" in message
     assert "tf.reduce_sum, not tf.reduce_mean" in message
+    assert ("shapes [batch, 1] and [batch]" in message) == (what == "loss")
 
 
 def test_a_penalty_in_the_sum_is_refused_though_it_is_small() -> None:

@@ -223,14 +223,19 @@ def test_a_pipeline_says_that_it_has_its_own_number_of_devices(tmp_path: Path) -
     assert alike is not None and step.notes[1:] == alike.notes
 
 
+def speed_of(factor: float) -> MachineSpeed:
+    points = [(1.0, factor * 1e9), (100.0, factor * 1e11)]
+    streams, rate, fixed = [(1.0, factor * 1e9)], factor * 1e9, 1e-5 / factor
+    return MachineSpeed(
+        points, points, points, streams, rate, rate, streams, rate, rate, rate,
+        0.1 * fixed, fixed, fixed, fixed,
+    )  # fmt: skip
+
+
 def test_a_step_on_this_machine_has_the_time_and_memory_of_its_graphs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    points = [(1.0, 1e9), (100.0, 1e11)]
-    streams = [(1.0, 1e9)]
-    speed = MachineSpeed(
-        points, points, points, streams, 1e9, 1e9, streams, 1e9, 1e9, 1e9, 1e-6, 1e-5, 1e-5, 1e-5
-    )
+    speed = speed_of(1.0)
     machine = ThisMachine(speed, speed, speed, call_s=1e-4, variable_s=1e-6)
     monkeypatch.setattr(this_machine, "measured", lambda: machine)
     monkeypatch.setattr(step_graphs, "num_cores", lambda: 2)
@@ -246,6 +251,29 @@ def test_a_step_on_this_machine_has_the_time_and_memory_of_its_graphs(
     assert parts is not None
     assert parts.memory["tensors of a step"] < 0.6 * plan.step.memory["tensors of a step"]
     assert parts.memory["weights"] == plan.step.memory["weights"] == 4 * plan.weights
+
+
+def test_towers_with_batch_statistics_are_planned_as_they_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One tower uses all cores for each op; two have one core each, if they can sum."""
+    side_by_side, alone, alone_cpu = (speed_of(factor) for factor in (1.0, 100.0, 50.0))
+    machine = ThisMachine(side_by_side, alone, alone_cpu, call_s=0.0, variable_s=0.0)
+    monkeypatch.setattr(this_machine, "measured", lambda: machine)
+    monkeypatch.setattr(step_graphs, "num_cores", lambda: 2)
+
+    def plan(**settings: Any) -> RunPlan:
+        key = "image.digits.Cnn"
+        small = registry.get(key)().tree().set({"input.batch_size": 8, **settings})
+        folder = str(tmp_path / "none" / "run")
+        return run_plan.plan(key, small, device="this_machine", logdir=folder)
+
+    one, two = plan().step, plan(**{"execution.towers": 2}).step
+    assert one is not None and two is not None
+    assert "2 cores" in one.name and "2 cores" in two.name
+    assert two.seconds > 20 * one.seconds
+    (problem,) = plan(**{"execution.towers": 2, "execution.xla": "step"}).problems
+    assert "a step that is compiled as a whole" in problem
 
 
 def test_the_mode_prints_text_and_json_and_its_exit_code_says_whether_the_run_would_fail(

@@ -79,7 +79,8 @@ def test_texts_are_bytes_that_are_cut_or_padded() -> None:
     ("made", "length", "message"),
     [
         ([("a", 1)], 0, r"length is 0, must be at least 1"),
-        ([], 12, r"Given.texts\('train'\) must return pairs of a text and the number of its class"),
+        ([], 12, r"Given.texts\('train'\) returns no texts: the split train is empty"),
+        (None, 12, r"Given.texts\('train'\) must return pairs of .*; it returns None"),
         (["ab", "abc"], 12, r"pairs of a text and the number of its class"),
         ([(b"a", 1)], 12, r"pairs of a text and the number of its class"),
         ([("a", "ham")], 12, r"pairs of a text and the number of its class"),
@@ -91,6 +92,16 @@ def test_wrong_texts_are_named(
     monkeypatch.setattr(Given, "made", made)
     with pytest.raises(InputError, match=message):
         input_of().set(length=length).instantiate()
+
+
+def test_an_error_of_the_method_keeps_its_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    def texts(self: Given, split: str) -> Any:
+        raise InputError("there is no folder /a")
+        yield
+
+    monkeypatch.setattr(Given, "texts", texts)
+    with pytest.raises(InputError, match=r"^there is no folder /a"):
+        input_of().instantiate()
 
 
 def test_every_text_gets_its_likeliest_classes() -> None:
