@@ -94,7 +94,10 @@ def trace(step: Step, batch: Signature, execution: DataParallel.Params) -> StepG
     parts = step.learner.params.accumulation_steps
     examples = num_examples(batch)
     part = part_of(batch, parts)
-    towers = num_towers(execution.towers, step.task, num_examples(part), cores=num_cores())
+    towers = num_towers(
+        execution.towers, step.task, num_examples(part), cores=num_cores(),
+        sums=execution.xla != "step",
+    )  # fmt: skip
     size = num_examples(part) // towers
     xla = "clusters" if execution.xla == "auto" else execution.xla
     strategy = tf.distribute.get_strategy()
@@ -124,7 +127,7 @@ def trace(step: Step, batch: Signature, execution: DataParallel.Params) -> StepG
         weights, slots, [specs[0]] * towers, specs[1], number
     )
     sizes = [float(s.shape.num_elements() * s.dtype.size) for s in tf.nest.flatten(specs[0])]
-    alone = execution.towers == 1 or bool(coupling(step.task))
+    alone = (execution.towers or (1 if coupling(step.task) else None)) == 1
     return StepGraphs(
         towers, parts, tower.graph, updating.graph, sizes, len(weights) + len(slots), alone
     )
