@@ -11,13 +11,12 @@ def coupling(task: Task) -> list[Layer]:
     return [layer for layer in task.walk() if layer.couples_examples]
 
 
-def sums_over_replicas(kind: type[Layer]) -> bool:
-    """Returns whether layers of a class couple examples by `ops.sum_over_replicas`.
+def sums_over_replicas(layer: Layer) -> bool:
+    """Returns whether a layer that couples examples does so by `ops.sum_over_replicas`.
 
     Then the parts of a batch that run concurrently give the result of the whole batch.
     """
-    has_statistics = kind.updated_statistics is not Layer.updated_statistics
-    return kind.gathers_examples or has_statistics
+    return layer.gathers_examples or layer.has_statistics
 
 
 def named(layer: Layer) -> str:

@@ -370,6 +370,11 @@ class Layer(Configurable):
                 node = node.get(part, Theta())
             yield from layer._nodes(node, f"{path}{SEPARATOR}{name}" if path else name)
 
+    @property
+    def has_statistics(self) -> bool:
+        """Whether the layer tracks batch statistics: it has its own `updated_statistics`."""
+        return type(self).updated_statistics is not Layer.updated_statistics
+
     def updated_statistics(
         self, theta: Theta, statistics: Mapping[str, tf.Tensor]
     ) -> dict[str, tf.Tensor]:

@@ -210,7 +210,7 @@ def num_towers(
             "one device computes at a time"
         )
     repeated = repeated_statistics(task)
-    whole = [x for x in found if not sums or x.path in repeated or not sums_over_replicas(type(x))]
+    whole = [x for x in found if not sums or x.path in repeated or not sums_over_replicas(x)]
     if wanted > 1 and whole:
         raise ExecutionError(
             f"execution.towers is {wanted}, but {named(whole[0])} computes statistics over all "
@@ -277,7 +277,7 @@ def _warn_of_coupled_examples(task: Task, num_parts: int) -> None:
 
     BatchNorm and other layers with statistics sum them over the replicas.
     """
-    names = [named(layer) for layer in coupling(task) if not sums_over_replicas(type(layer))]
+    names = [named(layer) for layer in coupling(task) if not sums_over_replicas(layer)]
     if names:
         logging.warning(
             "%s couples the examples of a batch, but the batch is computed in %d separate parts "

@@ -31,7 +31,8 @@ def attend(
 ) -> tf.Tensor:
     """Returns softmax(scale * q k^T + bias) v, with the softmax over unmasked keys.
 
-    The output is 0 for a query whose keys are all masked. The softmax is computed in float32.
+    The output is 0 for a query whose keys are all masked. The softmax and its gradient are computed
+    in float32.
 
     Shapes:
       q: [B, T, N, H], k, v: [B, S, K, H] with K dividing N
@@ -139,8 +140,9 @@ def _dropped(probs: tf.Tensor, key: tf.Tensor, offset: tf.Tensor, *, rate: float
 def _softmax_gradient(
     dkept: tf.Tensor, probs: tf.Tensor, *noise: tf.Tensor, rate: float
 ) -> tf.Tensor:
-    d = _dropped(dkept, *noise, rate=rate) if rate else dkept
-    return probs * (d - tf.reduce_sum(d * probs, -1, keepdims=True))
+    d = widen(_dropped(dkept, *noise, rate=rate) if rate else dkept)
+    wide = widen(probs)
+    return tf.cast(wide * (d - tf.reduce_sum(d * wide, -1, keepdims=True)), probs.dtype)
 
 
 def _bias_gradient(dscores: tf.Tensor, bias: tf.Tensor, groups: int) -> tf.Tensor:
@@ -148,7 +150,8 @@ def _bias_gradient(dscores: tf.Tensor, bias: tf.Tensor, groups: int) -> tf.Tenso
     d = tf.reshape(dscores, [b, k * groups, gt // groups, s])
     padded = [1] * (4 - bias.shape.rank) + bias.shape.as_list()
     axes = [i for i, (n, m) in enumerate(zip(padded, d.shape, strict=True)) if n == 1 and m != 1]
-    return tf.cast(tf.reshape(tf.reduce_sum(d, axes, keepdims=True), bias.shape), bias.dtype)
+    # A mesh sums over its devices in the type of this sum.
+    return tf.cast(tf.reshape(tf.reduce_sum(widen(d), axes, keepdims=True), bias.shape), bias.dtype)
 
 
 def attend_known(

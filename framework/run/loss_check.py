@@ -32,7 +32,6 @@ from tekso.framework import task_results
 from tekso.framework.context import Mode, StepContext
 from tekso.framework.input.input import Input
 from tekso.framework.input.skips import InputError
-from tekso.framework.layer import Layer
 from tekso.framework.learning_step import LearnerBase
 from tekso.framework.path_patterns import listed
 from tekso.framework.run.input_checks import counted, padding
@@ -122,10 +121,7 @@ def _theta(theta: Any, ctx: StepContext) -> Any:
 
 def _couples_examples(task: Task) -> bool:
     """Whether a layer couples examples, other than by batch statistics (training only)."""
-    return any(
-        layer.couples_examples and type(layer).updated_statistics is Layer.updated_statistics
-        for layer in task.walk()
-    )
+    return any(layer.couples_examples and not layer.has_statistics for layer in task.walk())
 
 
 def _check_is_sum(trial: Trial, batch: Batch, mode: Mode) -> list[str]:

@@ -133,7 +133,7 @@ def trace(step: Step, batch: Signature, execution: DataParallel.Params) -> StepG
     )
     sizes = [float(s.shape.num_elements() * s.dtype.size) for s in tf.nest.flatten(specs[0])]
     # As in `DataParallel.setup_devices`: a default of one tower for other reasons does not count.
-    alone = towers == 1 and (execution.towers == 1 or bool(coupling(step.task)))
+    alone = (execution.towers or (1 if coupling(step.task) else None)) == 1
     return StepGraphs(
         towers, parts, tower.graph, updating.graph, sizes, len(weights) + len(slots), alone
     )

@@ -44,6 +44,7 @@ class Rematerialize(Layer):
         # The wrapper shares the layer's weights and children.
         self._weights, self._children = self.layer._weights, self.layer._children
         self.couples_examples = self.layer.couples_examples
+        self.gathers_examples = self.layer.gathers_examples
 
     def fprop(self, theta: Theta, x: tf.Tensor, ctx: StepContext, **side: Any) -> tf.Tensor:
         """Returns what the layer's fprop returns; `side` are its keyword arguments."""
@@ -78,6 +79,11 @@ class Rematerialize(Layer):
     def move_rows(self, cache: Any, move: Any) -> Any:
         """Returns the cache with moved rows; the memory does not change."""
         return self.layer.move_rows(cache, move)
+
+    @property
+    def has_statistics(self) -> bool:
+        """See `Layer`."""
+        return bool(self.layer.has_statistics)
 
     def updated_statistics(self, theta: Theta, statistics: Any) -> dict[str, tf.Tensor]:
         """Returns the layer's updated statistics."""

@@ -16,7 +16,6 @@ from tekso.framework.context import StepContext
 from tekso.framework.costs.piece_traces import PieceTrace, of_each
 from tekso.framework.coupling import coupling, named
 from tekso.framework.execution.errors import ExecutionError
-from tekso.framework.layer import Layer
 from tekso.framework.nests import filled, tensors
 from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece
 from tekso.framework.signature import Signature, num_examples
@@ -37,7 +36,7 @@ def check_layers(task: Task) -> None:
       ExecutionError: a layer couples examples.
     """
     for layer in coupling(task):
-        if type(layer).updated_statistics is Layer.updated_statistics:
+        if not layer.has_statistics:
             cure = "" if layer.gathers_examples else " on one device"
             raise ExecutionError(
                 f"{named(layer)} couples the examples of a batch, so its output would depend on "

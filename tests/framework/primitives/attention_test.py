@@ -195,6 +195,25 @@ def test_bfloat16_softmax_is_computed_in_float32() -> None:
     np.testing.assert_allclose(np.float64(got), want, atol=0.05)  # 8 bits of mantissa
 
 
+def test_gradients_of_bfloat16_scores_are_computed_in_float32() -> None:
+    q, k, v = (3.0 * random(8, 6, 2, 16), random(8, 6, 2, 16, seed=1), random(8, 6, 2, 16, seed=2))
+    rounded = [tf.cast(a, tf.bfloat16) for a in (q, k, 1.0 + v, random(1, 2, 6, 6))]
+
+    def all_gradients(dtype: Any) -> list[np.ndarray]:
+        args = [tf.cast(a, dtype) for a in rounded]
+        with tf.GradientTape() as tape:
+            tape.watch(args)
+            y = attend(*args[:3], scale=0.25, bias=args[3])
+        seed = tf.cast(random(*y.shape, seed=9), tf.bfloat16)
+        found = tape.gradient(y, args, output_gradients=tf.cast(seed, dtype))
+        return [np.float64(g) for g in found]
+
+    exact = all_gradients(tf.float64)
+    for got, want in zip(all_gradients(tf.bfloat16), exact, strict=True):
+        # With the products and the sum of the softmax's gradient in bfloat16, it is nearly 0.01.
+        assert np.linalg.norm(got - want) < 0.0075 * np.linalg.norm(want)
+
+
 def test_kv_heads_that_do_not_divide_the_heads_are_named() -> None:
     with pytest.raises(ValueError, match="2 kv heads do not divide 3 heads"):
         attend(*inputs(3, 2), scale=1.0)

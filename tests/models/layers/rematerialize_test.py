@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from tekso.framework.context import StepContext
+from tekso.framework.coupling import sums_over_replicas
 from tekso.framework.layer import Layer
 from tekso.framework.theta import Theta
 from tekso.models.layers.feed_forward import FeedForward
@@ -62,6 +64,36 @@ def test_forward_is_computed_again_backward_from_the_input() -> None:
     tape.gradient(y, x)
 
     assert calls == [x.shape] * 2
+
+
+class Coupling(FeedForward):
+    """A layer that says that it couples examples, without batch statistics."""
+
+    couples_examples = True
+
+
+class Gathering(Coupling):
+    """A layer that compares all examples by sums over replicas."""
+
+    gathers_examples = True
+
+
+@pytest.mark.parametrize(
+    ("inner", "sums"),
+    [
+        (BatchNorm.Params(dim=D), True),
+        (Gathering.Params(input_dim=D, hidden_dim=2), True),
+        (Coupling.Params(input_dim=D, hidden_dim=2), False),
+    ],
+    ids=["statistics", "gathers", "couples"],
+)
+def test_a_wrapped_layer_sums_over_replicas_if_it_does_alone(
+    inner: Layer.Params, sums: bool
+) -> None:
+    for layer in (build(inner).block, build(Rematerialize.Params(layer=inner)).block):
+        assert layer.couples_examples
+        assert sums_over_replicas(layer) == sums
+        assert layer.gathers_examples == isinstance(inner, Gathering.Params)
 
 
 def test_statistics_of_a_wrapped_batch_norm_reach_it_once() -> None:
