@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -48,10 +49,14 @@ class LabelledTexts(Arrays):
     def load(self, split: Split) -> dict[str, Any]:
         """Returns "x" [texts, length] int32 and "labels" [texts] int32."""
         length = checked_length(self.params)
+        given = self.texts(split)
         try:
-            texts, labels = zip(*self.texts(split), strict=True)
-            found = {"x": encoded(texts, length), "labels": np.array(labels, np.int32)}
-        except (TypeError, ValueError, AttributeError) as error:
+            texts, labels = zip(*given, strict=True)
+            numbers = [operator.index(label) for label in labels]
+            found = {"x": encoded(texts, length), "labels": np.array(numbers, np.int32)}
+        except InputError:
+            raise
+        except (TypeError, ValueError, AttributeError, OverflowError) as error:
             raise InputError(
                 f"{type(self).__name__}.texts({split!r}) must return pairs of a text and the "
                 f'number of its class, at least one: [("win a prize", 1), …]; {error}'

@@ -83,6 +83,8 @@ def test_texts_are_bytes_that_are_cut_or_padded() -> None:
         (["ab", "abc"], 12, r"pairs of a text and the number of its class"),
         ([(b"a", 1)], 12, r"pairs of a text and the number of its class"),
         ([("a", "ham")], 12, r"pairs of a text and the number of its class"),
+        ([("a", 0.9)], 12, r"pairs .*; 'float' object cannot be interpreted as an integer"),
+        ([("a", 2**40)], 12, r"pairs of a text and the number of its class"),
     ],
 )
 def test_wrong_texts_are_named(
