@@ -26,13 +26,29 @@ def is_audio_name(name: str) -> bool:
     return name.lower().endswith(SUFFIXES)
 
 
+def check_rate(rate: int) -> None:
+    """Checks --sample_rate: resampling from a few Hz would take all memory.
+
+    Raises:
+      UsageError: audio has no such rate.
+    """
+    from tekso.tasks.asr.audio import RATES
+
+    if not RATES[0] <= rate <= RATES[1]:
+        raise UsageError(
+            f"--sample_rate={rate} must be {RATES[0]} to {RATES[1]}: samples per second"
+        )
+
+
 def audio_files(path: str) -> list[str]:
-    """Returns an audio file, or those in a folder and the folders in it, sorted."""
+    """Returns an audio file, or those in a folder and the folders in it, sorted; none hidden."""
     if not files.is_folder(path):
         return [path]
     found = []
     for name in files.names(path):
         inside = files.join(path, name)
+        if name.startswith("."):  # such as "._a.wav", which macOS writes
+            continue
         if files.is_folder(inside) or is_audio_name(name):
             found += audio_files(inside)
     return sorted(found)

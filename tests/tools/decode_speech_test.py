@@ -88,13 +88,14 @@ def test_wrong_flags_are_told(
         (["--samples=s16le", "--language=de"], "not for --samples=s16le"),
         (["--input=a.wav", "--samples=s16le"], "--input=a.wav has a header: remove --samples"),
         (["--input=a.wav", "--sample_rate=8000"], "--sample_rate is for --samples"),
+        (["--samples=s16le", "--sample_rate=16"], "--sample_rate=16 must be 1000 to 1000000"),
     ):
         assert decode.main(["tekso-decode", "--logdir=r", *words]) == 2
         assert reason in capsys.readouterr().err
 
 
 def test_the_audio_files_of_a_folder_are_found(tmp_path: Path) -> None:
-    for name in ("b.FLAC", "a/c.mp3", "a/notes.txt"):
+    for name in ("b.FLAC", "a/c.mp3", "a/notes.txt", "a/._c.mp3", ".hidden/d.wav"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     assert audio_files(str(tmp_path)) == [str(tmp_path / "a/c.mp3"), str(tmp_path / "b.FLAC")]
