@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from tekso.framework.input.arrays import Arrays
+from tekso.framework.input.input import Signature
 from tekso.framework.input.skips import InputError
 from tekso.framework.input.splits import Split
 from tekso.framework.params import param
@@ -62,6 +63,16 @@ class LabelledTexts(Arrays):
                 f'number of its class, at least one: [("win a prize", 1), …]; {error}'
             ) from error
         return found
+
+    @classmethod
+    def signature(cls, params: Any) -> Signature:
+        """See `Input`."""
+        rows = params.batch_size
+        return {
+            "x": ((rows, checked_length(params)), np.dtype(np.int32)),
+            "labels": ((rows,), np.dtype(np.int32)),
+            "weights": ((rows,), np.dtype(np.float32)),
+        }
 
     @classmethod
     def known(cls, params: Any, *, assets_dir: str | None) -> KnownTexts:
