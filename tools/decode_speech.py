@@ -15,6 +15,7 @@ if TYPE_CHECKING:  # slow to import
     import numpy as np
 
     from tekso.framework.run.assembly import Assembly
+    from tekso.tasks.asr.speech_stream import SpeechStream
 
 SUFFIXES = (".wav", ".flac", ".ogg", ".mp3")
 SAMPLE_FORMATS = {"s16le": "<i2", "f32le": "<f4"}
@@ -113,7 +114,7 @@ def transcribe_stream(
       why there were no transcripts before the end; None: there were.
 
     Raises:
-      UsageError: the samples are not finite.
+      UsageError: the samples are not finite, or too many for a model that waits for the end.
     """
     from tekso.tasks.asr.audio import Resampler
     from tekso.tasks.asr.speech_stream import SpeechStream
@@ -133,12 +134,28 @@ def transcribe_stream(
 
     for samples in _samples(path, sample_format):
         text = stream.add(resampler.add(samples))
+        _check_length(stream, task.params)
         if text is not None and text != before:
             write({"text": text}, is_last=False)
             before = text
     stream.add(resampler.add([], is_last=True))
     write(stream.finish(), is_last=True)
     return stream.waits_because
+
+
+def _check_length(stream: SpeechStream, task: Any) -> None:
+    """Raises a UsageError if a stream that is transcribed at its end is longer than a file may be.
+
+    Args:
+      stream: the stream so far.
+      task: Params of the task.
+    """
+    if stream.waits_because is not None and stream.seconds > task.longest_file_s:
+        raise UsageError(
+            f"the input is longer than {task.path_of('longest_file_s')}={task.longest_file_s:g} "
+            f"seconds, and is transcribed at its end, because {stream.waits_because}; end it "
+            "earlier, or set a higher limit"
+        )
 
 
 def _samples(path: str, sample_format: str) -> Iterator[np.ndarray]:
