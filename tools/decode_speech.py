@@ -16,6 +16,7 @@ if TYPE_CHECKING:  # slow to import
 
     from tekso.framework.run.assembly import Assembly
     from tekso.tasks.asr.speech_stream import SpeechStream
+    from tekso.tasks.asr.speech_task import SpeechTask
 
 SUFFIXES = (".wav", ".flac", ".ogg", ".mp3")
 SAMPLE_FORMATS = {"s16le": "<i2", "f32le": "<f4"}
@@ -143,7 +144,7 @@ def transcribe_stream(
     return stream.waits_because
 
 
-def _check_length(stream: SpeechStream, task: Any) -> None:
+def _check_length(stream: SpeechStream, task: SpeechTask.Params) -> None:
     """Raises a UsageError if a stream that is transcribed at its end is longer than a file may be.
 
     Args:
