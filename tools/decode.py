@@ -151,6 +151,8 @@ def _run(words: list[str]) -> None:
         raise UsageError(f"--output={FLAGS.output} is a folder: name a file")
     if FLAGS.sample_rate is not None and FLAGS.samples is None:
         raise UsageError("--sample_rate is for --samples: audio files have their own")
+    if FLAGS.sample_rate is not None:
+        decode_speech.check_rate(FLAGS.sample_rate)
     if FLAGS.pictures is not None and FLAGS.samples is not None:
         raise UsageError("--pictures is for images, but --samples is for speech")
     if FLAGS.samples is not None and decode_speech.is_audio_name(FLAGS.input):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # slow to import
 
 
 def image_files(folder: str) -> list[str]:
-    """Returns the image files in a folder and the folders in it, sorted.
+    """Returns the image files in a folder and the folders in it, sorted; none hidden.
 
     Raises:
       UsageError: there are none.
@@ -32,6 +32,8 @@ def image_files(folder: str) -> list[str]:
         one = folders.pop()
         for name in files.names(one):
             path = files.join(one, name)
+            if name.startswith("."):
+                continue
             if files.is_folder(path):
                 folders.append(path)
             elif is_image_name(name):

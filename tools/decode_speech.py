@@ -15,6 +15,8 @@ if TYPE_CHECKING:  # slow to import
     import numpy as np
 
     from tekso.framework.run.assembly import Assembly
+    from tekso.tasks.asr.speech_stream import SpeechStream
+    from tekso.tasks.asr.speech_task import SpeechTask
 
 SUFFIXES = (".wav", ".flac", ".ogg", ".mp3")
 SAMPLE_FORMATS = {"s16le": "<i2", "f32le": "<f4"}
@@ -26,13 +28,29 @@ def is_audio_name(name: str) -> bool:
     return name.lower().endswith(SUFFIXES)
 
 
+def check_rate(rate: int) -> None:
+    """Checks --sample_rate: resampling from a few Hz would take all memory.
+
+    Raises:
+      UsageError: audio has no such rate.
+    """
+    from tekso.tasks.asr.audio import RATES
+
+    if not RATES[0] <= rate <= RATES[1]:
+        raise UsageError(
+            f"--sample_rate={rate} must be {RATES[0]} to {RATES[1]}: samples per second"
+        )
+
+
 def audio_files(path: str) -> list[str]:
-    """Returns an audio file, or those in a folder and the folders in it, sorted."""
+    """Returns an audio file, or those in a folder and the folders in it, sorted; none hidden."""
     if not files.is_folder(path):
         return [path]
     found = []
     for name in files.names(path):
         inside = files.join(path, name)
+        if name.startswith("."):  # such as "._a.wav", which macOS writes
+            continue
         if files.is_folder(inside) or is_audio_name(name):
             found += audio_files(inside)
     return sorted(found)
@@ -97,7 +115,7 @@ def transcribe_stream(
       why there were no transcripts before the end; None: there were.
 
     Raises:
-      UsageError: the samples are not finite.
+      UsageError: the samples are not finite, or too many for a model that waits for the end.
     """
     from tekso.tasks.asr.audio import Resampler
     from tekso.tasks.asr.speech_stream import SpeechStream
@@ -117,12 +135,28 @@ def transcribe_stream(
 
     for samples in _samples(path, sample_format):
         text = stream.add(resampler.add(samples))
+        _check_length(stream, task.params)
         if text is not None and text != before:
             write({"text": text}, is_last=False)
             before = text
     stream.add(resampler.add([], is_last=True))
     write(stream.finish(), is_last=True)
     return stream.waits_because
+
+
+def _check_length(stream: SpeechStream, task: SpeechTask.Params) -> None:
+    """Raises a UsageError if a stream that is transcribed at its end is longer than a file may be.
+
+    Args:
+      stream: the stream so far.
+      task: Params of the task.
+    """
+    if stream.waits_because is not None and stream.seconds > task.longest_file_s:
+        raise UsageError(
+            f"the input is longer than {task.path_of('longest_file_s')}={task.longest_file_s:g} "
+            f"seconds, and is transcribed at its end, because {stream.waits_because}; end it "
+            "earlier, or set a higher limit"
+        )
 
 
 def _samples(path: str, sample_format: str) -> Iterator[np.ndarray]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,9 @@ Samples = npt.NDArray[np.float32]
 _ZERO_CROSSINGS = 16
 """Zero crossings of the resampling filter on each side: about 80 dB of attenuation."""
 
+_BLOCK_FRAMES = 1 << 18
+_UNKNOWN_FRAMES = 1 << 33
+"""From this number on (12 days at 8 kHz), the length in a header is missing or wrong."""
 
 RATES = (1_000, 1_000_000)
 """Samples per second of audio; a header with another number is damaged."""
@@ -44,6 +48,8 @@ def soundfile_module() -> Any:
 def seconds_of(file: str | bytes) -> float:
     """Returns the length of an audio file, or of the bytes of one, according to its header.
 
+    A FLAC file that a program wrote to a pipe has no length in its header, so it is decoded.
+
     Raises:
       AudioError: the file is not audio, or has no samples.
       InputError: soundfile is not installed.
@@ -52,13 +58,17 @@ def seconds_of(file: str | bytes) -> float:
     soundfile = soundfile_module()
     with io.BytesIO(file) if isinstance(file, bytes) else files.open(file) as stream:
         try:
-            about = soundfile.info(stream if hasattr(stream, "seek") else io.BytesIO(stream.read()))
+            seekable = stream if hasattr(stream, "seek") else io.BytesIO(stream.read())
+            with soundfile.SoundFile(seekable) as sound:
+                frames, rate = sound.frames, sound.samplerate
+                if frames >= _UNKNOWN_FRAMES:
+                    frames = sum(map(len, _blocks(sound)))
         except (soundfile.LibsndfileError, RuntimeError, TypeError) as error:
-            raise AudioError(f"not audio: {_reason(error)}") from error
-    if about.frames < 1:
+            raise AudioError(_why_not_audio(error, seekable)) from error
+    if frames < 1:
         raise AudioError("no samples")
-    _check_rate(about.samplerate)
-    return float(about.frames / about.samplerate)
+    _check_rate(rate)
+    return float(frames / rate)
 
 
 def _check_rate(rate: int) -> None:
@@ -92,13 +102,26 @@ def decode_audio(data: bytes, sample_rate: int) -> Samples:
       InputError: soundfile is not installed.
     """
     soundfile = soundfile_module()
-    if not data:
-        raise AudioError("an empty file")
+    stream = io.BytesIO(data)
     try:
-        samples, rate = soundfile.read(io.BytesIO(data), dtype="float32", always_2d=True)
+        with soundfile.SoundFile(stream) as sound:
+            rate, blocks = sound.samplerate, [*_blocks(sound)]
     except (soundfile.LibsndfileError, RuntimeError, TypeError) as error:
-        raise AudioError(f"not audio: {_reason(error)}") from error
-    return mono(samples, rate, sample_rate)
+        raise AudioError(_why_not_audio(error, stream)) from error
+    if not blocks:
+        raise AudioError("no samples")
+    return mono(np.concatenate(blocks), rate, sample_rate)
+
+
+def _blocks(sound: Any) -> Iterator[Samples]:
+    """Yields the samples of an open SoundFile, [frames, channels], as long as there are any.
+
+    A header may promise more frames than there are, and than fit into memory.
+    """
+    sound.seekable = lambda: False  # otherwise it seeks after each read, which needs a true length
+    size = min(sound.frames, _BLOCK_FRAMES)
+    while len(block := sound.read(size, dtype="float32", always_2d=True)):
+        yield block
 
 
 def mono(samples: npt.ArrayLike, rate: int, sample_rate: int) -> Samples:
@@ -187,6 +210,11 @@ class Resampler:
         drop = max(0, (needed - self._begin) // self._down * self._down)
         self._kept, self._begin = self._kept[drop:], self._begin + drop
         return result
+
+
+def _why_not_audio(error: Exception, stream: Any) -> str:
+    is_empty = stream.seek(0, io.SEEK_END) == 0
+    return "an empty file" if is_empty else f"not audio: {_reason(error)}"
 
 
 def _reason(error: Exception) -> str:

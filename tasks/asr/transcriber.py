@@ -165,7 +165,8 @@ class Transcriber(Configurable):
 
         "text"; "words", pairs of a word and the second of its beginning, if frames are known; with
         num_hypotheses above 1 "hypotheses", pairs of a text and its log-probability. There are none
-        if the search found none, as for an empty recording.
+        if the search found none, as for an empty recording, and fewer than num_hypotheses if some
+        have the same text.
 
         Shapes:
           samples: [samples]
@@ -185,11 +186,11 @@ class Transcriber(Configurable):
             seconds = [frame * self._model.seconds_per_frame for frame in best.frames]
             record["words"] = words_of(best.labels, seconds, tokenizer)
         if self.params.num_hypotheses > 1:
-            record["hypotheses"] = [
-                [text_of(one.labels, tokenizer), one.log_prob]
-                for one in found
-                if np.isfinite(one.log_prob)  # JSON has no infinite numbers
-            ]
+            best_of: dict[str, float] = {}  # a text has several sequences of tokens, as by spaces
+            for one in found:
+                if np.isfinite(one.log_prob):  # JSON has no infinite numbers
+                    best_of.setdefault(text_of(one.labels, tokenizer), one.log_prob)
+            record["hypotheses"] = [[text, log_prob] for text, log_prob in best_of.items()]
         return record
 
 

@@ -14,6 +14,7 @@ from tekso.framework.input.skips import BadRecordError, InputError, Origin, reas
 from tekso.framework.input.sources import digest
 from tekso.framework.input.splits import Split
 from tekso.framework.params import param
+from tekso.tasks.image.coco import check_ids
 from tekso.tasks.image.sources import AnySource
 from tekso.tasks.image.split_sources import SplitFiles
 
@@ -230,6 +231,7 @@ class CocoCaptions(SplitCaptionFiles):
         except ValueError as error:
             raise InputError(f"{path}: not JSON: {error}") from error
         try:
+            check_ids(path, "images", found["images"])
             names = {one["id"]: str(one["file_name"]) for one in found["images"]}
             captions: dict[str, list[Caption]] = {name: [] for name in names.values()}
             for number, one in enumerate(found["annotations"]):
@@ -238,7 +240,8 @@ class CocoCaptions(SplitCaptionFiles):
                         f"{path}: annotation {number} has the image {one['image_id']!r}, but "
                         "there is no such image"
                     )
-                caption = Caption(str(one["caption"]), str(one.get("language", "")))
+                text = "" if one["caption"] is None else str(one["caption"])  # counted as empty
+                caption = Caption(text, str(one.get("language", "")))
                 captions[names[one["image_id"]]].append(caption)
         except (KeyError, TypeError, AttributeError) as error:
             what = f"there is no {error}" if isinstance(error, KeyError) else str(error)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from tekso.framework.input.arrays import Arrays
+from tekso.framework.input.input import Signature
 from tekso.framework.input.skips import InputError
 from tekso.framework.input.splits import Split
 from tekso.framework.params import param
@@ -59,9 +61,20 @@ class LabelledTexts(Arrays):
             raise InputError(f"{what} returns no texts: the split {split} is empty")
         try:
             texts, labels = zip(*pairs, strict=True)
-            return {"x": encoded(texts, length), "labels": np.array(labels, np.int32)}
-        except (TypeError, ValueError, AttributeError) as error:
+            numbers = [operator.index(label) for label in labels]
+            return {"x": encoded(texts, length), "labels": np.array(numbers, np.int32)}
+        except (TypeError, ValueError, AttributeError, OverflowError) as error:
             raise InputError(f"{want}; {error}") from error
+
+    @classmethod
+    def signature(cls, params: Any) -> Signature:
+        """See `Input`."""
+        rows = params.batch_size
+        return {
+            "x": ((rows, checked_length(params)), np.dtype(np.int32)),
+            "labels": ((rows,), np.dtype(np.int32)),
+            "weights": ((rows,), np.dtype(np.float32)),
+        }
 
     @classmethod
     def known(cls, params: Any, *, assets_dir: str | None) -> KnownTexts:

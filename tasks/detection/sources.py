@@ -143,10 +143,27 @@ class CocoBoxes(CocoFiles, BoxSource):
         return self._objects[index]
 
 
+def _numbers(number: int, bbox: Any) -> list[float]:
+    """Returns the numbers of a box.
+
+    Raises:
+      ValueError: it is malformed.
+    """
+    try:
+        found = [float(one) for one in bbox]
+    except (TypeError, ValueError):
+        found = []
+    if len(found) != _BOX_NUMBERS or not np.isfinite(found).all():
+        raise ValueError(
+            f"the bbox of annotation {number} is {bbox!r}, must be x, y, width and height"
+        )
+    return found
+
+
 def _objects(annotations: Any, size: tuple[int, int]) -> Objects:
     found = []
-    for _, label, one in annotations:
-        x, y, width, height = map(float, one["bbox"])
+    for number, label, one in annotations:
+        x, y, width, height = _numbers(number, one["bbox"])
         box = (y, x, y + height, x + width)
         found.append((box, label, bool(one.get("iscrowd", 0)), one.get("area", width * height)))
     boxes, labels, crowds, areas = zip(*found, strict=True) if found else ((),) * 4

@@ -102,7 +102,7 @@ def _parsed(path: str) -> CocoFile:
         data = json.loads(files.read(path))
     except FileNotFoundError as error:
         raise InputError(f"there is no file {path}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: not JSON: {error}") from error
     lists = [
         data.get(key) if isinstance(data, Mapping) else None
@@ -115,7 +115,7 @@ def _parsed(path: str) -> CocoFile:
         )
     try:
         return _converted(path, *lists)
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise _no_coco(path, error) from error
 
 
@@ -126,7 +126,24 @@ def _no_coco(path: str, error: Exception) -> InputError:
     return InputError(f"{path}: not in COCO's format: {what}")
 
 
+def check_ids(path: str, kind: str, records: Sequence[Mapping[str, Any]]) -> None:
+    """Checks that no two images, or categories, have the same id.
+
+    Raises:
+      InputError: two have; annotations of one would count for the other.
+    """
+    seen: dict[Any, int] = {}
+    for number, one in enumerate(records):
+        if (before := seen.setdefault(one["id"], number)) != number:
+            raise InputError(
+                f"{path}: {kind} {before} and {number} have the same id {one['id']!r}; number them "
+                "again, also in the annotations"
+            )
+
+
 def _converted(path: str, images: Any, annotations: Any, categories: Any) -> CocoFile:
+    check_ids(path, "images", images)
+    check_ids(path, "categories", categories)
     categories = sorted(categories, key=lambda one: one["id"])
     labels = {one["id"]: number for number, one in enumerate(categories, 1)}
     by_image: dict[Any, list[Any]] = {one["id"]: [] for one in images}

@@ -6,6 +6,7 @@ import io
 import logging
 import math
 import textwrap
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -104,5 +105,7 @@ def _figure(width: float, height: float, *, rows: int = 0, columns: int = 0) -> 
 
 def _png(figure: Any) -> bytes:
     file = io.BytesIO()
-    figure.savefig(file, format="png", dpi=100)
+    with warnings.catch_warnings():  # fonts have not the characters of every class and caption
+        warnings.filterwarnings("ignore", message="Glyph .* missing", category=UserWarning)
+        figure.savefig(file, format="png", dpi=100)
     return file.getvalue()

@@ -19,8 +19,10 @@ import re
 import sysconfig
 import warnings
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from tekso.framework import files
+from tekso.framework.input.skips import InputError
 from tekso.framework.input.splits import Split, check_fractions, split_of
 from tekso.framework.params import param
 from tekso.tasks.classification.labelled_texts import LabelledTexts
@@ -62,7 +64,7 @@ class Replies(InMemoryPairs):
         """Returns the pairs of a split, one for each message."""
         p = self.params
         check_fractions(p)
-        found = messages(p.root)
+        found = messages(_root(p))
         return [
             (message, reply)
             for message, reply in found.items()
@@ -71,7 +73,7 @@ class Replies(InMemoryPairs):
 
     def describe(self) -> str:
         """Returns a short description of the source."""
-        return "signatures and docstrings of Python's standard library"
+        return f"signatures and docstrings of {_what(self.params)}"
 
 
 class Punctuation(InMemoryPairs):
@@ -91,7 +93,7 @@ class Punctuation(InMemoryPairs):
         p = self.params
         check_fractions(p)
         pairs: dict[str, str] = {}
-        for sentence in sentences(p.root):
+        for sentence in sentences(_root(p)):
             pairs.setdefault(without_marks(sentence), sentence)
         return [
             (plain, sentence)
@@ -101,7 +103,7 @@ class Punctuation(InMemoryPairs):
 
     def describe(self) -> str:
         """Returns a short description of the source."""
-        return "sentences in docstrings of Python's standard library"
+        return f"sentences in docstrings of {_what(self.params)}"
 
 
 class Triggers(LabelledTexts):
@@ -122,11 +124,29 @@ class Triggers(LabelledTexts):
         """Returns the messages of a split, and whether they have a reply."""
         p = self.params
         check_fractions(p)
-        return [
+        found = [
             (message, int(bool(reply)))
-            for message, reply in messages(p.root).items()
+            for message, reply in messages(_root(p)).items()
             if split_of(message, p.dev_fraction, p.test_fraction) == split
         ]
+        if not found:
+            raise InputError(f"signatures of {_what(p)}: the split {split} has none")
+        return found
+
+
+def _root(params: Any) -> str:
+    """Returns the folder of the Params.
+
+    Raises:
+      InputError: it is missing.
+    """
+    if params.root and not files.is_folder(params.root):
+        raise InputError(f"{params.path_of('root')}: there is no folder {params.root!r}")
+    return str(params.root)
+
+
+def _what(params: Any) -> str:
+    return f"the Python files in {params.root}" if params.root else "Python's standard library"
 
 
 def messages(root: str) -> dict[str, str]:

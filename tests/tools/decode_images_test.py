@@ -80,7 +80,8 @@ def test_wrong_folders_and_flags_are_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty/.thumbnails").mkdir(parents=True)
+    (tmp_path / "empty/.thumbnails/a.png").touch()
     with pytest.raises(UsageError, match=r"--input=empty has no image files \(\.bmp"):
         image_files("empty")
     assert decode.main(["tekso-decode", "--logdir=r", "--input=empty", "--beam_size=2"]) == 2

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import asterisk_folder
 import numpy as np
 import processes
 import pytest
 import soundfile
+from eager_program import EagerProgram
+from speech_tasks import TASKS, Letters
 
 from tekso.tools import decode
-from tekso.tools.decode_speech import _samples, audio_files
+from tekso.tools.decode_speech import _samples, audio_files, transcribe_stream
 
 CAUSAL = "task.model.encoder.block.convolution.padding=causal"
 TEXTS = ["".join(row) for row in np.random.default_rng(0).choice(list("abcdef"), (40, 3))]
@@ -79,6 +84,22 @@ def test_raw_samples_are_read_in_both_formats(tmp_path: Path) -> None:
         list(_samples(str(tmp_path / "n"), "f32le"))
 
 
+def test_a_long_stream_that_must_be_kept_until_its_end_is_refused(tmp_path: Path) -> None:
+    task: Any = TASKS["ctc"](**{"model.vocab_size": 5, "longest_file_s": 0.5}).instantiate()
+    given = SimpleNamespace(tokenizer=Letters())
+    parts: Any = SimpleNamespace(task=task, program=EagerProgram(None), input=given)  # type: ignore[arg-type]
+    (tmp_path / "raw").write_bytes(bytes(2 * 4001))
+    with pytest.raises(decode.UsageError, match=r"longest_file_s=0.5 seconds, and is .* 'utteran"):
+        transcribe_stream(
+            parts,
+            str(tmp_path / "raw"),
+            io.BytesIO(),
+            form="text",
+            sample_format="s16le",
+            sample_rate=None,
+        )
+
+
 def test_wrong_flags_are_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -88,13 +109,14 @@ def test_wrong_flags_are_told(
         (["--samples=s16le", "--language=de"], "not for --samples=s16le"),
         (["--input=a.wav", "--samples=s16le"], "--input=a.wav has a header: remove --samples"),
         (["--input=a.wav", "--sample_rate=8000"], "--sample_rate is for --samples"),
+        (["--samples=s16le", "--sample_rate=16"], "--sample_rate=16 must be 1000 to 1000000"),
     ):
         assert decode.main(["tekso-decode", "--logdir=r", *words]) == 2
         assert reason in capsys.readouterr().err
 
 
 def test_the_audio_files_of_a_folder_are_found(tmp_path: Path) -> None:
-    for name in ("b.FLAC", "a/c.mp3", "a/notes.txt"):
+    for name in ("b.FLAC", "a/c.mp3", "a/notes.txt", "a/._c.mp3", ".hidden/d.wav"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     assert audio_files(str(tmp_path)) == [str(tmp_path / "a/c.mp3"), str(tmp_path / "b.FLAC")]

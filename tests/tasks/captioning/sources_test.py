@@ -25,6 +25,7 @@ def write_coco(path: Path, **changes: Any) -> str:
             {"image_id": 2, "caption": "a cat"},
             {"image_id": 0, "caption": "one dog"},
             {"image_id": 2, "caption": " "},
+            {"image_id": 2, "caption": None},
         ],
     }
     path.write_text(json.dumps({**data, **changes}))
@@ -46,6 +47,7 @@ def test_coco_captions_are_grouped_by_image_and_what_is_empty_is_counted(tmp_pat
     reasons = [(Path(skip.file).name, skip.reason) for skip in source.skipped().named]
     assert reasons == [
         ("1.png", "the image has no caption"),
+        ("2.png", "the caption is empty"),
         ("2.png", "the caption is empty"),
     ]
     with pytest.raises(InputError, match=r"1 .*skipped|max_skipped"):
@@ -75,6 +77,10 @@ def test_coco_splits_are_disjoint_and_own_files_are_used_whole(tmp_path: Path) -
         ({"annotations": [{"image_id": 9, "caption": "x"}]}, "annotation 0 has the image 9, but"),
         ({"annotations": [{"image_id": 0}]}, "not in COCO's format: there is no 'caption'"),
         ({"images": 7}, "not in COCO's format"),
+        (
+            {"images": [{"id": i % 2, "file_name": f"{i}.png"} for i in range(3)]},
+            "images 0 and 2 have the same id 0",
+        ),
         ({"annotations": []}, "the split train has no image with a caption"),
     ],
 )

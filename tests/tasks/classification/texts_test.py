@@ -14,6 +14,7 @@ import tensorflow as tf
 from eager_program import EagerProgram
 
 from tekso.framework.context import StepContext
+from tekso.framework.execution.base import signature_of
 from tekso.framework.input.arrays import Arrays
 from tekso.framework.input.skips import InputError
 from tekso.framework.run import litert, saved_model
@@ -73,6 +74,7 @@ def test_texts_are_bytes_that_are_cut_or_padded() -> None:
     assert bytes(batch["x"][0].astype(np.uint8)).rstrip(b"\0").decode() == "café"
     assert bytes(batch["x"][3].astype(np.uint8)) == b"a longer tex"
     assert batch["labels"].tolist() == [1, 0, 0, 1]
+    assert Given.signature(input_of()) == signature_of(batch)  # so decoding reads no data
 
 
 @pytest.mark.parametrize(
@@ -84,6 +86,8 @@ def test_texts_are_bytes_that_are_cut_or_padded() -> None:
         (["ab", "abc"], 12, r"pairs of a text and the number of its class"),
         ([(b"a", 1)], 12, r"pairs of a text and the number of its class"),
         ([("a", "ham")], 12, r"pairs of a text and the number of its class"),
+        ([("a", 0.9)], 12, r"pairs .*; 'float' object cannot be interpreted as an integer"),
+        ([("a", 2**40)], 12, r"pairs of a text and the number of its class"),
     ],
 )
 def test_wrong_texts_are_named(

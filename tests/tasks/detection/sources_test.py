@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +85,21 @@ def test_what_is_wrong_with_a_coco_file_is_said(tmp_path: Path) -> None:
         "image 100 has the height -6 and the width 40, which must be at least 1": json.dumps(
             {**data, "images": [{**data["images"][0], "height": -6}], "annotations": []}
         ),
+        "not in COCO's format: cannot convert float infinity": json.dumps(
+            {**data, "images": [{**data["images"][0], "height": math.inf}], "annotations": []}
+        ),
+        "images 0 and 2 have the same id 100": json.dumps(
+            {**data, "images": [*data["images"], data["images"][0]]}
+        ),
+        "categories 0 and 1 have the same id 4": json.dumps(
+            {**data, "categories": [{"id": 4, "name": "a"}, {"id": 4, "name": "b"}]}
+        ),
+        "not JSON: maximum recursion": "[" * 100_000,
     }
+    for box in ([1, 2, 3], None, [1, 2, math.inf, 4], [1, 2, "wide", 4]):
+        annotation = {**data["annotations"][0], "bbox": box}
+        message = f"the bbox of annotation 0 is {box!r}, must be x, y, width and height"
+        wrong[re.escape(message)] = json.dumps({**data, "annotations": [annotation]})
     for message, text in wrong.items():
         path.write_text(text)
         with pytest.raises(InputError, match=message):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -295,6 +296,12 @@ def test_titles_of_a_gallery_are_cut_or_wrapped() -> None:
     )
     assert short.startswith(b"\x89PNG")
     assert _size(wrapped) > _size(short)
+
+
+def test_characters_that_the_font_does_not_have_are_no_warning() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert drawing.matrix(np.eye(2), ["日本", "cat"]).startswith(b"\x89PNG")
 
 
 def _size(png: bytes) -> int:

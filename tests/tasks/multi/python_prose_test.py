@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tekso.framework.input.skips import InputError
 from tekso.tasks.multi import python_prose
 from tekso.tasks.multi.python_prose import Punctuation, Replies, Triggers
 
@@ -52,6 +53,23 @@ def test_sentences_are_prose_and_lose_marks_and_capitals(root: str) -> None:
         "Return the number a of it.",
     ]
     assert python_prose.without_marks("Don't stop: it's  Python!") == "dont stop its python"
+
+
+def test_a_wrong_folder_and_an_empty_split_are_named(root: str, tmp_path: Path) -> None:
+    for params in (Replies.Params(), Punctuation.Params()):
+        with pytest.raises(InputError, match="root: there is no folder '/no/such'"):
+            params.set(root="/no/such").instantiate()
+    triggers = Triggers.Params(batch_size=2)
+    with pytest.raises(InputError, match="root: there is no folder '/no/such'"):
+        triggers.set(root="/no/such").instantiate()
+    with pytest.raises(ValueError, match=r"^dev_fraction is 2\.0, but must be in"):
+        triggers.set(root=root, dev_fraction=2.0).instantiate()
+    (tmp_path / "empty").mkdir()
+    empty = str(tmp_path / "empty")
+    with pytest.raises(InputError, match=f"Python files in {empty}: the split train has none"):
+        triggers.set(root=empty, dev_fraction=0.1).instantiate()
+    with pytest.raises(InputError, match=f"Python files in {empty}: the split train has none"):
+        Replies.Params(root=empty).instantiate()
 
 
 def test_splits_have_no_message_in_common_and_triggers_are_the_same_messages(root: str) -> None:
