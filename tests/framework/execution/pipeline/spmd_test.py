@@ -64,6 +64,13 @@ def test_a_mask_of_minus_infinity_is_fine_and_a_step_that_is_not_finite_is_skipp
 
 
 @pytest.mark.slow
+def test_a_convolution_before_the_stack() -> None:
+    # DTensor compiles its gradient only if the shape of the images is a constant.
+    alone, piped = run("stacked_images", pipeline(1, 2), size=4)
+    check(alone, piped)
+
+
+@pytest.mark.slow
 def test_padding_of_the_vocabulary_is_a_constant_in_the_loop() -> None:
     alone, piped = run("padded_vocab", pipeline(1, 2), size=8, steps=2)
     check(alone, piped)
