@@ -147,11 +147,11 @@ def shrunk(tree: Any) -> Any:
 def repeated(tree: Any) -> Any | None:
     """Returns a copy with a RepeatedStack of two layers for the last Stack of equal layers.
 
-    None: the task has no such Stack, or has a RepeatedStack already; there are several tasks, which
-    have a stack each; or there are images, as DTensor compiles no convolution of a micro-batch.
+    None: the task has no such Stack, or has a RepeatedStack already; or there are several tasks,
+    which have a stack each.
     """
     copy, found = tree.copy(), None
-    if "tasks" in tree.task or "image_size" in tree.input:
+    if "tasks" in tree.task:
         return None
     for path, value, _ in params_tree.walk(copy.task):
         if isinstance(value, RepeatedStack.Params):

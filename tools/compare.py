@@ -11,10 +11,12 @@ from absl import flags
 
 from tekso.framework import files
 from tekso.framework.commands import typed
+from tekso.framework.counting import counted
 from tekso.tools import command_flags
 from tekso.tools.command_errors import OK, UsageError
 
 PROGRAM = "tekso-compare"
+_MOST_FIELDS = 30  # that are printed
 USAGE = "runs/a runs/b --output=comparison.html"
 
 # A separate FlagValues, so that --help lists only these flags.
@@ -94,10 +96,13 @@ def compare(paths: Sequence[str], *, output: str, metric: str | None = None) -> 
     for one in shown:
         print(f"{one.title}\n")
         print("\n".join(table(one.header, one.rows, right=one.right, width=width)))
-        print("".join(f"\n{note}" for note in one.notes[:-1]))
-    for field in different:
+        print("".join(f"\n{note}" for note in one.notes[:-1]) + "\n" * bool(one.notes[:-1]))
+    for field in different[:_MOST_FIELDS]:
         values = (v.text if v is not None else "(no field)" for v in field.values)
         print(f"{field.path} : {' | '.join(values)}")
+    if len(different) > _MOST_FIELDS:
+        more = counted(len(different) - _MOST_FIELDS, "field")
+        print(f"… and {more} of Params that differ, in {output}")
     files.write_atomically(output, page.page(groups, different, shown))
     sheet = f"{output.removesuffix('.html')}.csv"
     files.write_atomically(sheet, tables.csv_text(groups))

@@ -126,6 +126,8 @@ def _change(tree: Tree.Params) -> None:
         "log_every": ("run.log_every_steps", FLAGS.log_every),
         "deterministic": ("run.deterministic", FLAGS.deterministic),
     }
+    if FLAGS.warm_start == "":  # an empty variable of a script would train from random weights
+        raise UsageError("--warm_start is empty: give the folder of a run or of a checkpoint")
     if FLAGS.warm_start and not tree.run.warm_start:  # before --set run.warm_start.main.…
         _set_warm_start(tree, os.path.expanduser(FLAGS.warm_start))
     experiment_flags.change(tree, execution=FLAGS.execution, settings=FLAGS.set, flags=flags)

@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 from tekso.framework.cluster import Cluster
 from tekso.framework.costs.piece_costs import cost_of
-from tekso.framework.costs.piece_traces import PieceTrace, trace_all
+from tekso.framework.costs.piece_traces import PieceTrace, flow_of, trace_all
 from tekso.framework.coupling import coupling, named
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.mesh.layouts import MeshLayout
@@ -35,7 +35,7 @@ from tekso.framework.execution.pipeline.plan import PipelinePlan, rows_of_stages
 from tekso.framework.execution.pipeline.schedule import Gpipe
 from tekso.framework.execution.pipeline.schedule_check import checked_actions
 from tekso.framework.execution.pipeline.spmd_loop import STAGE, SpmdLoop
-from tekso.framework.execution.pipeline.spmd_loss import DATA, SpmdLoss
+from tekso.framework.execution.pipeline.spmd_loss import DATA, SpmdLoss, check_stages
 from tekso.framework.execution.pipeline.staged_execution import (
     StagedExecution,
     check_adds_gradients,
@@ -94,12 +94,12 @@ class SpmdPipelined(StagedExecution):
 
     def program(self, step: Step, batch: Signature) -> MeshProgram:
         """See `Execution`."""
-        p, task = self.params, step.task
+        task = step.task
         check_adds_gradients(task, "spmd_pipelined")
         micro = self.micro_batch(batch, parts=step.learner.params.accumulation_steps)
         found = self._traced(task, micro, task.specs())
         check_pieces(found.pieces, found.traces, found.specs, micro)
-        loop = SpmdLoop(found.parts, p.num_stages, p.num_micro_batches, p.rematerialize == "all")
+        loop = self._loop(found.parts)
         layout = self._layout(task, micro, num_devices=self._mesh.num_devices())
         placement = Placement(self._mesh.make(layout.mesh))
         loss = SpmdLoss(step, placement, layout, loop)
@@ -145,7 +145,15 @@ class SpmdPipelined(StagedExecution):
         pieces = pieces_of_loss(task)
         traces = trace_all(pieces, specs, micro)
         parts = spmd_pieces.find(pieces, traces, specs, self.params.num_stages)
+        flow = flow_of(micro)
+        for trace in traces[: [piece.rows is not None for piece in pieces].index(True)]:
+            flow = {**flow, **trace.writes}
+        check_stages(self._loop(parts), flow, specs, num_examples(micro))
         return _Traced(pieces, traces, specs, parts)
+
+    def _loop(self, parts: spmd_pieces.StackPieces) -> SpmdLoop:
+        p = self.params
+        return SpmdLoop(parts, p.num_stages, p.num_micro_batches, p.rematerialize == "all")
 
     def _sizes(self, pieces: Sequence[Piece]) -> list[int]:
         """Returns the number of pieces of every stage."""

@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
+import numpy as np
+
 from tekso.framework import task_results
 from tekso.framework.experiment import Experiment
 from tekso.framework.params.origins import hide_from_origins
@@ -71,7 +73,7 @@ class Lab:
       session: the session that trains; its weights, losses and gradients.
 
     Raises:
-      SessionError: the experiment is neither a key nor a class.
+      SessionError: the experiment is neither a key nor a class, or `set` is no mapping.
       ValueError: as `Session`.
     """
 
@@ -82,6 +84,11 @@ class Lab:
         *,
         cpu_devices: int | None = None,
     ) -> None:
+        if not isinstance(set, Mapping | None):
+            raise SessionError(
+                f"set is {{path: value}}, as in {{'run.steps': 100}}, given {type(set).__name__} "
+                f"{set!r}"
+            )
         self.session = Session(experiment, set, cpu_devices=cpu_devices)
         self._records: list[dict[str, Any]] = []
         self._num_recorded = 0  # steps
@@ -115,12 +122,12 @@ class Lab:
 
         Raises:
           KeyboardInterrupt: it was interrupted; the curves have all steps that were done.
-          SessionError: the run or its input has fewer steps left, or `steps` is negative.
+          SessionError: as `Session.train`.
           ValueError: as `Session.train`.
         """
         ends = (self.session.tree.run.steps, self.session.input.num_batches)
         left = min(end for end in ends if end is not None) - self.session.step
-        if not 0 <= steps <= left:
+        if not isinstance(steps, int | np.integer) or not 0 <= steps <= left:
             self.session.train(steps)  # raises an error that says why
         update = _live_display()
         unit = task_results.count(self.session.task, self.session.input.batch(0))[1]

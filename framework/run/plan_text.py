@@ -81,9 +81,10 @@ def text(plan: RunPlan, *, width: int | None = None) -> str:
         lines += textwrap.wrap(f"{name}: {why}", prose, subsequent_indent="    ")
     lines.append("")
     for problem in plan.problems or ["no problems were found"]:
-        lines += textwrap.wrap(
-            f"problem: {problem}" if plan.problems else problem, prose, subsequent_indent="    "
-        )
+        whole = f"problem: {problem}" if plan.problems else problem
+        for line in whole.split("\n"):  # a table in a problem keeps its lines
+            indent = "" if line.startswith("problem: ") or not plan.problems else "    "
+            lines += textwrap.wrap(line, prose, initial_indent=indent, subsequent_indent="    ")
     return "\n".join(lines)
 
 

@@ -130,8 +130,8 @@ class Session:
           NonFiniteStepsError: too many steps in a row were not finite.
         """
         ends = [n for n in (self.tree.run.steps, self.input.num_batches) if n is not None]
-        if steps < 0:
-            raise SessionError(f"steps is {steps}, but must be at least 0")
+        if not isinstance(steps, int | np.integer) or steps < 0:
+            raise SessionError(f"steps is {steps!r}, but must be a whole number of at least 0")
         if self.step + steps > min(ends):
             raise SessionError(
                 f"cannot train {steps} steps: {self.step} are done, run.steps is "

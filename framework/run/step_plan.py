@@ -44,6 +44,9 @@ _PIPELINES: dict[str, type[StagedExecution]] = {
     "pipelined": Pipelined,
     "spmd_pipelined": SpmdPipelined,
 }
+_NO_STARTS = (
+    "the time is without the start of ops, which takes most of the step of a small model on a CPU"
+)
 _REDUNDANT = 1.5  # times that products are computed
 _MICRO_BATCHES_PER_STAGE = (4, 2, 1)  # of the pipelines that a search tries, the first that divides
 
@@ -192,10 +195,10 @@ def _priced(parts: StepParts, layout: MeshLayout, name: str, dtype: str) -> Step
         parts.task, parts.learner, parts.batch, layout,
         device=parts.device.name, activation_dtype=dtype,
     )  # fmt: skip
-    return _of_ranked(ranked, name)
+    return _of_ranked(ranked, name, parts.device.name)
 
 
-def _of_ranked(ranked: Ranked, name: str) -> StepPlan:
+def _of_ranked(ranked: Ranked, name: str, device: str) -> StepPlan:
     cost, devices = ranked.cost, ranked.layout.mesh.size
     memory = dataclasses.asdict(cost.memory)
     where = counted(devices, "device")
@@ -204,6 +207,8 @@ def _of_ranked(ranked: Ranked, name: str) -> StepPlan:
         if cost.redundancy > _REDUNDANT:
             where += f"  (computes products {cost.redundancy:.0f} times)"
     notes = tuple(layout_ranking.reasons(ranked))
+    if device == THIS_MACHINE:
+        notes = (*notes, _NO_STARTS)
     return StepPlan(f"{name}, {where}", devices, memory, cost.flops, cost.seconds, notes=notes)
 
 
@@ -242,6 +247,8 @@ def _pipelined(parts: StepParts, tree: Tree.Params) -> StepPlan:
     ]
     if figures.on_mesh is not None:
         notes.append("every stage is on a mesh: time and memory are those of a stage on one device")
+    if device.name == THIS_MACHINE:
+        notes.append(_NO_STARTS)
     text = f"{len(figures.stages)} stages × {counted(plan.num_replicas, 'replica')}"
     micro = f"{plan.num_micro_batches} micro-batches"
     return StepPlan(
@@ -313,7 +320,7 @@ def _best_mesh(parts: StepParts, devices: int) -> StepPlan:
         parts.task, parts.learner, parts.batch, num_devices=devices, device=parts.device.name,
         activation_dtype=parts.tree.run.activation_dtype,
     )  # fmt: skip
-    return _of_ranked(ranking[0], "mesh_sharded")
+    return _of_ranked(ranking[0], "mesh_sharded", parts.device.name)
 
 
 def _pipeline_over(

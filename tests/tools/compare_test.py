@@ -227,3 +227,23 @@ def test_a_run_that_is_given_twice_is_one_run(
     compare.compare([a, f"{a}/", f"{b}/../a", str(tmp_path / "link"), b], output=output)
     printed = capsys.readouterr().out
     assert re.search(r"lm\.some\.Model +2 +1\.5000", printed) and "independent" not in printed
+
+
+def test_runs_of_other_tasks_are_pointed_out_and_most_of_many_fields_are_in_the_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = [write(tmp_path / name, loss=1.0) for name in "ab"]
+    for path, task, values in zip(paths, ("mt:Translation", "lm:LanguageModel"), "01", strict=True):
+        with open(Path(path, "params.txt"), "a") as file:
+            file.write(f'task : Params("tekso.tasks.{task}")\n')
+            file.writelines(f"task.field{i} : {values}\n" for i in range(40))
+    page = tmp_path / "c.html"
+    assert compare.main(["tekso-compare", *paths, f"--output={page}"]) == ExitCode.OK
+    out = capsys.readouterr().out
+    said = (
+        "The tasks differ (Translation, LanguageModel), so their dev/loss may not measure the same."
+    )
+    assert f"{said}\n\nCost\n" in out and said in page.read_text()
+    assert "task.field20 : 0 | 1\n" in out and "field39" not in out
+    assert f"… and 11 fields of Params that differ, in {page}\n" in out
+    assert "task.field39" in page.read_text()

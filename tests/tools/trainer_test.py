@@ -746,3 +746,9 @@ def test_the_default_experiment_trains_evaluates_samples_and_goes_on(
     on = run(package, f"--logdir={tmp_path}", "--steps=15")
     assert on.returncode == 0, on.stderr
     assert list(losses(tmp_path)) == [1, 5, 10, 15]
+
+
+def test_an_empty_warm_start_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["tekso-trainer", "--model=image.digits.Mlp", "--logdir=none", "--warm_start="]
+    assert trainer.main(words) == 2
+    assert "--warm_start is empty: give the folder of a run" in capsys.readouterr().err

@@ -13,7 +13,7 @@ from tekso.framework.counting import counted
 from tekso.framework.run.report.lines import duration, magnitude, number
 from tekso.framework.run.time_use import ACTIVITIES
 from tekso.tools.comparison import statistics
-from tekso.tools.comparison.runs import Group
+from tekso.tools.comparison.runs import ComparedRun, Group
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,6 +73,11 @@ def _warnings(groups: Sequence[Group], metric: str) -> list[str]:
     steps = {point.step for g in groups for r in g.runs if (point := r.last(metric))}
     if len(steps) > 1:
         found.append(f"The runs end at different steps: {', '.join(map(str, sorted(steps)))}.")
+    tasks = dict.fromkeys(_task(r) for g in groups for r in g.runs if r.last(metric))
+    if len(tasks) > 1:
+        found.append(
+            f"The tasks differ ({', '.join(tasks)}), so their {metric} may not measure the same."
+        )
     for group in groups:
         for run in group.runs:
             last = run.last(metric)
@@ -91,6 +96,12 @@ def _warnings(groups: Sequence[Group], metric: str) -> list[str]:
                 "are not independent, so its spread and p are too small."
             )
     return found
+
+
+def _task(run: ComparedRun) -> str:
+    """Returns the name of the class of the task of a run."""
+    text = run.params["task"].text if "task" in run.params else "?"
+    return text.rpartition(":")[2].strip('")')
 
 
 def _values(group: Group, metric: str) -> list[float]:

@@ -67,7 +67,9 @@ def parse(text: str) -> Varied:
     """
     path, equals, values = text.partition("=")
     if not equals or not path.strip() or not values.strip():
-        raise UsageError(f"--sweep {text}: expected path=value,value as in --sweep run.seed=1,2")
+        raise UsageError(
+            f"--sweep {text}: expected path=value,value as in --sweep input.batch_size=32,64"
+        )
     if found := _RANGE.fullmatch(values.strip()):
         low, high = (_number(found[i]) for i in (1, 2))
         if low >= high or (found[3] and low <= 0):

@@ -4,13 +4,15 @@
     backward  the iterations in reverse: backward ops of what they saved
 
 An iteration is traced once with its gradients, and cut into both passes as a stage of a pipeline is
-(`graph_cut`). Each saved tensor is written into a buffer with a row per iteration.
+(`graph_cut`). Each saved tensor is written into a buffer with a row per iteration, except those
+whose values tracing knows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import tensorflow as tf
 
 from tekso.framework.execution.mesh.control_flow import Flat, Loop, joined, learning, split
@@ -52,13 +54,15 @@ class SavingLoop(Loop):
         cut = GraphCut(concrete, self._counts[-1], num_lasting=len(theta))
         known = cut.early[: -len(state) or None]  # what the backward pass has as well
         names = {t.name for t in known}
-        saved = [t for t in cut.saved_for(gradients) if t.name not in names]
+        read = [t for t in cut.saved_for(gradients) if t.name not in names]
+        self._constants = {t.name: value for t in read if (value := _static_value(t)) is not None}
+        saved = [t for t in read if t.name not in self._constants]
         self._early, self._late = ([t.name for t in ts] for ts in (cut.early, cut.late))
         self._dtypes = {t.name: t.dtype for t in saved}
         self._forward_pass = cut.function(
             cut.early, outputs, saved, cut.early_effects(), inlined=True
         )
-        self._backward_pass = cut.function([*known, *saved, *cut.late], gradients, inlined=True)
+        self._backward_pass = cut.function([*known, *read, *cut.late], gradients, inlined=True)
         return [Spec(t.shape, _storable(t.dtype)) for t in saved]
 
     def _iteration_and_saved(
@@ -78,9 +82,25 @@ class SavingLoop(Loop):
             name: tf.cast(value, dtype)
             for (name, dtype), value in zip(self._dtypes.items(), saved, strict=True)
         }
+        known |= {name: tf.constant(value) for name, value in self._constants.items()}
         known |= dict(zip(self._late, seeds, strict=True))
         gradients: tuple[Flat, Flat, Flat] = split(self._backward_pass(known)[0], self._learned)
         return gradients
+
+
+def _static_value(tensor: tf.Tensor) -> np.ndarray | None:
+    """Returns the value of a tensor that tracing knows, such as a shape; else None.
+
+    DTensor compiles the gradient of a convolution only if the shape of the images is a constant.
+    """
+    op = tensor.op
+    if op.type == "ShapeN":
+        shape = op.inputs[tensor.value_index].shape
+        if not shape.is_fully_defined():
+            return None
+        return np.array(shape.as_list(), tensor.dtype.as_numpy_dtype)
+    value: np.ndarray | None = tf.get_static_value(tensor)
+    return value
 
 
 def _storable(dtype: tf.DType) -> tf.DType:

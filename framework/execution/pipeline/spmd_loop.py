@@ -170,7 +170,8 @@ class _Pass:
             pairs = zip(state, entering, strict=True)
             state = [_on_stages(self._moved(was, new), inner) for was, new in pairs]
             side = [_on_stages(x, inner) for x in side]
-            flow, sums = self._tick(theta, state_of.unpack(state), side_of.unpack(side), offsets)
+            state, side = state_of.unpack(state), side_of.unpack(side)
+            flow, sums = run_tick(self._loop, theta, state, side, offsets, self._plain)
             _collect(inner, sums, busy)
             state = [_on_stages(x, inner) for x in state_of.pack(flow)]
             return state, [self._last(x, inner) for x in state]
@@ -225,28 +226,48 @@ class _Pass:
         end = tf.einsum(f"z,z{inner}->{inner}", last, state)
         return ctx.constrain(end, _batch_dims(end.shape.rank))
 
-    def _tick(self, weights: Flat, state: Flow, side: Flow, offsets: tf.Tensor) -> tuple[Flow, Any]:
-        """Computes a tick; returns the outputs of all stages, and what they collect, [stages]."""
-        piece, run_rows = self._parts.stack, self._parts.run_rows
-        per_stage = next(iter(weights.values())).shape[1]
-        first = tf.constant(np.arange(self._loop.num_stages) * per_stage, tf.int32)
 
-        def stage(given: Any) -> Any:
-            weights, state, side, first, offset = given
-            ctx = self._plain(offset)
-            flow = run_rows(first, piece.theta(weights), {**side, **state}, ctx)
-            return {name: flow[name] for name in state}, ctx.collected.sums
+def run_tick(
+    loop: SpmdLoop,
+    weights: Flat,
+    state: Flow,
+    side: Flow,
+    offsets: tf.Tensor,
+    plain: Callable[[Any], StepContext],
+) -> tuple[Flow, Any]:
+    """Computes a tick; returns the outputs of all stages, and what they collect, [stages].
 
-        try:
-            outputs, sums = tf.vectorized_map(
-                stage, (dict(weights), state, side, first, offsets), fallback_to_while_loop=False
-            )
-            return outputs, sums
-        except ValueError as error:
-            raise ExecutionError(
-                f"the layers of this stack cannot be computed for all stages at once: {error}; "
-                "use --execution=pipelined"
-            ) from error
+    Args:
+      loop: the pipeline.
+      weights: weights of the stack, {path: [stages, layers of a stage, …]}.
+      state: the values that a layer passes to the next one, [stages, examples, …].
+      side: the other values that the layers read, [stages, examples, …].
+      offsets: position of the first example of every stage, [stages].
+      plain: see `SpmdLoop.loss`.
+
+    Raises:
+      ExecutionError: TensorFlow cannot vectorize the layers.
+    """
+    piece, run_rows = loop.parts.stack, loop.parts.run_rows
+    per_stage = next(iter(weights.values())).shape[1]
+    first = tf.constant(np.arange(loop.num_stages) * per_stage, tf.int32)
+
+    def stage(given: Any) -> Any:
+        weights, state, side, first, offset = given
+        ctx = plain(offset)
+        flow = run_rows(first, piece.theta(weights), {**side, **state}, ctx)
+        return {name: flow[name] for name in state}, ctx.collected.sums
+
+    try:
+        outputs, sums = tf.vectorized_map(
+            stage, (dict(weights), state, side, first, offsets), fallback_to_while_loop=False
+        )
+        return outputs, sums
+    except ValueError as error:
+        raise ExecutionError(
+            f"the layers of {piece.name} cannot be computed for all stages at once, as "
+            f"--execution=spmd_pipelined does: {str(error).rstrip('.')}; use --execution=pipelined"
+        ) from error
 
 
 class _Packed:

@@ -7,7 +7,8 @@ sharded over the axis of stages.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -19,10 +20,13 @@ from tekso.framework.execution.mesh.context import LayoutContext, MeshContext
 from tekso.framework.execution.mesh.layouts import MeshLayout
 from tekso.framework.execution.mesh.placement import Placement
 from tekso.framework.execution.mesh.program import MeshLoss
-from tekso.framework.execution.pipeline.spmd_loop import SpmdLoop
+from tekso.framework.execution.pipeline.spmd_loop import SpmdLoop, run_tick
+from tekso.framework.nests import mapped
+from tekso.framework.pieces import Flow
 from tekso.framework.step import Flat, Step
 from tekso.framework.task import LossSums
 from tekso.framework.theta import Theta
+from tekso.framework.weight_spec import WeightSpec
 
 DATA = "data"
 
@@ -79,6 +83,44 @@ class SpmdLoss(MeshLoss):
             return _StageContext(**examples(first).arguments())
 
         return loop.loss(weights, dict(batch), ctx, context_of=context_of, plain=plain)
+
+
+def check_stages(loop: SpmdLoop, flow: Flow, specs: Mapping[str, WeightSpec], size: int) -> None:
+    """Traces a tick of one layer per stage, to find layers that TensorFlow cannot vectorize.
+
+    Args:
+      loop: the pipeline.
+      flow: the values before the stack for a micro-batch, as TensorSpecs.
+      specs: specs of all weights.
+      size: number of examples of a micro-batch.
+
+    Raises:
+      ExecutionError: there are such layers.
+    """
+
+    def on_stages(shape: Sequence[int], dtype: Any) -> tf.TensorSpec:
+        return tf.TensorSpec([loop.num_stages, *shape], dtype)
+
+    def plain(first: Any) -> StepContext:
+        return _StageContext(**Examples("train", 0, 0, first, size, size).arguments())
+
+    def tick(weights: Flat, state: Flow, side: Flow, offsets: tf.Tensor) -> Any:
+        return run_tick(loop, weights, state, side, offsets, plain)[0]
+
+    parts = loop.parts
+    weights = {p: on_stages((1, *specs[p].shape[1:]), specs[p].dtype) for p in parts.paths}
+    state, side = (
+        {name: mapped(lambda leaf: on_stages(leaf.shape, leaf.dtype), flow[name]) for name in names}
+        for names in (parts.writes, parts.reads)
+    )
+    logger = logging.getLogger("tensorflow")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL)  # otherwise, it prints every op that it cannot vectorize
+    try:
+        function = tf.function(tick, autograph=False)
+        function.get_concrete_function(weights, state, side, on_stages((), tf.int32))
+    finally:
+        logger.setLevel(before)
 
 
 def _scan(

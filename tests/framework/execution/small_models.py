@@ -221,9 +221,11 @@ def batch(model: str, step: int, *, size: int = BATCH) -> dict[str, np.ndarray]:
     if model in recurrent_pairs.MODELS:
         return recurrent_pairs.batch(step, size)
     rng = np.random.default_rng(step)
-    if model in ("images", "adapted_images"):
+    if "images" in model:
         return {
-            "images": rng.normal(size=(size, SIDE, SIDE, 3)).astype(np.float32),
+            "x" if model == "stacked_images" else "images": rng.normal(
+                size=(size, SIDE, SIDE, 3)
+            ).astype(np.float32),
             "labels": rng.integers(0, CLASSES, size).astype(np.int32),
             "weights": rng.integers(0, 2, size).astype(np.float32) + 0.5,
         }

@@ -12,6 +12,7 @@ import pytest
 
 from tekso.framework.run import lab as lab_module
 from tekso.framework.run.lab import Lab, Shown, params_html
+from tekso.framework.run.session import SessionError
 
 RECORD = {
     "model": "lm.some.Model",
@@ -75,6 +76,13 @@ def test_a_lab_trains_evaluates_samples_and_plots(tmp_path: Path) -> None:
     assert len(found["history"]) == 5 and found["evaluated"]["dev"]["loss"] > 0
     assert found["plot"] == b"\x89PNG\r\n\x1a\n".hex() and found["sample"].strip()
     assert "run.steps is 6" in found["end"]
+    assert found["half"] == "steps is 1.5, but must be a whole number of at least 0"
+    assert found["text"] == "steps is '3', but must be a whole number of at least 0"
+
+
+def test_settings_of_a_lab_that_are_no_mapping_are_an_error() -> None:
+    with pytest.raises(SessionError, match=r"set is \{path: value\}.*given list \['run.steps=1'\]"):
+        Lab("image.digits.Mlp", set=["run.steps=1"])  # type: ignore[arg-type]
 
 
 def test_a_notebook_shows_the_curves_while_it_trains(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -98,6 +98,15 @@ def test_devices_share_the_batch_and_replicate_the_weights(tmp_path: Path) -> No
     assert any("all-reduce" in note for note in four.notes)
 
 
+def test_a_table_in_a_problem_keeps_its_lines(tmp_path: Path) -> None:
+    found = tree()
+    found.execution = execution.Pipelined.Params(num_stages=50)
+    lines = plan_text.text(planned(tmp_path, found)).split("\n")
+    (first,) = [i for i, line in enumerate(lines) if line.startswith("problem: a pipeline of 50")]
+    assert all(line.startswith("    ") for line in lines[first + 1 :])
+    assert lines[-1].startswith("    set execution.num_stages to at most ")
+
+
 def test_a_batch_that_does_not_divide_is_a_problem(tmp_path: Path) -> None:
     plan = planned(tmp_path, num_devices=3)
     assert plan.step is None and "input.batch_size 8 does not divide" in plan.problems[0]
@@ -251,6 +260,9 @@ def test_a_step_on_this_machine_has_the_time_and_memory_of_its_graphs(
     assert parts is not None
     assert parts.memory["tensors of a step"] < 0.6 * plan.step.memory["tensors of a step"]
     assert parts.memory["weights"] == plan.step.memory["weights"] == 4 * plan.weights
+    replicas = planned(tmp_path, device="this_machine", num_devices=2).step
+    assert replicas is not None and "without the start of ops" in replicas.notes[-1]
+    assert not any("without the start of ops" in note for note in plan.step.notes)
 
 
 def test_towers_with_batch_statistics_are_planned_as_they_run(

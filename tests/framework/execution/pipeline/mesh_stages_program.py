@@ -28,7 +28,12 @@ from tekso.framework.execution import DataParallel, Pipelined, SpmdPipelined, St
 from tekso.framework.execution.base import signature_of
 from tekso.framework.execution.mesh import step_errors
 from tekso.framework.theta import Theta
+from tekso.models.layers.attention import MultiHeadAttention
+from tekso.models.layers.feed_forward import FeedForward
 from tekso.models.layers.stack import RepeatedStack
+from tekso.models.layers.transformer import TransformerLayer
+from tekso.models.vision_transformer import VisionTransformer
+from tekso.tasks.image.task import ImageClassification
 
 
 def packed(batch: dict[str, Any]) -> dict[str, Any]:
@@ -58,6 +63,23 @@ def stacked(num_layers: int, **layer: Any) -> Any:
     return small_models.language_model(stack)
 
 
+def stacked_images() -> Any:
+    """Repeated layers after a convolution."""
+    layer = TransformerLayer.Params(
+        attention=MultiHeadAttention.Params(num_heads=2),
+        feed_forward=FeedForward.Params(hidden_dim=16),
+    )
+    model = VisionTransformer.Params(
+        image_size=small_models.SIDE,
+        channels=3,
+        classes=small_models.CLASSES,
+        dim=8,
+        patch_size=8,
+        stack=RepeatedStack.Params(num_layers=1, layer=layer),
+    )
+    return ImageClassification.Params(model=model, num_classes=small_models.CLASSES)
+
+
 small_models.MODELS["stacked"] = lambda: stacked(4)
 small_models.MODELS["stacked_moe"] = lambda: stacked(
     2, feed_forward=small_models.experts(small_models.SwitchRouter.Params())
@@ -65,6 +87,7 @@ small_models.MODELS["stacked_moe"] = lambda: stacked(
 small_models.MODELS["padded_vocab"] = lambda: stacked(1).set(
     {"model.embedding.vocab_multiple": small_models.VOCAB + 4}
 )
+small_models.MODELS["stacked_images"] = stacked_images
 
 
 def _same(x: Any) -> Any:

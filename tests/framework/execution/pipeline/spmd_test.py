@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tensorflow as tf
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -21,8 +22,11 @@ from tekso.framework.execution import ExecutionError, SpmdPipelined
 from tekso.framework.execution.base import signature_of
 from tekso.framework.initializers import Zeros
 from tekso.framework.layer import Layer
+from tekso.framework.pieces import LOSS_SUM, METRICS, Piece, rows_of_stack
 from tekso.framework.run import pipeline_plan
+from tekso.framework.task import Task
 from tekso.framework.theta import Theta
+from tekso.models.layers.convolution import Conv2D
 from tekso.models.layers.stack import RepeatedStack
 
 
@@ -64,6 +68,13 @@ def test_a_mask_of_minus_infinity_is_fine_and_a_step_that_is_not_finite_is_skipp
 
 
 @pytest.mark.slow
+def test_a_convolution_before_the_stack() -> None:
+    # DTensor compiles its gradient only if the shape of the images is a constant.
+    alone, piped = run("stacked_images", pipeline(1, 2), size=4)
+    check(alone, piped)
+
+
+@pytest.mark.slow
 def test_padding_of_the_vocabulary_is_a_constant_in_the_loop() -> None:
     alone, piped = run("padded_vocab", pipeline(1, 2), size=8, steps=2)
     check(alone, piped)
@@ -88,7 +99,6 @@ def build(model: str = "repeated", size: int = 8, **changes: Any) -> None:
 
 
 def test_what_goes_together_is_accepted() -> None:
-    build()
     build(rematerialize="all", num_replicas=2)
 
 
@@ -121,6 +131,35 @@ def test_one_program_cannot_be_traced_by_the_host() -> None:
     tree = registry.get("lm.python_source.TinySpmdPipeline")().tree()
     with pytest.raises(ExecutionError, match=r"--trace_pipeline .* use --execution=pipelined"):
         pipeline_plan.check_can_be_traced(tree)
+
+
+def test_layers_that_cannot_be_vectorized_are_refused(capfd: pytest.CaptureFixture[str]) -> None:
+    task = ConvolutionStack.Params().instantiate()
+    batch = {"images": ((4, 4, 4, 2), "float32")}
+    execution = SpmdPipelined.Params(num_stages=2, num_micro_batches=2).instantiate()
+    with pytest.raises(ExecutionError, match=r"^the layers of stack/.*Conv2D.* use --exec.*ed$"):
+        execution.plan(task, batch, parts=1)
+    assert not capfd.readouterr().err
+
+
+class ConvolutionStack(Task):
+    """A repeated stack of convolutions: TensorFlow has no kernel for several filters at once."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        layer = Conv2D.Params(input_dim=2, output_dim=2)
+        self.child("stack", RepeatedStack.Params(num_layers=2, layer=layer))
+
+    def pieces(self) -> list[Piece]:
+        def rows(first: int, theta: Theta, flow: Any, ctx: Any) -> Any:
+            images = self.stack.fprop(theta.stack, flow["images"], ctx, first=first)
+            return {**flow, "images": images}
+
+        def loss(theta: Theta, flow: Any, ctx: Any) -> Any:
+            return {**flow, LOSS_SUM: tf.reduce_sum(flow["images"]), METRICS: {}}
+
+        stack = rows_of_stack("stack", {"stack": self.stack}, 2, rows)
+        return [Piece("start", {}, lambda theta, flow, ctx: flow), *stack, Piece("loss", {}, loss)]
 
 
 class Mixing(Layer):
