@@ -62,7 +62,7 @@ def test_arguments_without_sense_are_sentences(found: Any) -> None:
     assert "model/layers/0/b has values that are not finite" in found["nan"]
     assert "given an instance of Mine: Session(" in found["instance"]
     assert "given the class int: Session(" in found["class"]
-    assert found["minus"] == "SessionError: steps is -1, but must be at least 0"
+    assert found["minus"] == "SessionError: steps is -1, but must be a whole number of at least 0"
     assert all("must be at least 1, or None" in text for text in found["batches"])
 
 
