@@ -126,6 +126,10 @@ class Lstm(Base):
         changes = {"schedule.scale": 0.0894, "schedule.warmup_steps": 500}
         return super().learner().set(changes)
 
+    def execution(self) -> Params:
+        """The local devices; XLA compiles clusters of ops, which makes a step a tenth shorter."""
+        return DataParallel.Params(xla="clusters")
+
     def run(self) -> Params:
         """6,000 steps."""
         return super().run().set(steps=6000)
