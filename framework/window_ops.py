@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import tensorflow as tf
 
 from tekso.framework.context import StepContext
@@ -20,6 +22,17 @@ def constrain_image(ctx: StepContext, x: tf.Tensor) -> tf.Tensor:
       returns: x
     """
     return ctx.constrain(x, windows.image_dims(x.shape.rank))
+
+
+@primitive(mesh=MESH, planning=None)
+def concat_channels(ctx: StepContext, xs: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Concatenates images along their channels, and adds a sharding constraint to the result.
+
+    Shapes:
+      xs: images or volumes, [batch, *spatial, channels], the same except for their channels
+      returns: [batch, *spatial, all channels]
+    """
+    return constrain_image(ctx, tf.concat(xs, xs[0].shape.rank - 1))
 
 
 @primitive(mesh=MESH, planning=RECORDED)

@@ -45,7 +45,7 @@ def concat(
       xs: tensors [batch, ...], the same except for the dim `axis`
       returns: [batch, ...]; `dims` has a name for each dim
     """
-    return ctx.constrain(tf.concat(xs, axis), dims)
+    return ctx.constrain(tf.concat(xs, axis % len(dims)), dims)
 
 
 @primitive(mesh=WORKAROUNDS, planning=WORKAROUNDS)

@@ -218,13 +218,13 @@ class _Lattice:
 def _row_below(x: tf.Tensor) -> tf.Tensor:
     """Returns at row u the value of row u - 1 of [..., R]; nothing is below the first row."""
     gap = tf.fill([*x.shape[:-1], 1], _low(x))
-    return tf.concat([gap, x[..., :-1]], -1)
+    return tf.concat([gap, x[..., :-1]], x.shape.rank - 1)
 
 
 def _row_above(x: tf.Tensor) -> tf.Tensor:
     """Returns at row u the value of row u + 1 of [..., R]; nothing is above the last row."""
     gap = tf.fill([*x.shape[:-1], 1], _low(x))
-    return tf.concat([x[..., 1:], gap], -1)
+    return tf.concat([x[..., 1:], gap], x.shape.rank - 1)
 
 
 def _log_sum(one: tf.Tensor, other: tf.Tensor) -> tf.Tensor:

@@ -144,7 +144,7 @@ class UNetBase(ImageModel):
     def _run_up(self, i: int, theta: Theta, flow: Flow, ctx: StepContext) -> Flow:
         name = f"skip{len(self.up) - 1 - i}"
         x = self.up[i].fprop(theta.up[i], flow["x"], ctx)
-        x = window_ops.constrain_image(ctx, tf.concat([flow[name], x], -1))
+        x = window_ops.concat_channels(ctx, [flow[name], x])
         x = self.merge[i].fprop(theta.merge[i], x, ctx.fold(len(self.down) + i))
         return {**flow, "x": x, name: None}
 

@@ -144,7 +144,7 @@ def convolution(
 
 def _side_by_side(x: tf.Tensor, axis: int, **window: int) -> tf.Tensor:
     parts = elements(x, axis, **window)
-    return tf.concat(parts, -1) if len(parts) > 1 else parts[0]
+    return tf.concat(parts, x.shape.rank - 1) if len(parts) > 1 else parts[0]
 
 
 def depthwise_convolution(

@@ -93,9 +93,9 @@ class TableLayer(AdaptedLayer):
         low = self._low(lora, theta, name, x, ctx)
         # A mesh cannot concatenate along a dim that it shards.
         batch_dims = ("batch", *[None] * (x.shape.rank - 1))
-        x_BR = tf.concat([ctx.constrain(t, batch_dims) for t in (x, low)], -1)
+        x_BR = tf.concat([ctx.constrain(t, batch_dims) for t in (x, low)], x.shape.rank - 1)
         pair = (table, theta[f"{name}_lora_a"])
-        table_VR = tf.concat([ctx.constrain(t, ("vocab", None)) for t in pair], -1)
+        table_VR = tf.concat([ctx.constrain(t, ("vocab", None)) for t in pair], 1)
         return x_BR, table_VR
 
     def _low(

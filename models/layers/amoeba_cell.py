@@ -150,8 +150,7 @@ class AmoebaCell(Layer):
         for i in range(0, len(self.operations), 2):
             left, right = (self._computed(j, theta, states, ctx.fold(j)) for j in (i, i + 1))
             states.append(left + right)
-        y = tf.concat([states[i] for i in self.table.outputs], -1)
-        return window_ops.constrain_image(ctx, y)
+        return window_ops.concat_channels(ctx, [states[i] for i in self.table.outputs])
 
     def _computed(
         self, j: int, theta: Theta, states: list[tf.Tensor], ctx: StepContext
@@ -284,7 +283,7 @@ class FactorizedReduction(Layer):
         x = ops.activate(ctx, "relu", tf.cast(x, theta.even.dtype))
         window = Window((2, 2), (2, 2), (1, 1), "SAME")
         parts = [window_ops.convolution(ctx, x, w, window=window) for w in (even, odd)]
-        return self.norm.fprop(theta.norm, tf.concat(parts, -1), ctx)
+        return self.norm.fprop(theta.norm, window_ops.concat_channels(ctx, parts), ctx)
 
 
 def _relu_conv(

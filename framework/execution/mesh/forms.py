@@ -8,7 +8,7 @@ forms of all other primitives work on a mesh.
 from __future__ import annotations
 
 import string
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -142,7 +142,7 @@ def rotate(ctx: MeshContext, x: tf.Tensor, sine: Any, cosine: Any) -> tf.Tensor:
     swap[np.arange(half) + half, np.arange(half)] = -1
     swap[np.arange(half), np.arange(half) + half] = 1
     # Constrained: otherwise DTensor joins shards of the halves if the product is sharded.
-    sine, cosine = (tf.cast(tf.concat([s, s], -1), x.dtype) for s in (sine, cosine))
+    sine, cosine = (tf.cast(tf.concat([s, s], s.shape.rank - 1), x.dtype) for s in (sine, cosine))
     dims = ("batch", "length", None, None)[-sine.shape.rank :]
     sine, cosine = ctx.constrain(sine, dims), ctx.constrain(cosine, dims)
     turned = tf.einsum("btnh,hk->btnk", x, tf.cast(swap, x.dtype))
@@ -171,6 +171,11 @@ def logits(ctx: MeshContext, x: tf.Tensor, table: tf.Tensor) -> tf.Tensor:
 def constrain_image(ctx: MeshContext, x: tf.Tensor) -> tf.Tensor:
     """See `window_ops.constrain_image`."""
     return ctx.images.constrain_image(x)
+
+
+def concat_channels(ctx: MeshContext, xs: Sequence[tf.Tensor]) -> tf.Tensor:
+    """See `window_ops.concat_channels`; the channels are gathered for it."""
+    return ctx.images.concat_channels(xs)
 
 
 def convolution(

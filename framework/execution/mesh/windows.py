@@ -22,13 +22,14 @@ divides. Weights are gathered along a dim whose axis already shards the image.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.mesh.halos import HaloPartition, Parts, Reshard, cut
 from tekso.framework.execution.mesh.layouts import Layout, MeshLayout
+from tekso.framework.execution.workarounds.tensors import separated
 from tekso.framework.primitives import window_slices, windows
 from tekso.framework.primitives.precision import widen
 from tekso.framework.primitives.windows import Window
@@ -82,6 +83,19 @@ class ImageMesh:
     def constrain_image(self, x: tf.Tensor) -> tf.Tensor:
         """Returns images sharded by `image_axes`."""
         return self.reshard(x, self.image_axes(_static(x)))
+
+    def concat_channels(self, xs: Sequence[tf.Tensor]) -> tf.Tensor:
+        """Returns images joined along their channels, which are whole for it, by `image_axes`.
+
+        Defect: DTensor cannot concatenate tensors along a dim that is sharded, before or
+        afterwards.
+        """
+
+        def whole(x: tf.Tensor) -> tf.Tensor:
+            return separated(self.reshard(x, (*self.image_axes(_static(x))[:-1], None)))
+
+        joined = tf.concat([whole(x) for x in xs], xs[0].shape.rank - 1)
+        return self.constrain_image(whole(joined))
 
     def parts(self, axis: str | None) -> int:
         """Returns the number of devices along an axis; 1 for None."""

@@ -41,7 +41,7 @@ def concat(
     """
     whole = [dim if dim == "batch" else None for dim in dims]
     parts = [separated(ctx.constrain(x, whole)) for x in xs]
-    return ctx.constrain(separated(ctx.constrain(tf.concat(parts, axis), whole)), dims)
+    return ctx.constrain(separated(ctx.constrain(tf.concat(parts, axis % len(dims)), whole)), dims)
 
 
 def reverse(ctx: StepContext, x: tf.Tensor, axis: int) -> tf.Tensor:

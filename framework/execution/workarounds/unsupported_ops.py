@@ -15,6 +15,8 @@ import tensorflow as tf
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.workarounds.einsum_layouts import contradiction
 
+_AXES = {"ConcatV2": -1, "Split": 0, "SplitV": 2}
+"""{type: input with the axis}"""
 _DRAWS = ("Random", "TruncatedNormal", "Multinomial")  # parts of the types of random ops
 
 
@@ -51,6 +53,15 @@ def _problem(op: tf.Operation) -> str | None:
             return (
                 "a slice with a negative step gives wrong values along a sharded dim: write "
                 "workarounds.reverse(ctx, x, axis) of tekso.framework; for dim 0, a tf.gather"
+            )
+    elif op.type in _AXES:
+        axis, rank = tf.get_static_value(op.inputs[_AXES[op.type]]), op.outputs[0].shape.rank
+        is_shape = rank == 1 and op.outputs[0].dtype.is_integer
+        if axis is not None and axis < 0 and rank is not None and not is_shape:
+            return (
+                "tf.concat with a negative axis, or the gradient of such a tf.split, gives wrong "
+                f"values if that dim is sharded: write axis {axis + rank}, with which DTensor "
+                "reports a sharded dim"
             )
     elif op.type == "SelectV2":
         if op.inputs[0].shape.rank == 0 and op.outputs[0].shape.rank != 0:

@@ -29,6 +29,7 @@ from tekso.framework.execution import devices
 from tekso.framework.execution.mesh import windows
 from tekso.framework.execution.mesh.layouts import Layout, MeshLayout, MeshShape, Rules
 from tekso.framework.primitive import PRIMITIVES
+from tekso.framework.primitives import windows as windows_of_images
 from tekso.framework.primitives.windows import Window
 from tekso.framework.theta import Theta, flatten
 from tekso.models.layers.convolution import Conv2D, DepthwiseConv2D
@@ -90,6 +91,9 @@ class MeshContext(StepContext):
 
     def constrain_image(self, x: tf.Tensor) -> tf.Tensor:
         return self.images.constrain_image(x)
+
+    def concat_channels(self, xs: Sequence[tf.Tensor]) -> tf.Tensor:
+        return self.images.concat_channels(xs)
 
     def convolution(self, x: Any, w: Any, b: Any = None, *, window: Window) -> tf.Tensor:
         return windows.convolution(x, w, b, window=window, mesh=self.images)
@@ -202,6 +206,11 @@ def cases() -> dict[str, Case]:
     for name, window in POOLS.items():
         found[f"max {name}"] = pool("max_pool", window)
         found[f"average {name}"] = pool("average_pool", window)
+    found["joined channels"] = Case(
+        lambda ctx, x, y: tf.nn.relu(window_ops.concat_channels(ctx, [x, 2 * y, x])),
+        {"x": normal(BATCH, HEIGHT, WIDTH, CHANNELS), "y": normal(BATCH, HEIGHT, WIDTH, 4)},
+        {"y": windows_of_images.image_dims(4)},
+    )
     found["batch norm"] = of_layers(BatchNorm.Params(dim=CHANNELS))
     found["transposed 2x2"] = of_layers(ConvTranspose2D.Params(input_dim=CHANNELS, output_dim=4))
     found["transposed 3x4"] = of_layers(

@@ -22,7 +22,7 @@ PROGRAM = Path(__file__).with_name("windows_program.py")
 SOME = (
     "conv (1x1|3x3|3x3 stride 2|3x3 stride 2 fixed|3x3 valid|3x3 stride 2 in groups)"
     "|depthwise 3x3|(max|average) 3x3 stride 2|batch norm|network"
-    "|transposed 3x4|group norm|drop block"
+    "|transposed 3x4|group norm|drop block|joined channels"
 )
 FLOAT64 = ("batch norm", "group norm", "drop block", "network", "transposed 2x2", "transposed 3x4")
 
@@ -46,7 +46,7 @@ def assert_equal_numbers(results: dict[str, Any]) -> None:
 @pytest.mark.slow
 def test_images_split_over_space_have_the_same_numbers() -> None:
     results = run("model:4", "height:model", "(?!volume).*")
-    assert len(results) == 48
+    assert len(results) == 49
     assert_equal_numbers(results)
     for case in ("conv 3x3", "conv 3x3 stride 2", "depthwise 3x3", "max 3x3 stride 2"):
         assert results[case]["layout"] == ["unsharded", "model", "unsharded", "unsharded"], case
@@ -108,7 +108,7 @@ LAYOUTS = {
 @pytest.mark.parametrize(("mesh", "rules"), sample(LAYOUTS, quick=[next(iter(LAYOUTS))]))
 def test_images_in_other_layouts_have_the_same_numbers(mesh: str, rules: str) -> None:
     results = run(mesh, rules, SOME)
-    assert len(results) == 14
+    assert len(results) == 15
     assert_equal_numbers(results)
     assert results["network"]["layout"] == LAYOUTS[mesh, rules]  # [batch, channels]
 

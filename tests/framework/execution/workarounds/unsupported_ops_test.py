@@ -31,6 +31,10 @@ def graph(function: Callable[[tf.Tensor], Any]) -> tf.Graph:
         (lambda x: tf.cond(x[0, 0] > 0, lambda: x[:, ::-1], lambda: x), r"workarounds\.reverse"),
         (lambda x: tf.function(lambda x: x[:, ::-1])(x), r"workarounds\.reverse"),
         (lambda x: tf.map_fn(lambda row: row[:, None] * 2.0, x), "write tf.expand_dims"),
+        (lambda x: tf.concat([x, x], -1), "write axis 1"),
+        (lambda x: tf.concat([x, x], axis=-2), "write axis 0"),
+        (lambda x: tf.split(x, 2, -1), "write axis 1"),
+        (lambda x: tf.split(x, [1, 3], -1), "write axis 1"),
     ],
 )
 def test_traps_are_refused_with_their_line(function: Any, reason: str) -> None:
@@ -45,6 +49,8 @@ def test_other_slices_are_not() -> None:
         turned = tf.gather(x, [3, 2, 1, 0], axis=1)
         turned = tf.where(tf.reshape(x[0, 0] > 0, [1]), turned, 0.0)
         turned *= tf.where(x[0, 0] > 0, 1.0, 2.0)  # a scalar
+        turned += tf.concat(tf.split(x, 2, 1), 1)
+        turned = tf.reshape(turned, tf.concat([tf.shape(x)[:1], [4]], -1))  # a shape
         return turned[:, 1:] + x[:, ::2][:, :1] + tf.cast(places[:, :1], tf.float32)
 
     refuse_unsupported(graph(harmless))
