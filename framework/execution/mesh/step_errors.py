@@ -15,7 +15,7 @@ from tekso.framework.execution.workarounds.retracing import DUPLICATE_NAME, retr
 from tekso.framework.execution.workarounds.unsupported_ops import refuse_unsupported
 
 _OF_DTENSOR = ("dtensor", DUPLICATE_NAME)
-_OF_COMPILER = re.compile(r"error: (?!'builtin.module')(.*)")
+_OF_COMPILER = re.compile(r"(?:(\S+:\d+):\d+: )?error: (?!'builtin.module')(.*)")
 ADVICE = (
     "Remove rules and extra axes one by one to find the one that does not work. "
     'docs/meshes.md, "Custom layers", lists the ops that custom layers should not use'
@@ -67,7 +67,9 @@ def explained(step: Callable[..., Any], where: str, *, advice: str = ADVICE) -> 
             if not any(word in message for word in _OF_DTENSOR):
                 raise
             found = _OF_COMPILER.search(message)
-            reason = found.group(1) if found else message.partition("\n")[0]
+            reason = found.group(2) if found else message.partition("\n")[0]
+            if found and found.group(1) and "/tensorflow/" not in found.group(1):
+                reason = f"{found.group(1)}: {reason}"
             raise ExecutionError(
                 f"TensorFlow's DTensor cannot compile this step for {where}: {reason[:500]}. "
                 f"{advice}"

@@ -34,6 +34,15 @@ def test_a_step_that_does_not_compile_names_rules_and_extra_axes() -> None:
     )
 
 
+def test_a_line_of_a_layer_that_does_not_compile_is_named() -> None:
+    text = "dtensor:\n/home/me/layers.py:23:1: error: Concat op is not supported\nmore"
+    with pytest.raises(ExecutionError, match=r"'model': /home/me/layers\.py:23: Concat op is not "):
+        failing(text)()
+    text = "dtensor:\n/lib/tensorflow/python/ops.py:7:1: error: Concat op is not supported"
+    with pytest.raises(ExecutionError, match="'model': Concat op is not supported"):
+        failing(text)()
+
+
 def test_other_errors_of_a_step_stay_as_they_are() -> None:
     with pytest.raises(tf.errors.InvalidArgumentError, match="labels out of range"):
         failing("labels out of range")()
