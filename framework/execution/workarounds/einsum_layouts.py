@@ -32,6 +32,32 @@ def contradiction(op: tf.Operation) -> str | None:
     return next((axis for axis in sorted(shared) if one[axis] != other[axis]), None)
 
 
+def has_shifted_dims(op: tf.Operation) -> bool:
+    """Returns whether an einsum contracts two dims, and an operand is an index before such a dim.
+
+    Defect: of `x[0]` and `x[:, 0]`, DTensor mistakes which of the later dims is sharded.
+    """
+    operands, _, result = op.get_attr("equation").decode().partition("->")
+    names = operands.split(",")
+    if len(names) != 2 or len(contracted := (set(names[0]) & set(names[1])) - set(result)) < 2:
+        return False
+    for dims, tensor in zip(names, op.inputs, strict=True):
+        first = _first_index(_source(tensor))
+        if first is not None and any(dim in contracted for dim in dims[first:]):
+            return True
+    return False
+
+
+def _first_index(source: tf.Operation) -> int | None:
+    """Returns the first dim with an index: 2 of x[:, :, 0] and, of rank 3, of x[..., 0]."""
+    if source.type != "StridedSlice" or not (mask := source.get_attr("shrink_axis_mask")):
+        return None
+    first = (mask & -mask).bit_length() - 1
+    if source.get_attr("ellipsis_mask") in range(1, 2**first):
+        first += int(source.inputs[0].shape.rank) - int(source.inputs[1].shape[0])
+    return first
+
+
 def _source(tensor: tf.Tensor) -> tf.Operation:
     """Returns the op that made a tensor, before ops that keep its layout."""
     op = tensor.op

@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from tekso.framework.execution.errors import ExecutionError
-from tekso.framework.execution.workarounds.einsum_layouts import contradiction
+from tekso.framework.execution.workarounds.einsum_layouts import contradiction, has_shifted_dims
 
 _AXES = {"ConcatV2": -1, "Split": 0, "SplitV": 2}
 """{type: input with the axis}"""
@@ -70,6 +70,11 @@ def _problem(op: tf.Operation) -> str | None:
                 "tf.where(tf.reshape(condition, [1]), …)"
             )
     elif op.type == "Einsum":
+        if has_shifted_dims(op):
+            return (
+                "this einsum sums over two dims of x[i], which gives wrong values if they are "
+                "sharded: write workarounds.take_row(ctx, x, i) of tekso.framework, or tf.tensordot"
+            )
         axis = contradiction(op)
         if axis is not None:
             return (
