@@ -13,18 +13,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from tekso.framework.costs import graph_work
+from tekso.framework.costs import graph_work, op_kinds
 from tekso.framework.costs.graph_clusters import CompiledCluster
 from tekso.framework.costs.graph_time import is_cluster, needed
 
-_ALIASES = frozenset(
-    {"Identity", "IdentityN", "Reshape", "ExpandDims", "Squeeze", "StopGradient", "PreventGradient",
-     "Placeholder", "Const", "ReadVariableOp"}
-)  # fmt: skip
-_NEW = graph_work.PRODUCTS | {
-    "Transpose", "Conv2DBackpropInput", "Conv3DBackpropInputV2", "Conv2DBackpropFilter",
-    "Conv3DBackpropFilterV2", "GatherV2", "ConcatV2", "Pack", "Pad", "Cumsum", "ReverseV2",
-}  # fmt: skip
+_ALIASES = op_kinds.SAME_MEMORY | {"Placeholder", "Const", "ReadVariableOp"}
+_NEW = op_kinds.PRODUCTS | op_kinds.INPUT_GRADIENTS | op_kinds.FILTER_GRADIENTS
+_NEW |= {"Transpose", "GatherV2", "ConcatV2", "Pack", "Pad", "Cumsum", "ReverseV2"}
 _FILLS = frozenset({"TensorListPushBack", "TensorListSetItem"})
 
 

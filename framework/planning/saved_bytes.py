@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tekso.framework.costs.op_kinds import SAME_MEMORY
 from tekso.framework.costs.piece_gradients import piece_gradients
 from tekso.framework.costs.piece_traces import PieceTrace, of_each
 from tekso.framework.execution.pipeline.graph_cut import GraphCut
@@ -24,12 +25,6 @@ from tekso.framework.nests import tensors
 from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece
 from tekso.framework.signature import Signature, num_examples
 from tekso.framework.weight_spec import WeightSpec
-
-# Ops whose output is their input in the same memory.
-_SAME_MEMORY = frozenset(
-    {"Identity", "Reshape", "ExpandDims", "Squeeze", "StopGradient", "PreventGradient"}
-)
-
 
 Same = Mapping[str, tf.Tensor]
 """{name of a tensor: the first tensor of the graph in the same memory}."""
@@ -146,10 +141,8 @@ def _same_memory(graph: Any) -> Same:
     first: dict[Any, tf.Operation] = {}
     for op in graph.get_operations():
         given = [found.get(tensor.name, tensor) for tensor in op.inputs]
-        if op.type in _SAME_MEMORY:
-            own = given[:1]
-        elif op.type == "IdentityN":
-            own = given
+        if op.type in SAME_MEMORY:
+            own = given[: len(op.outputs)]
         else:
             own = first.setdefault(_kind(op, given), op).outputs
         found.update({tensor.name: one for tensor, one in zip(op.outputs, own, strict=True)})
