@@ -22,7 +22,8 @@ import sys
 from collections.abc import Sequence
 
 from tekso.framework.tables import table
-from tekso.tools.command_errors import FAILED, OK
+from tekso.tools import command_flags
+from tekso.tools.command_errors import FAILED, OK, UsageError
 from tekso.tools.tool_processes import record_of, why_failed
 
 AMOEBANET = (
@@ -36,7 +37,13 @@ _HEADER = ("rematerialize", "K", "M", "predicted MB", "activations", "measured M
 
 def main(argv: Sequence[str]) -> int:
     """Prints the table; returns the exit code."""
-    key, *settings = shlex.split(argv[1] if len(argv) > 1 else AMOEBANET)
+    return command_flags.run_words("pipeline_memory", argv, _compare, text=__doc__)
+
+
+def _compare(words: Sequence[str]) -> int:
+    if len(words) > 1:
+        raise UsageError(f"{words[1]!r} is too much: put an experiment and its settings in quotes")
+    key, *settings = shlex.split(words[0] if words else AMOEBANET)
     rows = []
     for again, stages, parts in itertools.product(REMATERIALIZE, STAGES, MICRO_BATCHES):
         try:
