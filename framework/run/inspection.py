@@ -16,6 +16,7 @@ from tekso.framework import foreign_variables, task_results
 from tekso.framework.execution.base import signature_of
 from tekso.framework.experiment import Tree
 from tekso.framework.input.skips import InputError
+from tekso.framework.input.task_inputs import KnownTasks, assets_of, named
 from tekso.framework.params import REQUIRED, Params
 from tekso.framework.params import tree as params_tree
 from tekso.framework.params.literals import write as literal
@@ -143,6 +144,26 @@ def batch_of(tree: Tree.Params, *, assets_dir: str | None = None) -> Signature:
         return found
     input = tree.input.instantiate(seed=tree.run.seed, assets_dir=assets_dir)
     return signature_of(input.batch(0))
+
+
+def known_parts(
+    tree: Tree.Params, assets_dir: str, *, one_task: str | None
+) -> tuple[Any, Signature]:
+    """Returns `known_input` and `batch_of`.
+
+    Args:
+      tree: the Params, whose sizes are complete.
+      assets_dir: folder of the assets of the run.
+      one_task: name of a task of several. Data of others is not read, and the batch has none.
+    """
+    if one_task is None:
+        return known_input(tree, assets_dir), batch_of(tree, assets_dir=assets_dir)
+    name = one_task
+    own = tree.copy().set(task=tree.task.tasks[name], input=tree.input.inputs[name])
+    folder = assets_of(assets_dir, name)
+    inputs = {n: _Unread(params) for n, params in tree.input.inputs.items()}
+    known = KnownTasks(tree.input, {**inputs, name: known_input(own, folder)})
+    return known, named(name, batch_of(own, assets_dir=folder))
 
 
 class _Unread:
