@@ -9,6 +9,7 @@ lists of a loop have an item per iteration.
 from __future__ import annotations
 
 import collections
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -34,11 +35,25 @@ def peak_bytes(graph: Any, *, least: float = 0.0) -> float:
       graph: a traced graph.
       least: tensors of fewer bytes do not count.
     """
-    ops = _as_they_get_ready(needed(graph))
+    outputs = getattr(graph, "outputs", None) or []
+    return peak_bytes_of(graph, needed(graph), outputs, least=least)
+
+
+def peak_bytes_of(
+    graph: Any, ops: Sequence[Any], outputs: Sequence[Any], *, least: float = 0.0
+) -> float:
+    """Returns the largest number of bytes that some ops of a graph hold at once.
+
+    Args:
+      graph: the graph.
+      ops: the ops. The outputs of all others exist before and do not count.
+      outputs: tensors that are not freed.
+      least: tensors of fewer bytes do not count.
+    """
+    ops = _as_they_get_ready(list(ops))
     root: dict[str, str] = {}  # tensor: the tensor whose memory it has
     readers: dict[str, int] = {}
     sizes: dict[str, float] = {}
-    outputs = getattr(graph, "outputs", None) or []
     for op in ops:
         lists = _lists(op, least)
         for number, tensor in enumerate(op.outputs):

@@ -24,7 +24,7 @@ The body of a loop counts once per iteration. Ops without a path to an output do
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence, Set
 from typing import Any
 
 from tekso.framework.costs import graph_work, op_kinds
@@ -51,14 +51,27 @@ def needed(graph: Any) -> list[Any]:
     outputs = getattr(graph, "outputs", None)
     if outputs is None:
         return list(graph.get_operations())
-    found, open_ops = set(), [t.op for t in outputs]
-    open_ops += [op for op in graph.get_operations() if op.op_def and op.op_def.is_stateful]
+    stateful = [op for op in graph.get_operations() if op.op_def and op.op_def.is_stateful]
+    return above(graph, [*(t.op for t in outputs), *stateful])
+
+
+def above(graph: Any, ops: Iterable[Any], *, given: Set[str] = frozenset()) -> list[Any]:
+    """Returns ops and those on which they depend, in the order of the graph.
+
+    Args:
+      graph: the graph.
+      ops: the ops.
+      given: names of tensors that exist already. If there are any, control inputs do not count:
+        the ops that computed these tensors ran before.
+    """
+    found, open_ops = set(), list(ops)
     while open_ops:
         op = open_ops.pop()
         if op.name in found:
             continue
         found.add(op.name)
-        open_ops += [t.op for t in op.inputs] + list(op.control_inputs)
+        open_ops += [t.op for t in op.inputs if t.name not in given]
+        open_ops += [] if given else list(op.control_inputs)
     return [op for op in graph.get_operations() if op.name in found]
 
 
