@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
@@ -215,10 +214,10 @@ def _kept(
     lasting = {t.name for t in cut.lasting}
     halves = [t for t in cut.taken(there, of_weights) if t.name not in lasting]
     inputs = zip(cut.early[len(cut.lasting) :], _leaves(given), strict=True)
-    names: dict[str, SavedTensor] = {tensor.name: leaf for tensor, leaf in inputs}
+    leaves = {tensor.name: leaf for tensor, leaf in inputs}
     same = _same_memory(concrete.graph)
+    names: dict[str, SavedTensor] = {**leaves, **_derived(concrete.graph, leaves, same)}
     written = {name: nest for name, nest in trace.writes.items() if name not in (LOSS_SUM, METRICS)}
-    names |= _derived(concrete.graph, names, same)
     roots = [same[tensor.name].name for tensor in outputs[:-1]]  # the last is the loss
     seeds = [t for t in cut.late if t.shape.rank]
     return SavedBytes(
@@ -248,27 +247,30 @@ def _working(
     )
 
 
-def _derived(graph: Any, names: Mapping[str, SavedTensor], same: Same) -> dict[str, SavedTensor]:
-    """Returns the tensors that are computed from one input and constants, by their names."""
-    found: dict[str, SavedTensor] = dict(names)
+def _derived(graph: Any, inputs: Mapping[str, Leaf], same: Same) -> dict[str, Derived]:
+    """Returns the tensors that are computed from one input and constants, by their names.
+
+    Args:
+      graph: graph of a piece.
+      inputs: {name: input of the piece}.
+      same: see `Same`.
+    """
+    found = {name: Derived(leaf, "") for name, leaf in inputs.items()}
     for op in graph.get_operations():
         given = [same[tensor.name] for tensor in op.inputs]
         before = [found.get(tensor.name) for tensor in given]
-        leaves = {one.leaf if isinstance(one, Derived) else one for one in before if one}
-        is_constant = [tensor.op.type == "Const" for tensor in given]
-        if len(leaves) != 1 or len(op.outputs) != 1 or op.outputs[0].name in found:
+        leaves = {one.leaf for one in before if one is not None}
+        if len(leaves) != 1 or len(op.outputs) != 1 or _kind(op, given) == op.name:
             continue
-        if _kind(op, given) == op.name or not all(
-            map(operator.or_, map(bool, before), is_constant)
-        ):
-            continue
-        inputs = [
-            one.how if isinstance(one, Derived) else "" if one else str(_kind(tensor.op, ()))
+        hows = [
+            one.how if one is not None else str(_kind(tensor.op, ()))
             for one, tensor in zip(before, given, strict=True)
+            if one is not None or tensor.op.type == "Const"
         ]
-        how = hashlib.sha256(str((_kind(op, ()), inputs)).encode()).hexdigest()
-        found[op.outputs[0].name] = Derived(leaves.pop(), how)
-    return {name: one for name, one in found.items() if name not in names}
+        if len(hows) == len(given) and op.outputs[0].name not in found:
+            how = hashlib.sha256(str((_kind(op, ()), hows)).encode()).hexdigest()
+            found[op.outputs[0].name] = Derived(leaves.pop(), how)
+    return {name: one for name, one in found.items() if name not in inputs}
 
 
 def _leaves(flow: Mapping[str, Any]) -> list[Leaf]:

@@ -12,11 +12,11 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from tekso.framework import foreign_variables, task_results
+from tekso.framework import files, foreign_variables, task_results
 from tekso.framework.execution.base import signature_of
 from tekso.framework.experiment import Tree
 from tekso.framework.input.skips import InputError
-from tekso.framework.input.task_inputs import KnownTasks, assets_of, named
+from tekso.framework.input.task_inputs import KnownTasks, named
 from tekso.framework.params import REQUIRED, Params
 from tekso.framework.params import tree as params_tree
 from tekso.framework.params.literals import write as literal
@@ -158,12 +158,13 @@ def known_parts(
     """
     if one_task is None:
         return known_input(tree, assets_dir), batch_of(tree, assets_dir=assets_dir)
-    name = one_task
-    own = tree.copy().set(task=tree.task.tasks[name], input=tree.input.inputs[name])
-    folder = assets_of(assets_dir, name)
-    inputs = {n: _Unread(params) for n, params in tree.input.inputs.items()}
-    known = KnownTasks(tree.input, {**inputs, name: known_input(own, folder)})
-    return known, named(name, batch_of(own, assets_dir=folder))
+    tasks: Any = tree.task
+    inputs: Any = tree.input
+    own = tree.copy().set(task=tasks.tasks[one_task], input=inputs.inputs[one_task])
+    folder = files.join(assets_dir, one_task)
+    known = {name: _Unread(params) for name, params in inputs.inputs.items()}
+    known[one_task] = known_input(own, folder)
+    return KnownTasks(inputs, known), named(one_task, batch_of(own, assets_dir=folder))
 
 
 class _Unread:
