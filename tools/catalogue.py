@@ -18,12 +18,17 @@ import sys
 import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
+
+from absl import flags
 
 from tekso.framework import registry
 from tekso.framework.params import REQUIRED, Configurable, Field, Params
 from tekso.framework.params.types import type_name
 from tekso.framework.run import experiment_record, results
 from tekso.framework.run.quiet_tensorflow import quiet
+from tekso.tools import command_flags
+from tekso.tools.command_errors import UsageError
 
 _PACKAGES = ("tekso.framework", "tekso.models", "tekso.tasks")
 
@@ -47,7 +52,11 @@ _SECTIONS = (
 
 A class is listed in the first section that matches."""
 
-_FOLDER = "--experiments="
+FLAGS: Any = flags.FlagValues()  # type: ignore[no-untyped-call]
+flags.DEFINE_string(
+    "experiments", None, "Folder for the descriptions of the experiments.", flag_values=FLAGS
+)
+command_flags.define_common(FLAGS)
 
 _MEASURED = (
     "The evaluation at the last step of one run, written by the trainer. Times are of the whole",
@@ -69,17 +78,18 @@ without a default; many of these are filled in by the layer or the input around 
 
 def main(argv: Sequence[str]) -> int:
     """Prints the page; returns the exit code."""
-    if len(argv) == 2 and argv[1].startswith(_FOLDER):
-        write_experiments(Path(argv[1].removeprefix(_FOLDER)))
-        return 0
-    if len(argv) > 1:
-        print(
-            f"catalogue takes {_FOLDER}FOLDER or no arguments, got {' '.join(argv[1:])}",
-            file=sys.stderr,
-        )
-        return 2
-    print(page(), end="")
-    return 0
+    return command_flags.run(
+        "catalogue", FLAGS, argv, _print, help_text=lambda: (__doc__ or "").strip()
+    )
+
+
+def _print(words: Sequence[str]) -> None:
+    if words:
+        raise UsageError(f"{words[0]!r} is not a flag: there is --experiments=FOLDER")
+    if FLAGS.experiments is not None:
+        write_experiments(Path(FLAGS.experiments))
+    else:
+        print(page(), end="")
 
 
 def write_experiments(folder: Path) -> None:

@@ -127,6 +127,26 @@ def version_text(program: str) -> str:
     return f"{program} {importlib.metadata.version('tekso')}"
 
 
+def run_words(
+    program: str,
+    argv: Sequence[str] | None,
+    action: Callable[[list[str]], int | None],
+    *,
+    text: str | None,
+) -> int:
+    """Runs a tool that has arguments, and only the flags that every tool has; see `run`.
+
+    Args:
+      program: name of the command.
+      argv: the command line; None for `sys.argv`.
+      action: a function of the arguments. It may return an exit code.
+      text: what --help prints, the docstring of the tool.
+    """
+    values = flags.FlagValues()  # type: ignore[no-untyped-call]
+    define_common(values)
+    return run(program, values, argv, action, help_text=lambda: (text or "").strip())
+
+
 def run(
     program: str,
     values: Any,

@@ -304,7 +304,7 @@ def _parts(wanted: Kind | Literal["files"]) -> tuple[Assembly, Kind]:
         tpu=FLAGS.tpu,
         cpu_devices=FLAGS.cpu_devices,
     )
-    parts = job.assemble(ProcessGroup(), reads_data=False)
+    parts = job.assemble(ProcessGroup(), reads_data=False, one_task=FLAGS.task)
     restore(parts.program, run.checkpoint)
     parts = decode_tasks.of_task(parts, FLAGS.task)
     how = f", {_search_text(parts.tree)}" if kind == "texts" else ""

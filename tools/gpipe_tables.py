@@ -35,6 +35,8 @@ from typing import Any
 
 from tekso.framework.exit_codes import ExitCode
 from tekso.framework.tables import table
+from tekso.tools import command_flags
+from tekso.tools.command_errors import UsageError
 
 BYTES_PER_WEIGHT = 12
 MICRO_BATCHES = (1, 4, 32)
@@ -156,11 +158,14 @@ def cut(costs: Sequence[float], count: int) -> list[tuple[int, int]]:
 
 def main(argv: Sequence[str]) -> int:
     """Prints the tables; returns the exit code."""
-    names = argv[1:] or list(TABLES)
+    return command_flags.run_words("gpipe_tables", argv, _print, text=__doc__)
+
+
+def _print(words: Sequence[str]) -> int:
+    names = words or list(TABLES)
     unknown = [name for name in names if name not in TABLES]
     if unknown:
-        print(f"{unknown[0]!r} is none of {', '.join(TABLES)}", file=sys.stderr)
-        return ExitCode.WRONG_USAGE
+        raise UsageError(f"{unknown[0]!r} is none of {', '.join(TABLES)}")
     for name in names:
         of = TABLES[name]
         model = model_of(of.key, {**of.settings, **of.without})

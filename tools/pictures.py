@@ -27,8 +27,8 @@ from tekso.framework.planning import timeline_drawing
 from tekso.framework.planning.simulator import simulate
 from tekso.framework.run.logdir import Logdir
 from tekso.framework.run.metrics_log import SECONDS, TRAIN, MetricsLog
-from tekso.tools import command_errors
-from tekso.tools.command_errors import UsageError
+from tekso.tools import command_flags
+from tekso.tools.command_errors import OK, UsageError
 
 _STAGES, _MICRO_BATCHES = 4, 4
 _TAGS = ("loss", "bits_per_byte", "accuracy", "learning_rate")
@@ -41,7 +41,7 @@ Points = dict[str, dict[str, list[tuple[int, float]]]]
 
 def main(argv: Sequence[str]) -> int:
     """Writes the pictures; returns the exit code."""
-    return command_errors.run("pictures", lambda: _draw(argv[1:]))
+    return command_flags.run_words("pictures", argv, _draw, text=__doc__)
 
 
 def _draw(arguments: Sequence[str]) -> int:
@@ -60,7 +60,7 @@ def _draw(arguments: Sequence[str]) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     for name, svg in files.items():
         (folder / f"{name}.svg").write_text(svg)
-    return command_errors.OK
+    return OK
 
 
 # --- schedules and layouts: always the same ---

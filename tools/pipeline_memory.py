@@ -6,11 +6,11 @@
 Every measurement is a process of tekso-benchmark, and every prediction one of
 `--mode=inspect_pipeline`, with the same settings: K stages, M micro-batches, the schedule `gpipe`,
 with and without rematerialization. Stages on a CPU share the memory of one process, so the figures
-are those of all stages together: weights, slots, sums of gradients and saved activations. Measured
-is the largest memory of TensorFlow's tensors during a step. It includes tensors that an op needs
-while it runs, which are not predicted. With oneDNN, TensorFlow's statistics leave out all tensors
-below 256 KiB: the figures are comparable if nearly all tensors of a micro-batch are larger. Without
-oneDNN, there are no statistics, and "-" is printed.
+are those of all stages together, at the same time: weights, slots, sums of gradients, saved
+activations and the tensors of the backward passes that run. Measured is the largest memory of
+TensorFlow's tensors during a step. With oneDNN, TensorFlow's statistics leave out all tensors below
+256 KiB, so the prediction is compared without these ("counted"). Without oneDNN, there are no
+statistics, and "-" is printed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ import sys
 from collections.abc import Sequence
 
 from tekso.framework.tables import table
-from tekso.tools.command_errors import FAILED, OK
+from tekso.tools import command_flags
+from tekso.tools.command_errors import FAILED, OK, UsageError
 from tekso.tools.tool_processes import record_of, why_failed
 
 AMOEBANET = (
@@ -31,12 +32,18 @@ AMOEBANET = (
 )
 STAGES, MICRO_BATCHES, REMATERIALIZE = (1, 2, 4), (1, 4, 16), ("none", "all")
 
-_HEADER = ("rematerialize", "K", "M", "predicted MB", "activations", "measured MB", "off")
+_HEADER = ("rematerialize", "K", "M", "predicted MB", "counted MB", "measured MB", "off")
 
 
 def main(argv: Sequence[str]) -> int:
     """Prints the table; returns the exit code."""
-    key, *settings = shlex.split(argv[1] if len(argv) > 1 else AMOEBANET)
+    return command_flags.run_words("pipeline_memory", argv, _compare, text=__doc__)
+
+
+def _compare(words: Sequence[str]) -> int:
+    if len(words) > 1:
+        raise UsageError(f"{words[1]!r} is too much: put an experiment and its settings in quotes")
+    key, *settings = shlex.split(words[0] if words else AMOEBANET)
     rows = []
     for again, stages, parts in itertools.product(REMATERIALIZE, STAGES, MICRO_BATCHES):
         try:
@@ -59,14 +66,12 @@ def _row(key: str, settings: Sequence[str], again: str, stages: int, parts: int)
     flags = [f"--model={key}", "--format=json", *(f"--set={s}" for s in settings)]
     flags += ["--execution=pipelined", *(f"--set=execution.{s}" for s in own)]
     found = record_of("trainer", "--mode=inspect_pipeline", *flags)
-    saved = sum(found["held_bytes"])
-    sizes = ("weight_bytes", "copy_bytes", "optimizer_bytes", "gradient_bytes")
-    predicted = saved + sum(stage[name] for stage in found["stages"] for name in sizes)
+    counted = found["counted_bytes"]
     measured = record_of("benchmark", *flags, "--warmup=1", "--steps=2")["step_memory_bytes"]
-    shown = (f"{predicted / 1e6:.0f}", f"{saved / 1e6:.0f}")
+    shown = (f"{found['shared_bytes'] / 1e6:.0f}", f"{counted / 1e6:.0f}")
     compared = ("-", "-")
     if measured:
-        compared = (f"{measured / 1e6:.0f}", f"{100 * (predicted / measured - 1):+.0f} %")
+        compared = (f"{measured / 1e6:.0f}", f"{100 * (counted / measured - 1):+.0f} %")
     return again, str(stages), str(parts), *shown, *compared
 
 

@@ -18,6 +18,7 @@ import tempfile
 from collections.abc import Sequence
 
 from tekso.framework.tables import table
+from tekso.tools import command_flags
 from tekso.tools.command_errors import FAILED, OK
 from tekso.tools.tool_processes import record_of, why_failed
 
@@ -48,8 +49,12 @@ _HEADER = ("model", "step planned", "measured", "", "CPU planned", "measured", "
 
 def main(argv: Sequence[str]) -> int:
     """Prints the table; returns the exit code."""
+    return command_flags.run_words("plan_accuracy", argv, _compare, text=__doc__)
+
+
+def _compare(words: Sequence[str]) -> int:
     rows, failed = [], False
-    for text in argv[1:] or [*REGISTERED, *CHANGED]:
+    for text in words or [*REGISTERED, *CHANGED]:
         key, *settings = shlex.split(text)
         try:
             rows.append((text, *_figures(key, settings)))

@@ -167,6 +167,26 @@ def _check_settings(varied: Sequence[space.Varied]) -> None:
         if tree.run.seed != registered.run.seed:
             raise UsageError("the seeds of a sweep are set by --seeds, not by run.seed")
         _check_metric(list(tree.eval_inputs))
+    _check_parts(registered, varied)
+
+
+def _check_parts(registered: Any, varied: Sequence[space.Varied]) -> None:
+    """Checks that the parts of the experiment accept every value, in one combination at least."""
+    from tekso.tools.sweeping import parts
+
+    def tree(settings: Mapping[str, str]) -> Any:
+        changed = registered.copy()
+        texts = [*FLAGS.set, *(f"{path}={value}" for path, value in settings.items())]
+        experiment_flags.change(changed, execution=FLAGS.execution, settings=texts)
+        return changed
+
+    checks = parts.checks_of(tree({})) if varied else []
+    for one in varied:
+        others = [other for other in varied if other is not one]
+        for value in one.examples:
+            reason = parts.rejection(tree, {one.path: value}, others, checks)
+            if reason:
+                raise UsageError(f"--sweep {one.path}={value}: {reason}")
 
 
 def _check_metric(evaluations: Sequence[str]) -> None:

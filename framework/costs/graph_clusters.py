@@ -14,23 +14,12 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-from tekso.framework.costs import graph_work
+from tekso.framework.costs import graph_work, op_kinds
 
-FUNCTIONS = frozenset(
-    {"Exp", "Expm1", "Log", "Log1p", "Tanh", "Sigmoid", "Erf", "Erfc", "Softplus", "Sin", "Cos",
-     "Pow", "Softmax", "LogSoftmax", "Rsqrt", "Sqrt", "Elu", "Selu"}
-)  # fmt: skip
-_EXPENSIVE = FUNCTIONS | {"RealDiv", "DivNoNan"}
-_NAMES = frozenset(
-    {"Identity", "IdentityN", "Reshape", "ExpandDims", "Squeeze", "StopGradient",
-     "PreventGradient"}
-)  # fmt: skip
+_EXPENSIVE = op_kinds.FUNCTIONS | {"RealDiv", "DivNoNan"}
 _VALUES = frozenset({"Const", "Fill", "ZerosLike", "OnesLike", "Range", "Shape", "BroadcastTo"})
-_ENDS = frozenset(
-    {"Transpose", "ConcatV2", "Pack", "Unpack", "Split", "SplitV", "GatherV2", "GatherNd",
-     "ScatterNd", "Cumsum", "TensorScatterAdd", "UnsortedSegmentSum", "TopKV2", "ArgMax"}
-)  # fmt: skip
-_SUMS = graph_work.SUMS | {"ArgMax", "Cumsum"}
+_ENDS = op_kinds.REORDERINGS | {"ArgMax"}
+_SUMS = op_kinds.SUMS | {"ArgMax", "Cumsum"}
 
 
 class ClusterLoop(NamedTuple):
@@ -68,7 +57,7 @@ class CompiledCluster:
 
     def _root(self, tensor: Any) -> Any:
         """Returns the tensor of which a tensor is another name."""
-        while tensor.op.type in _NAMES and len(tensor.op.inputs):
+        while tensor.op.type in op_kinds.SAME_MEMORY and len(tensor.op.inputs):
             tensor = tensor.op.inputs[0]
         return tensor
 
@@ -81,7 +70,7 @@ class CompiledCluster:
         largest: dict[str, int] = {}  # op: elements of the largest op that reads it
         written: set[str] = set()
         for op in reversed(self._ops):
-            if op.type in _NAMES or op.type in _VALUES or op.type == "Placeholder":
+            if op.type in op_kinds.SAME_MEMORY or op.type in _VALUES or op.type == "Placeholder":
                 continue
             loops, size = needed_by.get(op.name, set()), _size(op)
             is_computed_again = op.type in _EXPENSIVE and (
@@ -104,13 +93,13 @@ class CompiledCluster:
 
     def _is_whole(self, op: Any) -> bool:
         """Returns whether an op has graphs of its own, or is a product."""
-        return bool(graph_work.inside(self._graph, op)[1]) or op.type in graph_work.PRODUCTS
+        return bool(graph_work.inside(self._graph, op)[1]) or op.type in op_kinds.PRODUCTS
 
     def _loop(self, op: Any) -> ClusterLoop:
         read, fused = self._read_by(op)
-        functions = math.fsum(_size(o) for o in fused if o.type in FUNCTIONS)
+        functions = math.fsum(_size(o) for o in fused if o.type in op_kinds.FUNCTIONS)
         sums = math.fsum(_given(o) for o in fused if o.type in _SUMS)
-        simple = [o for o in fused if o.type not in FUNCTIONS | _SUMS | _ENDS]
+        simple = [o for o in fused if o.type not in op_kinds.FUNCTIONS | _SUMS | _ENDS]
         moved = math.fsum(map(_bytes, read)) + math.fsum(map(_bytes, op.outputs))
         elements = math.fsum(0 if self._is_whole(o) else _size(o) for o in simple)
         return ClusterLoop(op, moved, elements, functions, sums)

@@ -9,22 +9,18 @@ lists of a loop have an item per iteration.
 from __future__ import annotations
 
 import collections
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from tekso.framework.costs import graph_work
+from tekso.framework.costs import graph_work, op_kinds
 from tekso.framework.costs.graph_clusters import CompiledCluster
 from tekso.framework.costs.graph_time import is_cluster, needed
 
-_ALIASES = frozenset(
-    {"Identity", "IdentityN", "Reshape", "ExpandDims", "Squeeze", "StopGradient", "PreventGradient",
-     "Placeholder", "Const", "ReadVariableOp"}
-)  # fmt: skip
-_NEW = graph_work.PRODUCTS | {
-    "Transpose", "Conv2DBackpropInput", "Conv3DBackpropInputV2", "Conv2DBackpropFilter",
-    "Conv3DBackpropFilterV2", "GatherV2", "ConcatV2", "Pack", "Pad", "Cumsum", "ReverseV2",
-}  # fmt: skip
+_ALIASES = op_kinds.SAME_MEMORY | {"Placeholder", "Const", "ReadVariableOp"}
+_NEW = op_kinds.PRODUCTS | op_kinds.INPUT_GRADIENTS | op_kinds.FILTER_GRADIENTS
+_NEW |= {"Transpose", "GatherV2", "ConcatV2", "Pack", "Pad", "Cumsum", "ReverseV2"}
 _FILLS = frozenset({"TensorListPushBack", "TensorListSetItem"})
 
 
@@ -39,11 +35,25 @@ def peak_bytes(graph: Any, *, least: float = 0.0) -> float:
       graph: a traced graph.
       least: tensors of fewer bytes do not count.
     """
-    ops = _as_they_get_ready(needed(graph))
+    outputs = getattr(graph, "outputs", None) or []
+    return peak_bytes_of(graph, needed(graph), outputs, least=least)
+
+
+def peak_bytes_of(
+    graph: Any, ops: Sequence[Any], outputs: Sequence[Any], *, least: float = 0.0
+) -> float:
+    """Returns the largest number of bytes that some ops of a graph hold at once.
+
+    Args:
+      graph: the graph.
+      ops: the ops. The outputs of all others exist before and do not count.
+      outputs: tensors that are not freed.
+      least: tensors of fewer bytes do not count.
+    """
+    ops = _as_they_get_ready(list(ops))
     root: dict[str, str] = {}  # tensor: the tensor whose memory it has
     readers: dict[str, int] = {}
     sizes: dict[str, float] = {}
-    outputs = getattr(graph, "outputs", None) or []
     for op in ops:
         lists = _lists(op, least)
         for number, tensor in enumerate(op.outputs):

@@ -24,31 +24,14 @@ The body of a loop counts once per iteration. Ops without a path to an output do
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence, Set
 from typing import Any
 
-from tekso.framework.costs import graph_work
-from tekso.framework.costs.graph_clusters import FUNCTIONS, CompiledCluster
+from tekso.framework.costs import graph_work, op_kinds
+from tekso.framework.costs.graph_clusters import CompiledCluster
 from tekso.framework.costs.this_machine import MachineSpeed, rate
 
-_PRODUCTS = frozenset({"MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum"})
-_CONVOLUTIONS = frozenset(
-    {"Conv2D", "Conv3D", "Conv2DBackpropInput", "Conv3DBackpropInputV2", "DepthwiseConv2dNative"}
-)
-_FILTERS = frozenset({"Conv2DBackpropFilter", "Conv3DBackpropFilterV2"})
-_COPIES = frozenset(
-    {"Transpose", "ConcatV2", "Pack", "Unpack", "Split", "SplitV", "Slice", "StridedSlice",
-     "GatherV2", "GatherNd", "Tile", "Pad", "PadV2", "ReverseV2", "ScatterNd", "Cumsum",
-     "TensorScatterAdd", "UnsortedSegmentSum", "StridedSliceGrad", "TensorListStack",
-     "TensorListFromTensor", "ResizeBilinear", "TopKV2"}
-)  # fmt: skip
-_NOTHING = frozenset(
-    {"Placeholder", "Const", "Identity", "IdentityN", "Reshape", "ExpandDims", "Squeeze",
-     "StopGradient", "PreventGradient", "NoOp", "TensorListGetItem", "TensorListSetItem",
-     "TensorListReserve", "TensorListPushBack", "TensorListPopBack", "EmptyTensorList",
-     "Shape", "BroadcastGradientArgs", "OptionalFromValue"}
-)  # fmt: skip
-
+_WITH_RATES = op_kinds.MATRIX_PRODUCTS | op_kinds.CONVOLUTIONS | op_kinds.FILTER_GRADIENTS
 _SHORT_S = 3e-6  # 8000 cycles, the threshold of TensorFlow's executor
 
 
@@ -68,14 +51,27 @@ def needed(graph: Any) -> list[Any]:
     outputs = getattr(graph, "outputs", None)
     if outputs is None:
         return list(graph.get_operations())
-    found, open_ops = set(), [t.op for t in outputs]
-    open_ops += [op for op in graph.get_operations() if op.op_def and op.op_def.is_stateful]
+    stateful = [op for op in graph.get_operations() if op.op_def and op.op_def.is_stateful]
+    return above(graph, [*(t.op for t in outputs), *stateful])
+
+
+def above(graph: Any, ops: Iterable[Any], *, given: Set[str] = frozenset()) -> list[Any]:
+    """Returns ops and those on which they depend, in the order of the graph.
+
+    Args:
+      graph: the graph.
+      ops: the ops.
+      given: names of tensors that exist already. If there are any, control inputs do not count:
+        the ops that computed these tensors ran before.
+    """
+    found, open_ops = set(), list(ops)
     while open_ops:
         op = open_ops.pop()
         if op.name in found:
             continue
         found.add(op.name)
-        open_ops += [t.op for t in op.inputs] + list(op.control_inputs)
+        open_ops += [t.op for t in op.inputs if t.name not in given]
+        open_ops += [] if given else list(op.control_inputs)
     return [op for op in graph.get_operations() if op.name in found]
 
 
@@ -98,7 +94,7 @@ def _op_seconds(graph: Any, op: Any, machine: MachineSpeed) -> float:
         if is_cluster(op, inner):
             return times * _cluster_seconds(inner[0], machine)
         return machine.op_s + times * max(seconds(one, machine) for one in inner)
-    if op.type in _NOTHING:
+    if op.type in op_kinds.INSTANT:
         return 0.0
     return machine.op_s + _work_seconds(op, machine)
 
@@ -106,25 +102,25 @@ def _op_seconds(graph: Any, op: Any, machine: MachineSpeed) -> float:
 def _work_seconds(op: Any, machine: MachineSpeed) -> float:
     moved = _bytes(op.inputs) + _bytes(op.outputs)
     points = {
-        **dict.fromkeys(_PRODUCTS, machine.products),
-        **dict.fromkeys(_CONVOLUTIONS, machine.convolutions),
-        **dict.fromkeys(_FILTERS, machine.filter_gradients),
+        **dict.fromkeys(op_kinds.MATRIX_PRODUCTS, machine.products),
+        **dict.fromkeys(op_kinds.CONVOLUTIONS, machine.convolutions),
+        **dict.fromkeys(op_kinds.FILTER_GRADIENTS, machine.filter_gradients),
     }.get(op.type)
     if points is not None:
         flops = graph_work.op_flops(op)
         intensity = flops / max(moved, 1)
         reached = rate(points, intensity) * min(1.0, intensity / points[0][0])
         fixed = machine.convolution_s
-        if op.type in _PRODUCTS:
+        if op.type in op_kinds.MATRIX_PRODUCTS:
             fixed = machine.product_s + moved / rate(machine.streams, moved)
         return fixed + flops / max(reached, 1.0)
-    if op.type in _COPIES:
+    if op.type in op_kinds.COPIES:
         outputs = _bytes(op.outputs)
         read = outputs if op.type.startswith("Gather") else _bytes(op.inputs)
         read = min(read, outputs) if op.type in ("Slice", "StridedSlice") else read
         return (read + outputs) / machine.moved_bytes_per_s
     found = moved / rate(machine.streams, moved)
-    if op.type in FUNCTIONS:
+    if op.type in op_kinds.FUNCTIONS:
         found = max(found, _elements(op.outputs) / machine.functions_per_s)
     return found
 
@@ -139,7 +135,7 @@ def _loops_seconds(graph: Any, machine: MachineSpeed) -> float:
         times, inner = graph_work.inside(graph, loop.op)
         if inner:
             found += times * max(_loops_seconds(one, machine) for one in inner)
-        elif loop.op.type in _PRODUCTS | _CONVOLUTIONS | _FILTERS:
+        elif loop.op.type in _WITH_RATES:
             found += _work_seconds(loop.op, machine)
         else:
             found += loop.bytes / rate(machine.cluster_streams, loop.bytes)

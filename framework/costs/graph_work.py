@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tekso.framework.costs import op_kinds
+
 
 class GraphWork(NamedTuple):
     """The work of a graph.
@@ -27,34 +29,6 @@ class GraphWork(NamedTuple):
     product_bytes: float = 0.0
 
 
-FREE = frozenset(
-    {
-        "Placeholder",
-        "Const",
-        "Identity",
-        "IdentityN",
-        "Reshape",
-        "ExpandDims",
-        "Squeeze",
-        "StopGradient",
-        "PreventGradient",
-        "ZerosLike",
-        "OnesLike",
-        "TensorListFromTensor",
-        "TensorListStack",
-        "TensorListGetItem",
-        "TensorListSetItem",
-    }
-)
-"""Ops that compute nothing."""
-PRODUCTS = frozenset({"MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum"})
-PRODUCTS |= {"Conv2D", "Conv3D", "DepthwiseConv2dNative"}
-"""Ops that multiply matrices, or convolve."""
-SUMS = frozenset({"Sum", "Mean", "Max", "Min", "Prod"})
-_MOVES = frozenset({"Transpose", "ConcatV2", "Pack", "Unpack", "Split", "SplitV", "Slice"})
-_MOVES |= {"StridedSlice", "GatherV2", "Cast", "Tile", "BroadcastTo", "Pad", "PadV2"}
-
-
 def count(graph: Any) -> GraphWork:
     """Returns the work of all ops of a graph, including ops inside loops and function calls."""
     flops = written = products = 0.0
@@ -66,12 +40,12 @@ def count(graph: Any) -> GraphWork:
             written += times * max(w.bytes_written for w in found)
             products += times * max(w.product_bytes for w in found)
             continue
-        if op.type in FREE or not any(t.dtype.is_floating for t in op.outputs):
+        if op.type in op_kinds.FREE or not any(t.dtype.is_floating for t in op.outputs):
             continue
         flops += op_flops(op)
         own = sum(size(t) * t.dtype.size for t in op.outputs if t.dtype.is_floating)
         written += own
-        products += own if op.type in PRODUCTS else 0
+        products += own if op.type in op_kinds.PRODUCTS else 0
     return GraphWork(flops, written, products)
 
 
@@ -103,25 +77,25 @@ def size(tensor: Any) -> int:
 def op_flops(op: Any) -> float:
     """Returns the floating-point operations of an op that runs no inner graph."""
     out = size(op.outputs[0])
-    if op.type in ("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"):
+    if op.type == "Einsum":
+        return _einsum_flops(op)
+    if op.type in op_kinds.MATRIX_PRODUCTS:
         transposed = op.get_attr("transpose_a" if op.type == "MatMul" else "adj_x")
         inner = op.inputs[0].shape[-2 if transposed else -1]
         return 2.0 * out * (inner or 1)
-    if op.type == "Einsum":
-        return _einsum_flops(op)
-    if op.type in ("Conv2DBackpropInput", "Conv3DBackpropInputV2"):  # a transposed convolution
+    if op.type in op_kinds.INPUT_GRADIENTS:  # a transposed convolution
         return 2.0 * size(op.inputs[2]) * _product(op.inputs[1].shape[:-1])
-    if op.type in ("Conv2DBackpropFilter", "Conv3DBackpropFilterV2"):
+    if op.type in op_kinds.FILTER_GRADIENTS:
         return 2.0 * size(op.inputs[2]) * _product(op.inputs[0].shape[-1:]) * _window(op)
     if op.type in ("Conv2D", "Conv3D"):
         return 2.0 * out * _product(op.inputs[1].shape[:-1])
     if op.type == "DepthwiseConv2dNative":
         return 2.0 * out * _product(op.inputs[1].shape[:2])
-    if op.type in SUMS:
+    if op.type in op_kinds.SUMS:
         return float(size(op.inputs[0]))
     if op.type in ("AvgPool", "MaxPool"):
         return float(out * math.prod(op.get_attr("ksize")))
-    return 0.0 if op.type in _MOVES else float(out)
+    return 0.0 if op.type in op_kinds.MOVES else float(out)
 
 
 def _product(shape: tf.TensorShape) -> float:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from tekso.framework.costs import graph_work
+from tekso.framework.costs import graph_work, op_kinds
 from tekso.framework.costs.device_types import DeviceType
 
 _LANES = 128
@@ -29,7 +29,7 @@ def tpu_seconds(graph: Any, device: DeviceType) -> float:
         if inner:
             seconds += times * max(tpu_seconds(one, device) for one in inner)
             continue
-        if op.type in graph_work.FREE or not any(t.dtype.is_floating for t in op.outputs):
+        if op.type in op_kinds.FREE or not any(t.dtype.is_floating for t in op.outputs):
             continue
         moved = sum(_padded(t) for t in (*op.inputs, *op.outputs) if t.dtype.is_floating)
         computing = _product_flops(op) / flops_per_s
@@ -39,7 +39,7 @@ def tpu_seconds(graph: Any, device: DeviceType) -> float:
 
 def _product_flops(op: Any) -> float:
     """Returns the operations of a product or convolution, with all channels of its tiles."""
-    if op.type not in graph_work.PRODUCTS:
+    if op.type not in op_kinds.PRODUCTS:
         return 0.0
     flops = graph_work.op_flops(op)
     if op.type in ("Conv2D", "Conv3D"):

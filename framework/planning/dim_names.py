@@ -16,13 +16,14 @@ from typing import Any
 
 import tensorflow as tf
 
+from tekso.framework.costs import op_kinds
 from tekso.framework.planning.step_work import Dims
 
-REDUCTIONS = frozenset({"Sum", "Mean", "Max", "Min", "Prod", "Any", "All"})
+REDUCTIONS = op_kinds.SUMS | {"Any", "All"}
 
 _SAME_TENSOR = frozenset({"Identity", "Reshape", "ExpandDims", "Squeeze", "Transpose"})
 _MATCHED = frozenset({"Reshape", "ExpandDims", "Squeeze", "StridedSlice", "Pack", "Unpack"})
-_MATRIX_PRODUCTS = frozenset({"MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"})
+_MATRIX_PRODUCTS = op_kinds.MATRIX_PRODUCTS - {"Einsum"}
 _NO_GRADIENT = frozenset({"StopGradient", "OneHot", "Shape", "Size", "Rank"})
 
 

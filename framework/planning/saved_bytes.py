@@ -11,12 +11,16 @@ for its gradient.
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tekso.framework.costs.graph_memory import COUNTED_BYTES, peak_bytes_of
+from tekso.framework.costs.graph_time import above
+from tekso.framework.costs.op_kinds import SAME_MEMORY
 from tekso.framework.costs.piece_gradients import piece_gradients
 from tekso.framework.costs.piece_traces import PieceTrace, of_each
 from tekso.framework.execution.pipeline.graph_cut import GraphCut
@@ -25,18 +29,38 @@ from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece
 from tekso.framework.signature import Signature, num_examples
 from tekso.framework.weight_spec import WeightSpec
 
-# Ops whose output is their input in the same memory.
-_SAME_MEMORY = frozenset(
-    {"Identity", "Reshape", "ExpandDims", "Squeeze", "StopGradient", "PreventGradient"}
-)
-
-
 Same = Mapping[str, tf.Tensor]
 """{name of a tensor: the first tensor of the graph in the same memory}."""
 Leaf = tuple[str, int]
 """A tensor that pieces pass on: the name of the value, and the index of a tensor in its nest."""
-SavedTensor = Leaf | str
-"""A saved tensor: an input of the piece, or the name of a tensor that the piece computes."""
+
+
+class Derived(NamedTuple):
+    """A tensor that is computed from one input of a piece alone, without weights.
+
+    Attributes:
+      leaf: the input.
+      how: equal for tensors that are computed alike.
+    """
+
+    leaf: Leaf
+    how: str
+
+
+class Working(NamedTuple):
+    """The memory that a piece needs while its backward pass runs, in bytes per micro-batch.
+
+    Attributes:
+      backward: beyond the saved tensors.
+      recomputed: of a backward pass that recomputes the forward pass, beyond the inputs.
+    """
+
+    backward: float
+    recomputed: float
+
+
+SavedTensor = Leaf | Derived | str
+"""A saved tensor: an input of the piece, a tensor that is computed from one, or another's name."""
 
 
 class SavedBytes(NamedTuple):
@@ -47,11 +71,16 @@ class SavedBytes(NamedTuple):
       for_weights: {tensor: bytes} saved from the gradients of inputs to the gradients of weights,
         if the schedule separates them.
       made: {output of the piece: the tensor that it is}.
+      working: memory of its backward pass.
+      counted: the same without tensors that TensorFlow's statistics leave out, see
+        `graph_memory.COUNTED_BYTES`.
     """
 
     for_backward: Mapping[SavedTensor, float]
     for_weights: Mapping[SavedTensor, float]
     made: Mapping[Leaf, SavedTensor]
+    working: Working
+    counted: Working
 
 
 def saved_bytes(
@@ -80,22 +109,82 @@ def saved_bytes(
     return of_each(pieces, traces, specs, batch, find)
 
 
-def together(saved: Sequence[SavedBytes]) -> tuple[float, float]:
+def together(saved: Sequence[SavedBytes], *, least: float = 0.0) -> tuple[float, float]:
     """Returns the bytes saved for the backward pass, and for gradients of weights, of a stage.
 
-    `saved` has the consecutive pieces of the stage. A tensor that several pieces save counts once:
-    an output of one piece is an input of the next.
+    A tensor that several pieces save counts once: an output of one piece is an input of the next.
+    So does a tensor that several pieces compute alike from such an input.
+
+    Args:
+      saved: the consecutive pieces of the stage.
+      least: tensors of fewer bytes do not count.
     """
-    flow: dict[Leaf, Any] = {}  # {output: (number of the piece, its name for the tensor)}
-    sizes: tuple[dict[Any, float], dict[Any, float]] = {}, {}
+    for_backward: dict[Any, float] = {}
+    for_weights: dict[Any, float] = {}
+    for own in _keyed(saved):
+        for_backward |= own[0]
+        for_weights |= own[1]
+    return _sum(for_backward.values(), least), _sum(for_weights.values(), least)
+
+
+def working(
+    saved: Sequence[SavedBytes], *, counted: bool = False
+) -> tuple[float, tuple[float, ...]]:
+    """Returns the memory that the backward pass of a stage needs; see `together` and `Working`.
+
+    Its pieces run one after the other, the last one first. If the forward pass is recomputed, the
+    saved tensors of all earlier pieces exist while the backward pass of a piece runs.
+
+    Args:
+      saved: the consecutive pieces of the stage.
+      counted: leave out tensors of fewer than `graph_memory.COUNTED_BYTES`.
+
+    Returns:
+      the peak beyond the saved tensors; the peaks during each piece if the forward pass is
+      recomputed, beyond the inputs of the stage.
+    """
+    least = COUNTED_BYTES if counted else 0.0
+    own = [piece.counted if counted else piece.working for piece in saved]
+    before, recomputed = 0.0, []
+    known: set[Any] = set()
+    for one, (for_backward, _) in zip(own, _keyed(saved), strict=True):
+        recomputed.append(before + one.recomputed)
+        new = [k for k in for_backward if k not in known and not isinstance(k[0], str)]
+        before += _sum((for_backward[key] for key in new), least)
+        known.update(new)
+    return max((one.backward for one in own), default=0.0), tuple(recomputed)
+
+
+def _sum(sizes: Iterable[float], least: float) -> float:
+    return math.fsum(size for size in sizes if size >= least)
+
+
+def _keyed(
+    saved: Sequence[SavedBytes],
+) -> Iterator[tuple[dict[Any, float], dict[Any, float]]]:
+    """Yields the bytes that each piece saves for both gradients, by keys unique in the stage.
+
+    The key of an input of the stage is its Leaf. All other keys begin with no name.
+    """
+    flow: dict[Leaf, Any] = {}  # {output: its key}
     for number, piece in enumerate(saved):
         own: dict[SavedTensor, Any] = {}
         for name in (*piece.for_backward, *piece.for_weights, *piece.made.values()):
-            own[name] = (number, name) if isinstance(name, str) else flow.get(name, name)
-        for found, given in zip(sizes, (piece.for_backward, piece.for_weights), strict=True):
-            found.update({own[name]: size for name, size in given.items()})
+            own[name] = _key(number, name, flow)
+        yield (
+            {own[name]: size for name, size in piece.for_backward.items()},
+            {own[name]: size for name, size in piece.for_weights.items()},
+        )
         flow |= {leaf: own[name] for leaf, name in piece.made.items()}
-    return math.fsum(sizes[0].values()), math.fsum(sizes[1].values())
+
+
+def _key(number: int, name: SavedTensor, flow: Mapping[Leaf, Any]) -> Any:
+    """Returns the key of a tensor of a piece; `flow` has those of the outputs of earlier pieces."""
+    if isinstance(name, str):
+        return number, name
+    if isinstance(name, Derived):
+        return flow.get(name.leaf, name.leaf), name.how
+    return flow.get(name, name)
 
 
 def _kept(
@@ -125,15 +214,63 @@ def _kept(
     lasting = {t.name for t in cut.lasting}
     halves = [t for t in cut.taken(there, of_weights) if t.name not in lasting]
     inputs = zip(cut.early[len(cut.lasting) :], _leaves(given), strict=True)
-    names: dict[str, SavedTensor] = {tensor.name: leaf for tensor, leaf in inputs}
+    leaves = {tensor.name: leaf for tensor, leaf in inputs}
     same = _same_memory(concrete.graph)
+    names: dict[str, SavedTensor] = {**leaves, **_derived(concrete.graph, leaves, same)}
     written = {name: nest for name, nest in trace.writes.items() if name not in (LOSS_SUM, METRICS)}
     roots = [same[tensor.name].name for tensor in outputs[:-1]]  # the last is the loss
+    seeds = [t for t in cut.late if t.shape.rank]
     return SavedBytes(
         _bytes(cut.saved_for(concrete.outputs), names, same, trace),
         _bytes(halves, names, same, trace),
         {leaf: names.get(root, root) for leaf, root in zip(_leaves(written), roots, strict=True)},
+        _working(cut, concrete, of_inputs, seeds, least=0.0),
+        _working(cut, concrete, of_inputs, seeds, least=COUNTED_BYTES),
     )
+
+
+def _working(
+    cut: GraphCut, concrete: Any, of_inputs: Sequence[Any], seeds: Sequence[Any], *, least: float
+) -> Working:
+    """Simulates the backward pass of a piece.
+
+    The gradients of weights are added to sums that exist, and the gradients of its outputs, the
+    seeds, are given. Weights and inputs do not count.
+    """
+    graph, ends = concrete.graph, [t.op for t in concrete.outputs]
+    there = {t.name for t in (*cut.early, *cut.late, *cut.saved_for(concrete.outputs))}
+    backward, whole = above(graph, ends, given=there), above(graph, ends)
+    given = _sum(map(_size, seeds), least)
+    return Working(
+        given + peak_bytes_of(graph, backward, of_inputs, least=least),
+        given + peak_bytes_of(graph, whole, of_inputs, least=least),
+    )
+
+
+def _derived(graph: Any, inputs: Mapping[str, Leaf], same: Same) -> dict[str, Derived]:
+    """Returns the tensors that are computed from one input and constants, by their names.
+
+    Args:
+      graph: graph of a piece.
+      inputs: {name: input of the piece}.
+      same: see `Same`.
+    """
+    found = {name: Derived(leaf, "") for name, leaf in inputs.items()}
+    for op in graph.get_operations():
+        given = [same[tensor.name] for tensor in op.inputs]
+        before = [found.get(tensor.name) for tensor in given]
+        leaves = {one.leaf for one in before if one is not None}
+        if len(leaves) != 1 or len(op.outputs) != 1 or _kind(op, given) == op.name:
+            continue
+        hows = [
+            one.how if one is not None else str(_kind(tensor.op, ()))
+            for one, tensor in zip(before, given, strict=True)
+            if one is not None or tensor.op.type == "Const"
+        ]
+        if len(hows) == len(given) and op.outputs[0].name not in found:
+            how = hashlib.sha256(str((_kind(op, ()), hows)).encode()).hexdigest()
+            found[op.outputs[0].name] = Derived(leaves.pop(), how)
+    return {name: one for name, one in found.items() if name not in inputs}
 
 
 def _leaves(flow: Mapping[str, Any]) -> list[Leaf]:
@@ -146,10 +283,8 @@ def _same_memory(graph: Any) -> Same:
     first: dict[Any, tf.Operation] = {}
     for op in graph.get_operations():
         given = [found.get(tensor.name, tensor) for tensor in op.inputs]
-        if op.type in _SAME_MEMORY:
-            own = given[:1]
-        elif op.type == "IdentityN":
-            own = given
+        if op.type in SAME_MEMORY:
+            own = given[: len(op.outputs)]
         else:
             own = first.setdefault(_kind(op, given), op).outputs
         found.update({tensor.name: one for tensor, one in zip(op.outputs, own, strict=True)})
@@ -177,7 +312,8 @@ def _bytes(
     for t in roots.values():
         if t.dtype in (tf.variant, tf.resource) or not t.shape.is_fully_defined():
             return {"all that it writes": trace.bytes_written}
-    return {
-        names.get(name, name): float(math.prod(t.shape.as_list()) * t.dtype.size)
-        for name, t in roots.items()
-    }
+    return {names.get(name, name): _size(t) for name, t in roots.items()}
+
+
+def _size(tensor: Any) -> float:
+    return float(math.prod(tensor.shape.as_list()) * tensor.dtype.size)

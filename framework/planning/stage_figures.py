@@ -7,7 +7,7 @@
     bytes   of saved activations: all that the backward pass needs (`saved_bytes`); with
             rematerialisation only the inputs of the stage, and the rest during the backward pass.
             If the schedule separates the gradients, the tensors that the weight gradients need
-            stay saved between the two.
+            stay saved between the two. See `stage_memory`.
 
 Source of the ratio 1 : 2: the backward pass of a product has one product for each of its factors.
 """
@@ -21,6 +21,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tekso.framework.costs.graph_memory import COUNTED_BYTES
 from tekso.framework.costs.piece_costs import BACKWARD as BACKWARD_COST
 from tekso.framework.costs.piece_traces import rows_of
 from tekso.framework.execution.pipeline.actions import (
@@ -32,13 +33,14 @@ from tekso.framework.execution.pipeline.actions import (
 )
 from tekso.framework.execution.pipeline.plan import PipelinePlan
 from tekso.framework.execution.pipeline.stage_specs import StageSpecs
-from tekso.framework.execution.pipeline.stages import Stage, Value
+from tekso.framework.execution.pipeline.stages import Stage, StagePlan, Value
 from tekso.framework.learning_step import LearnerBase
 from tekso.framework.nests import tensors
 from tekso.framework.optimizers.optimizer import state_dtype
 from tekso.framework.planning.mesh_figures import MeshFigures
-from tekso.framework.planning.saved_bytes import SavedBytes, together
+from tekso.framework.planning.saved_bytes import SavedBytes, together, working
 from tekso.framework.planning.simulator import Timeline, simulate
+from tekso.framework.planning.stage_memory import StageBytes, peak_bytes
 from tekso.framework.state import State
 from tekso.framework.weight_spec import WeightSpec
 
@@ -62,6 +64,10 @@ class StageFigures:
       saved_bytes: saved activations of a micro-batch for the backward pass, including inputs.
       between_bytes: bytes of a micro-batch that the gradients of weights need after the gradients
         of inputs are computed.
+      memory: memory for one micro-batch, with that of the backward pass.
+      counted: the same without the tensors that TensorFlow's statistics leave out, see
+        `graph_memory.COUNTED_BYTES`.
+      counted_state: bytes of weights, copies, slots and gradients, without these tensors.
       forward_cost: cost of the forward pass; for the unit see the module docstring.
     """
 
@@ -78,7 +84,16 @@ class StageFigures:
     input_bytes: int
     saved_bytes: float
     between_bytes: float
+    memory: StageBytes
+    counted: StageBytes
+    counted_state: float
     forward_cost: float
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of weights, copies, slots and gradients."""
+        held = self.weight_bytes + self.copy_bytes
+        return held + self.slot_bytes + self.gradient_bytes
 
     @property
     def flops_with_backward(self) -> float:
@@ -97,6 +112,10 @@ class PipelineFigures:
       timeline: the simulated schedule; the unit is the time of the slowest stage for one
         micro-batch.
       held_bytes: for each device, the peak bytes of saved activations.
+      peak_bytes: for each device, the peak bytes of saved activations and of the backward pass.
+      shared_bytes: memory of a step if all devices share it, as on one host: weights, copies,
+        slots, gradients, and the peak of `peak_bytes` over all devices at the same time.
+      counted_bytes: the part of it that TensorFlow's statistics count.
       on_mesh: memory of the devices of each stage, if stages are on meshes.
     """
 
@@ -105,6 +124,9 @@ class PipelineFigures:
     stages: tuple[StageFigures, ...]
     timeline: Timeline
     held_bytes: tuple[float, ...]
+    peak_bytes: tuple[float, ...]
+    shared_bytes: float
+    counted_bytes: float
     on_mesh: MeshFigures | None = None
 
     @property
@@ -159,8 +181,21 @@ def figures_of(
         num_devices=plan.num_devices,
         durations=durations(plan, [each.forward_cost for each in stages]),
     )
-    held = _held_bytes(plan, stages, timeline)
-    return PipelineFigures(schedule, plan, stages, timeline, held)
+    memory = [each.memory for each in stages]
+    saved_only = [each.saved_only for each in memory]
+    shared = peak_bytes(plan, memory, timeline)
+    counted = peak_bytes(plan, [each.counted for each in stages], timeline)
+    devices = range(plan.num_devices)
+    return PipelineFigures(
+        schedule,
+        plan,
+        stages,
+        timeline,
+        held_bytes=tuple(peak_bytes(plan, saved_only, timeline, device=i) for i in devices),
+        peak_bytes=tuple(peak_bytes(plan, memory, timeline, device=i) for i in devices),
+        shared_bytes=plan.num_replicas * (shared + sum(each.state_bytes for each in stages)),
+        counted_bytes=plan.num_replicas * (counted + sum(each.counted_state for each in stages)),
+    )
 
 
 def durations(plan: PipelinePlan, costs: Sequence[float]) -> dict[tuple[int, Kind], float]:
@@ -203,11 +238,18 @@ def _figures(
     read = {path: rows_of(specs[path], rows) for path, rows in stage.weights.items()}
     copies = {path: spec for path, spec in read.items() if path not in own}
     made = [Value(name, stage.index) for name in stage.outputs]
-    for_backward, for_weights = together(saved)
-    if not stage_plan.learned_inputs(
-        stage
-    ):  # there are no gradients of inputs, so everything is saved for the gradients of weights
-        for_weights = for_backward + sum(_bytes(stage_plan.values[v], of_floats=True) for v in made)
+    inputs = [stage_plan.values[value] for value in stage.inputs]
+    shares = tuple(cost / (math.fsum(costs) or 1.0) for cost in costs)
+    memory = _of_micro_batch(stage_plan, stage, saved, shares, least=0.0)
+    gradients = [
+        spec.size * tf.as_dtype(state_dtype(spec)).size
+        for path, spec in read.items()
+        if path in trained
+    ]
+    state = [
+        *(spec.size_bytes for spec in (*own.values(), *copies.values(), *owned.slots.values())),
+        *gradients,
+    ]
     readers = {value: sum(value in other.inputs for other in stage_plan.stages) for value in made}
     return StageFigures(
         stage,
@@ -217,48 +259,41 @@ def _figures(
         copies=tuple(copies),
         copy_bytes=sum(spec.size_bytes for spec in copies.values()),
         slot_bytes=sum(spec.size_bytes for spec in owned.slots.values()),
-        gradient_bytes=sum(
-            spec.size * tf.as_dtype(state_dtype(spec)).size
-            for path, spec in read.items()
-            if path in trained
-        ),
+        gradient_bytes=sum(gradients),
         flops=math.fsum(trace.flops for trace in stage.traces),
         handed_bytes=sum(
             _bytes(stage_plan.values[value]) * count for value, count in readers.items()
         ),
-        input_bytes=sum(_bytes(stage_plan.values[value]) for value in stage.inputs),
-        saved_bytes=for_backward,
-        between_bytes=for_weights,
+        input_bytes=sum(map(_bytes, inputs)),
+        saved_bytes=memory.saved,
+        between_bytes=memory.between,
+        memory=memory,
+        counted=_of_micro_batch(stage_plan, stage, saved, shares, least=COUNTED_BYTES),
+        counted_state=math.fsum(size for size in state if size >= COUNTED_BYTES),
         forward_cost=math.fsum(costs) / (1.0 + BACKWARD_COST),
     )
 
 
-def _bytes(nest: Any, *, of_floats: bool = False) -> int:
+def _of_micro_batch(
+    stage_plan: StagePlan,
+    stage: Stage,
+    saved: Sequence[SavedBytes],
+    shares: tuple[float, ...],
+    *,
+    least: float,
+) -> StageBytes:
+    """Returns the memory of a stage without tensors of fewer bytes than `least`."""
+    for_backward, for_weights = together(saved, least=least)
+    inputs = sum(_bytes(stage_plan.values[value], least=least) for value in stage.inputs)
+    if not stage_plan.learned_inputs(stage):
+        # There are no gradients of inputs, so everything is saved for the gradients of weights.
+        made = [stage_plan.values[Value(name, stage.index)] for name in stage.outputs]
+        for_weights = for_backward + sum(_bytes(v, of_floats=True, least=least) for v in made)
+    more = working(saved, counted=least > 0)
+    return StageBytes(inputs, for_backward, for_weights, *more, shares)
+
+
+def _bytes(nest: Any, *, of_floats: bool = False, least: float = 0.0) -> int:
     specs = [spec for spec in tensors(nest) if spec.dtype.is_floating or not of_floats]
-    return sum(math.prod(spec.shape.as_list()) * spec.dtype.size for spec in specs)
-
-
-def _held_bytes(
-    plan: PipelinePlan, stages: Sequence[StageFigures], timeline: Timeline
-) -> tuple[float, ...]:
-    """Returns the peak bytes of saved activations per device, counted as in `Timeline.held`.
-
-    Recomputed activations exist until the end of the backward pass.
-    """
-    now, most = [0.0] * plan.num_devices, [0.0] * plan.num_devices
-    for event in timeline.events:
-        device, stage, kind = event.action.device, stages[event.action.stage], event.action.kind
-        more = stage.saved_bytes - stage.input_bytes
-        if kind == FORWARD:
-            now[device] += stage.input_bytes
-        if kind == (FORWARD if plan.saves(event.action.micro_batch) else BACKWARD):
-            now[device] += more
-        most[device] = max(most[device], now[device])
-        if kind == BACKWARD:
-            now[device] -= stage.saved_bytes
-            if plan.splits_backward:
-                now[device] += stage.between_bytes
-                most[device] = max(most[device], now[device])
-        if kind == WEIGHT_GRADIENT:
-            now[device] -= stage.between_bytes
-    return tuple(most)
+    sizes = [math.prod(spec.shape.as_list()) * spec.dtype.size for spec in specs]
+    return sum(size for size in sizes if size >= least)

@@ -123,6 +123,7 @@ def assemble(
     group: ProcessGroup | None = None,
     reads_data: bool = True,
     trains: bool = True,
+    one_task: str | None = None,
 ) -> Assembly:
     """Builds the parts of an experiment; call it before other code of this process runs TensorFlow.
 
@@ -132,9 +133,9 @@ def assemble(
       tpu: name or address of a TPU.
       cpu_devices: number of logical CPU devices.
       group: the processes that run the program; all of them must call this at the same time.
-      reads_data: False: the texts to decode are given, so the input is built without its data if
-        possible, and there are no evaluation inputs.
+      reads_data: False: texts to decode are given, so no data is read unless the input needs it.
       trains: False: the training data may have changed since the run began.
+      one_task: without data: the task to decode with, of several; data of others is not read.
 
     Raises:
       ValueError: Params of a part are invalid, or do not fit the Params of another part.
@@ -170,8 +171,7 @@ def assemble(
         signature = signature_of(batch)
     else:
         with group.first_before_others():  # this may read the data and create assets
-            input = inspection.known_input(tree, assets_dir)
-            signature = inspection.batch_of(tree, assets_dir=assets_dir)
+            input, signature = inspection.known_parts(tree, assets_dir, one_task=one_task)
     task = _task(tree, input)
     warnings: list[str] = []
     if reads_data:

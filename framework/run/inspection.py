@@ -12,10 +12,11 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from tekso.framework import foreign_variables, task_results
+from tekso.framework import files, foreign_variables, task_results
 from tekso.framework.execution.base import signature_of
 from tekso.framework.experiment import Tree
 from tekso.framework.input.skips import InputError
+from tekso.framework.input.task_inputs import KnownTasks, named
 from tekso.framework.params import REQUIRED, Params
 from tekso.framework.params import tree as params_tree
 from tekso.framework.params.literals import write as literal
@@ -143,6 +144,27 @@ def batch_of(tree: Tree.Params, *, assets_dir: str | None = None) -> Signature:
         return found
     input = tree.input.instantiate(seed=tree.run.seed, assets_dir=assets_dir)
     return signature_of(input.batch(0))
+
+
+def known_parts(
+    tree: Tree.Params, assets_dir: str, *, one_task: str | None
+) -> tuple[Any, Signature]:
+    """Returns `known_input` and `batch_of`.
+
+    Args:
+      tree: the Params, whose sizes are complete.
+      assets_dir: folder of the assets of the run.
+      one_task: name of a task of several. Data of others is not read, and the batch has none.
+    """
+    if one_task is None:
+        return known_input(tree, assets_dir), batch_of(tree, assets_dir=assets_dir)
+    tasks: Any = tree.task
+    inputs: Any = tree.input
+    own = tree.copy().set(task=tasks.tasks[one_task], input=inputs.inputs[one_task])
+    folder = files.join(assets_dir, one_task)
+    known = {name: _Unread(params) for name, params in inputs.inputs.items()}
+    known[one_task] = known_input(own, folder)
+    return KnownTasks(inputs, known), named(one_task, batch_of(own, assets_dir=folder))
 
 
 class _Unread:

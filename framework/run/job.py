@@ -154,7 +154,12 @@ class Job:
         return f", which resumes from {where}"
 
     def assemble(
-        self, group: ProcessGroup, *, reads_data: bool = True, trains: bool = True
+        self,
+        group: ProcessGroup,
+        *,
+        reads_data: bool = True,
+        trains: bool = True,
+        one_task: str | None = None,
     ) -> Assembly:
         """Builds the parts of the experiment; see `assemble`."""
         return assemble(
@@ -165,6 +170,7 @@ class Job:
             group=group,
             reads_data=reads_data,
             trains=trains,
+            one_task=one_task,
         )
 
     def changes_since(self, checkpoint: Checkpoint) -> list[str]:

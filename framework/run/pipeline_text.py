@@ -46,6 +46,9 @@ def record(figures: PipelineFigures) -> dict[str, Any]:
         "idle_share": timeline.idle_share,
         "held_micro_batches": list(timeline.held),
         "held_bytes": list(figures.held_bytes),
+        "peak_bytes": list(figures.peak_bytes),
+        "shared_bytes": figures.shared_bytes,
+        "counted_bytes": figures.counted_bytes,
         "on_mesh": None if figures.on_mesh is None else _mesh_record(figures.on_mesh),
     }
 
@@ -174,14 +177,13 @@ def _notes(figures: PipelineFigures, width: int) -> list[str]:
 
 def _devices(figures: PipelineFigures, width: int | None) -> list[str]:
     """Returns a line for each device: its memory between steps and during a step."""
-    header = ("device", "weights, optimizer, gradients", "saved micro-batches", "their bytes")
+    header = ("device", "weights, optimizer, gradients", "saved micro-batches", "their bytes",
+              "peak")  # fmt: skip
     rows = []
     for device, held in enumerate(figures.timeline.held):
-        fixed = sum(
-            each.weight_bytes + each.copy_bytes + each.slot_bytes + each.gradient_bytes
-            for each in figures.on_device(device)
-        )
-        cells = size(fixed), f"{held:.4g}", size(figures.held_bytes[device])
+        fixed = sum(each.state_bytes for each in figures.on_device(device))
+        saved, peak = size(figures.held_bytes[device]), size(figures.peak_bytes[device])
+        cells = size(fixed), f"{held:.4g}", saved, peak
         rows.append(_Row((device,), cells))
     return _table(header, rows, width)
 

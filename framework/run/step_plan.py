@@ -268,6 +268,7 @@ def _stage_memory(figures: PipelineFigures, device: int, *, itemsize: int) -> di
         "slots": math.fsum(stage.slot_bytes for stage in own),
         "gradients": math.fsum(stage.gradient_bytes for stage in own),
         "activations": figures.held_bytes[device],
+        "workspace": figures.peak_bytes[device] - figures.held_bytes[device],
     }
 
 

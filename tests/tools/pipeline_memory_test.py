@@ -17,26 +17,19 @@ def test_memory_of_all_stages_is_beside_the_measurement_for_every_k_and_m(
 ) -> None:
     commands: list[list[str]] = []
     memory: list[float | None] = [50e6]  # of TensorFlow's statistics; None: there are none
-    stage = {
-        "weight_bytes": 3e6,
-        "copy_bytes": 1e6,
-        "optimizer_bytes": 6e6,
-        "gradient_bytes": 2e6,
-        "flops": 1,
-    }
 
     def run(command: list[str], **_: Any) -> Any:
         commands.append(command)
         if any("bad" in word for word in command):
             reason = "a line\nthe reason\n" if "--model=bad.model" in command else ""
             raise subprocess.CalledProcessError(-9, command, stderr=reason)
-        found = {"held_bytes": [7e6, 9e6], "stages": [stage, stage], "step_memory_bytes": memory[0]}
+        found = {"shared_bytes": 45e6, "counted_bytes": 40e6, "step_memory_bytes": memory[0]}
         return SimpleNamespace(stdout=json.dumps(found))
 
     monkeypatch.setattr(subprocess, "run", run)
     assert pipeline_memory.main(["x", "lm.a.B c.d=1"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[-1].split() == ["all", "4", "16", "40", "16", "50", "-20", "%"]
+    assert lines[-1].split() == ["all", "4", "16", "45", "40", "50", "-20", "%"]
     assert len(commands) == 2 * 2 * 3 * 3
     assert all("--set=c.d=1" in command and "--model=lm.a.B" in command for command in commands)
     last = commands[-1]
@@ -47,4 +40,4 @@ def test_memory_of_all_stages_is_beside_the_measurement_for_every_k_and_m(
     assert "bad.killed: tekso.tools.trainer ended with exit code -9" in capsys.readouterr().err
     memory[0] = None
     assert pipeline_memory.main(["x", "lm.a.B"]) == 0
-    assert capsys.readouterr().out.splitlines()[-1].split()[3:] == ["40", "16", "-", "-"]
+    assert capsys.readouterr().out.splitlines()[-1].split()[3:] == ["45", "40", "-", "-"]

@@ -203,6 +203,9 @@ def test_another_sweep_in_the_folder_is_refused(
     [
         (["--sweep=learner.schedul=1"], "did you mean learner.schedule"),
         (["--sweep=run.log_every_steps=5,none"], "run.log_every_steps: must be int"),
+        (["--sweep=learner.optimizer.beta1=0.9,1.5"], "beta1=1.5: AdamW: beta1 is 1.5"),
+        (["--sweep=task.model.stack.layer.attention.num_heads=2,5"], "num_heads=5: "),
+        (["--sweep=input.batch_size=4,0"], "batch_size=0: input.batch_size is 0, but must be at"),
         (["--sweep=run.seed=1,2"], "the seeds of a sweep are set by --seeds"),
         ([f"--sweep={RATE}=5"], "gives a path twice"),
         (["--trials=4"], "--trials requires --search="),
@@ -220,6 +223,14 @@ def test_mistakes_are_found_before_the_first_trial(
     assert run(tmp_path / "sweep", *flags) == ExitCode.WRONG_USAGE
     assert told in capsys.readouterr().err
     assert fake.trained == [] and not (tmp_path / "sweep").exists()
+
+
+def test_values_that_fit_each_other_only_are_accepted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    FakeTrainer(monkeypatch)
+    layer = "task.model.stack.layer.attention.num_heads"
+    assert run(tmp_path, f"--sweep={layer}=2,3", "--sweep=task.model.dim=128,96") == ExitCode.OK
 
 
 def test_a_search_without_optuna_names_it(

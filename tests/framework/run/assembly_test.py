@@ -5,9 +5,14 @@ from __future__ import annotations
 import re
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import processes
 import pytest
+import small_tasks
+
+from tekso.framework.run.assembly import assemble
+from tekso.tools import decode_tasks
 
 CODE = '''"""Points of two classes, moved by what a file says of each split."""
 
@@ -83,3 +88,21 @@ def test_what_is_doubtful_is_shown_and_only_data_that_is_used_must_be_unchanged(
     done = trainer(folder, "--mode=eval", train=0, dev=5)
     assert done.returncode and "Points.load('dev')" in done.stderr
     assert "returns different examples than before in this logdir" in done.stderr
+
+
+def test_of_several_tasks_only_the_data_of_the_one_to_decode_with_is_read(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    read: list[bool] = []
+    load = small_tasks.Flowers.load
+
+    def noted(self: Any, split: Any) -> Any:
+        read.append(self.params.two_classes)
+        return load(self, split)
+
+    monkeypatch.setattr(small_tasks.Flowers, "load", noted)
+    tree = small_tasks.Iris().tree()
+    parts = assemble(tree, assets_dir=str(tmp_path), reads_data=False, one_task="virginica")
+    assert set(read) == {True}
+    parts = decode_tasks.of_task(parts, "virginica")
+    assert parts.input.params.two_classes and parts.task.params.num_classes == 2

@@ -306,3 +306,60 @@ def test_an_experiment_without_a_pipeline_is_told_how_to_get_one() -> None:
 def test_text_of_any_size_fits_the_width(key: str) -> None:
     text = pipeline_text.text("m", figures(key, num_stages=3, num_micro_batches=4), width=80)
     assert max(map(len, text.splitlines())) <= 80
+
+
+def test_stages_on_one_host_add_up_what_exists_at_the_same_time() -> None:
+    """One micro-batch is in one stage at a time; four are in all stages."""
+
+    def of(parts: int, rematerialize: str) -> PipelineFigures:
+        return tiny(
+            num_stages=2, num_micro_batches=parts, schedule="gpipe", rematerialize=rematerialize
+        )
+
+    one = of(1, "all")
+    inputs = [each.input_bytes for each in one.stages]
+    state = sum(each.state_bytes for each in one.stages)
+    own = [max(each.memory.recomputed) for each in one.stages]
+    assert one.peak_bytes == pytest.approx([i + m for i, m in zip(inputs, own, strict=True)])
+    # The inputs of both stages are there while the backward pass of one runs; the last one frees
+    # its own.
+    expected = max(inputs[0] + inputs[1] + own[1], inputs[0] + own[0])
+    assert one.shared_bytes == pytest.approx(state + expected)
+    assert one.shared_bytes < state + sum(one.peak_bytes)
+    four = of(4, "none")
+    assert all(p > h for p, h in zip(four.peak_bytes, four.held_bytes, strict=True))
+    most = [each.memory.backward for each in four.stages]
+    held = sum(4 * each.saved_bytes for each in four.stages)
+    # All micro-batches are saved when the last stage begins its backward passes.
+    assert held + most[1] <= four.shared_bytes - state + 1 <= held + sum(most) + 1
+    assert four.counted_bytes < four.shared_bytes
+
+
+def test_what_pieces_compute_alike_from_a_value_is_one_saved_tensor() -> None:
+    linear = Linear.Params(input_dim=3, output_dim=5, use_bias=False).instantiate()
+
+    def learned(theta: Any, flow: Any, ctx: Any) -> Any:
+        return {**flow, "x": linear.fprop(theta.linear, flow["x"], ctx), "y": flow["x"]}
+
+    def relu(theta: Any, flow: Any, ctx: Any) -> Any:
+        return {**flow, "y": tf.square(tf.nn.relu(flow["x"]))}
+
+    def loss(theta: Any, flow: Any, ctx: Any) -> Any:
+        same, other = tf.nn.relu(flow["x"]), tf.nn.elu(flow["x"])
+        total = tf.reduce_sum(tf.square(same) + tf.square(other)) + tf.reduce_sum(flow["y"])
+        return {**flow, LOSS_SUM: total, METRICS: {}}
+
+    pieces = [
+        Piece("learned", {"linear": linear}, learned),
+        Piece("relu", {}, relu),
+        Piece("loss", {}, loss),
+    ]
+    specs = {f"linear/{path}": spec for path, spec in linear.specs().items()}
+    batch = {"x": ((2, 3), "float32")}
+    found = saved_bytes(pieces, trace_all(pieces, specs, batch), specs, set(specs), batch)
+    y = 2 * 5 * 4
+    assert together(found[1:2])[0] == y  # its ReLU
+    assert together(found[2:])[0] == 2 * y  # the same ReLU, and the other function
+    assert together(found[1:])[0] == 2 * y
+    # A square's gradient needs no more than the ReLU; the loss gives the gradient of y.
+    assert found[1].working.recomputed >= y

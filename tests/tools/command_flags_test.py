@@ -1,0 +1,31 @@
+"""Every program of Tekso answers --help, and takes no flag for an argument."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+import pytest
+
+from tekso.framework.exit_codes import ExitCode
+
+TOOLS = Path(__file__).resolve().parents[2] / "tools"
+PROGRAMS = sorted(p.stem for p in TOOLS.glob("*.py") if "\nif __name__ ==" in p.read_text())
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_programs_answer_help_and_reject_unknown_flags(
+    program: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main = importlib.import_module(f"tekso.tools.{program}").main
+    assert main([program, "--help"]) == ExitCode.OK
+    told = capsys.readouterr()
+    # The first line is the usage of a command, or the purpose of a program of the developers.
+    assert len(told.out.splitlines()) > 3 and told.out.strip() and not told.err
+    assert main([program, "--hlep"]) == ExitCode.WRONG_USAGE
+    told = capsys.readouterr()
+    assert not told.out and "there is no flag --hlep; " in told.err
+
+
+def test_all_programs_are_tested() -> None:
+    assert {"trainer", "pipeline_memory", "plan_accuracy", "catalogue"} <= {*PROGRAMS}
