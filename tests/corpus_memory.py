@@ -27,7 +27,7 @@ from tekso.framework.input.text_files import TextFiles
 from tekso.framework.input.tokenizers import Bytes
 from tekso.framework.input.words import Words
 
-KINDS = ("stream", "packed", "pairs")
+KINDS = ("stream", "packed", "pairs", "packed_pairs")
 TOKENIZERS: dict[str, Any] = {
     "bytes": Bytes.Params(),
     "words": Words.Params(vocab_size=5000),
@@ -53,14 +53,16 @@ def write_corpus(folder: Path, num_bytes: int) -> None:
 def params_of(folder: Path, kind: str, tokenizer: str) -> Any:
     """Returns the Params of an input."""
     shared = {"batch_size": 16, "tokenizer": TOKENIZERS[tokenizer]}
-    if kind == "pairs":
+    if kind.endswith("pairs"):
         from tekso.tasks.mt.bucketed_pairs import BucketedPairs
+        from tekso.tasks.mt.packed_pairs import PackedPairs
         from tekso.tasks.mt.parallel_files import ParallelFiles
 
         corpus: Any = ParallelFiles.Params(
             source_files=str(folder / "a.txt"), target_files=str(folder / "b.txt")
         )
-        return BucketedPairs.Params(corpus=corpus, source_length=64, target_length=64, **shared)
+        pairs: Any = PackedPairs if kind == "packed_pairs" else BucketedPairs
+        return pairs.Params(corpus=corpus, source_length=64, target_length=64, **shared)
     from tekso.tasks.lm.input import TextStream
     from tekso.tasks.lm.packed_text import PackedText
 
@@ -100,7 +102,7 @@ def main(argv: list[str]) -> None:
         found = {
             "corpus_bytes": sum(
                 os.path.getsize(folder / name)
-                for name in (("a.txt", "b.txt") if kind == "pairs" else ("a.txt",))
+                for name in (("a.txt", "b.txt") if kind.endswith("pairs") else ("a.txt",))
             ),
             "seconds_to_first_batch": round(seconds, 2),
             "peak_bytes": peak_bytes() - empty,

@@ -15,7 +15,7 @@ import tensorflow as tf
 from tensorflow.experimental import dtensor
 
 from tekso.framework.execution.mesh.layouts import Layout
-from tekso.framework.execution.workarounds.tensors import copies, separated
+from tekso.framework.execution.workarounds.tensors import copies, first_copy, separated
 
 
 class Placement:
@@ -149,7 +149,7 @@ class Placement:
 
     def to_host(self, x: tf.Tensor) -> np.ndarray:
         """Returns a sharded tensor as an array on the host; every process must call it."""
-        array: np.ndarray = dtensor.unpack(self.gathered(x))[0].numpy()
+        array: np.ndarray = self.gathered(x).numpy()
         return array
 
     def gathered(self, x: tf.Tensor) -> tf.Tensor:
@@ -159,8 +159,8 @@ class Placement:
         return dtensor.relayout(x, self.replicated(x.shape.rank))
 
     def local(self, x: tf.Tensor) -> tf.Tensor:
-        """Returns a replicated tensor as an ordinary tensor, without waiting for its value."""
-        return dtensor.unpack(x)[0]
+        """Returns a replicated tensor as an ordinary tensor, when its value is computed."""
+        return first_copy(x)
 
 
 def hashable(where: tuple[slice, ...]) -> tuple[tuple[int, int], ...]:

@@ -43,6 +43,18 @@ def new_variable(value: tf.Tensor) -> Any:
     return dtensor.DVariable(value, trainable=False, name="state")
 
 
+def first_copy(x: tf.Tensor) -> tf.Tensor:
+    """Returns a replicated tensor as an ordinary tensor, and waits until it is computed.
+
+    Defect: `dtensor.unpack` waits for the values and keeps Python's lock meanwhile. No other thread
+    of Python would continue during a step, such as those that write a checkpoint or read the next
+    batch. `numpy` waits without the lock.
+    """
+    x.numpy()
+    copy: tf.Tensor = dtensor.unpack(x)[0]
+    return copy
+
+
 def resharded_both_ways(reshard: Callable[[tf.Tensor], tf.Tensor], x: tf.Tensor) -> tf.Tensor:
     """Returns `reshard(x)`; its gradient is resharded by the same function.
 

@@ -21,6 +21,7 @@ HEADROOM = 48 << 20
         ("stream", 24),
         pytest.param("packed", 24, marks=pytest.mark.slow),
         pytest.param("pairs", 12, marks=pytest.mark.slow),  # on each side
+        pytest.param("packed_pairs", 12, marks=pytest.mark.slow),
     ],
 )
 def test_a_large_corpus_takes_little_memory(tmp_path: Path, kind: str, megabytes: int) -> None:

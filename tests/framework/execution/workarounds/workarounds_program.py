@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import threading
 import types
 from pathlib import Path
 
@@ -23,6 +24,7 @@ import tensorflow as tf
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "mesh"))
 
 from jobs import run_all
+from tensorflow.experimental import dtensor
 from tensorflow.python.eager import context
 
 from tekso.framework.execution import ExecutionError, devices
@@ -328,6 +330,38 @@ def _loops(function: Subgraph) -> list[str]:
     return [op.name for op in ops if op.type in LOOPS]
 
 
+def wait_with_lock(place: Place, avoided: bool) -> bool:
+    """While one thread waits for a value, no other thread of Python takes a turn."""
+    x = place.put(_values(1024, 1024) * 1e-3, ROWS)
+    w = place.put(_values(1024, 1024) * 1e-3)
+
+    @tf.function(autograph=False)
+    def compute(x: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
+        for _ in range(12):
+            x = x @ w
+        return place.reshard(tf.reduce_sum(x), ())
+
+    place.local(compute(x, w))  # compiles
+    turns, is_done = [0], threading.Event()
+
+    def take_turns() -> None:
+        while not is_done.wait(0.001):
+            turns[0] += 1
+
+    other = threading.Thread(target=take_turns)
+    other.start()
+    y = compute(x, w)
+    before = turns[0]
+    if avoided:
+        tensors.first_copy(y)
+    else:
+        dtensor.unpack(y)
+    taken = turns[0] - before
+    is_done.set()
+    other.join()
+    return taken > 10  # it may take some before the wait begins and after it ends
+
+
 REPRODUCTIONS = {
     reproduction.__name__: reproduction
     for reproduction in (
@@ -347,6 +381,7 @@ REPRODUCTIONS = {
         scalar_where,
         softmax_sums_in_16_bits,
         sums_in_16_bits,
+        wait_with_lock,
     )
 }
 
