@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _MOST_OUTPUTS = 16
 _FEWEST_CHANNELS = 128
-_FEWEST_WEIGHTS = 1 << 18  # 1 MiB in float32
+_FEWEST_WEIGHTS = 1 << 19  # 2 MiB in float32
 
 
 def is_faster(w: tf.Tensor, outputs: Sequence[int]) -> bool:

@@ -83,8 +83,8 @@ def test_small_images_with_large_weights_are_convolved_by_products() -> None:
 def test_both_forms_have_the_same_values_in_every_type(dtype: tf.DType) -> None:
     rng = np.random.default_rng(0)
     window = Window((3, 3), (1, 1), (1, 1), "SAME")
-    x = tf.constant(rng.normal(size=(3, 2, 2, 256)), dtype)
-    w, b = tf.constant(rng.normal(size=(3, 3, 256, 128)), dtype), tf.constant([2.0] * 128, dtype)
+    x = tf.constant(rng.normal(size=(3, 2, 2, 512)), dtype)
+    w, b = tf.constant(rng.normal(size=(3, 3, 512, 128)), dtype), tf.constant([2.0] * 128, dtype)
     found = [windows.convolution(x, w, b, window=window, is_whole=c) for c in (True, False)]
     assert found[0].dtype == dtype
     tolerance = 1e-5 if dtype == tf.float32 else 8e-3  # a rounding of the result
