@@ -9,6 +9,9 @@ TensorFlow's gradient is missing or wrong, the gradient is computed with slices 
     1x1 with strides      oneDNN: wrong, and writes out of bounds       by slices
     grouped or dilated    missing; with oneDNN only for float32         TensorFlow's if available
 
+With oneDNN, convolutions of small images with large weights are matrix products (see
+`window_products`), which are faster.
+
 Of volumes, only ordinary convolutions use kernels; grouped, dilated and depthwise ones and pooling
 are computed with slices in both passes.
 """
@@ -23,7 +26,7 @@ import numpy as np
 import tensorflow as tf
 
 from tekso.framework import onednn
-from tekso.framework.primitives import window_slices
+from tekso.framework.primitives import window_products, window_slices
 from tekso.framework.primitives.custom_gradient import custom_gradient
 from tekso.framework.primitives.precision import widen
 
@@ -94,9 +97,22 @@ class Window(NamedTuple):
 
 
 def convolution(
-    x: tf.Tensor, w: tf.Tensor, b: tf.Tensor | None = None, *, window: Window
+    x: tf.Tensor,
+    w: tf.Tensor,
+    b: tf.Tensor | None = None,
+    *,
+    window: Window,
+    is_whole: bool = True,
 ) -> tf.Tensor:
     """Convolves images; the convolution is grouped if w has fewer inputs than x has channels.
+
+    Args:
+      x: the images.
+      w: the weights.
+      b: the bias.
+      window: the window.
+      is_whole: whether no dim of x is sharded. Then small images may be convolved by matrix
+        products (see `window_products`), whose rows are examples and positions.
 
     Shapes:
       x: [batch, height, width, channels] or [batch, depth, height, width, channels]
@@ -107,8 +123,11 @@ def convolution(
     """
     if _sums_in_16_bits(x):
         args = (widen(x), widen(w), None if b is None else widen(b))
-        return tf.cast(convolution(*args, window=window), x.dtype)
+        return tf.cast(convolution(*args, window=window, is_whole=is_whole), x.dtype)
     _check_fits(x, window)
+    if is_whole and _is_faster_by_products(x, w, window):
+        y = window_products.convolution(x, w, window=window)
+        return y if b is None else tf.nn.bias_add(y, b)
     x, window = _with_known_padding(x, window)
     # Dilation has no effect in a kernel dim of size 1.
     by_dim = [d if n > 1 else 1 for n, d in zip(window.shape, window.dilations, strict=True)]
@@ -247,6 +266,12 @@ def _has_gradient(x: tf.Tensor, w: tf.Tensor, window: Window) -> bool:
 
 def _has_accelerator() -> bool:
     return any(tf.config.get_visible_devices(kind) for kind in ("GPU", "TPU"))
+
+
+def _is_faster_by_products(x: tf.Tensor, w: tf.Tensor, window: Window) -> bool:
+    if w.shape[-2] != x.shape[-1] or _has_accelerator() or not onednn.is_enabled():
+        return False
+    return window_products.is_faster(w, window.output_sizes(x))
 
 
 def _sums_in_16_bits(x: tf.Tensor) -> bool:
