@@ -16,6 +16,7 @@ from tekso.framework.context import StepContext, isolated
 from tekso.framework.late_gradients import LateGradients, without_late_gradients
 from tekso.framework.nests import filled, stacked, tensors
 from tekso.framework.primitives.custom_gradient import custom_gradient
+from tekso.framework.primitives.fusion import XlaFusion
 from tekso.framework.primitives.precision import widen
 from tekso.framework.theta import Theta
 
@@ -56,6 +57,22 @@ def scan(
     ctx.collected.merge(summed)
     ctx.collected.merge(statistics)
     return state, y
+
+
+def compiles_loops(ctx: StepContext, xs: tf.Tensor) -> bool:
+    """Returns whether a loop over xs [iterations, …] may be one program of XLA.
+
+    It may if the execution compiles clusters, and has no form of `scan` or of the products within.
+    Decoding calls loops of many lengths, each of which would be compiled.
+    """
+    return (
+        isinstance(ctx.fuse, XlaFusion)
+        and not {"scan", "project"} & ctx.forms.keys()
+        and ctx.mode != "decode"
+        and xs.shape.is_fully_defined()
+        and xs.dtype in (tf.float32, tf.float64)
+        and not tf.executing_eagerly()
+    )
 
 
 def _is_16_bits(x: Any) -> bool:

@@ -1,4 +1,7 @@
-"""The elementwise part of an LSTM's step, with a gradient that recomputes the activations."""
+"""The LSTM: the elementwise part of a step, and all steps as one compiled loop, with gradients.
+
+Legend: T length, B batch, H units, P size of the output (H without a projection).
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import tensorflow as tf
 
 from tekso.framework.primitives.custom_gradient import custom_gradient
 from tekso.framework.primitives.fusion import Fuse, no_fusion
+from tekso.framework.primitives.projection import transposed_product
 
 
 def lstm_update(
@@ -62,8 +66,18 @@ def _backward(
     *,
     forget_bias: float,
 ) -> Any:
-    i, f, g, o = _activated(gates, forget_bias)
-    top = tf.tanh(after)
+    return _gradients(_activated(gates, forget_bias), memory, tf.tanh(after), doutput, dafter)
+
+
+def _gradients(
+    activated: list[tf.Tensor],
+    memory: tf.Tensor,
+    top: tf.Tensor,
+    doutput: tf.Tensor,
+    dafter: tf.Tensor,
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the gradients of the gates [B, 4, H] and of the memory; top is tanh(new memory)."""
+    i, f, g, o = activated
     dmemory = dafter + doutput * o * (1 - top * top)
     dgates = [
         dmemory * g * i * (1 - i),
@@ -72,3 +86,165 @@ def _backward(
         doutput * top * o * (1 - o),
     ]
     return tf.stack(dgates, 1), dmemory * f
+
+
+# --- all steps ---
+
+
+def lstm(
+    gates: tf.Tensor,
+    w_recurrent: tf.Tensor,
+    w_projection: tf.Tensor | None,
+    memory: tf.Tensor,
+    output: tf.Tensor,
+    *,
+    flags: dict[str, tf.Tensor],
+    forget_bias: float,
+    fuse: Fuse = no_fusion,
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Runs an LSTM over time; returns all outputs, and the last memory and output.
+
+    The forward and the backward loop are one compiled function each. The products of few rows
+    within them take about as long as in the vendor's library, and an iteration calls no TensorFlow
+    ops. The gradients of the weights are one product each, after the loop.
+
+    Shapes:
+      gates: [T, B, 4, H], of the inputs, in the order i, f, g, o
+      w_recurrent: [P, 4, H], w_projection: [H, P] or None
+      memory: [B, H], output: [B, P], the state before the first step
+      flags: bool [T, B] each; "mask" and "reset" as in Recurrent, both optional
+      returns: [T, B, P], [B, H], [B, P]
+    """
+    static = {"forget_bias": forget_bias}
+
+    @custom_gradient
+    def run(gates: tf.Tensor, memory: tf.Tensor, output: tf.Tensor, *weights: tf.Tensor) -> Any:
+        # Otherwise TensorFlow would prepare its own gradient of the loop, which XLA cannot compile.
+        given = [tf.stop_gradient(x) for x in (gates, memory, output, *weights)]
+        matrices = [tf.reshape(given[3], [-1, 4 * gates.shape[3]]), *given[4:]]
+        results, saved = fuse(_forward_loop, **static)(*given[:3], matrices, flags)
+
+        def grad(*gradients: tf.Tensor) -> list[tf.Tensor]:
+            transposed = [tf.transpose(w) for w in matrices]
+            found = fuse(_backward_loop)(saved, gradients, transposed, flags)
+            dgates, dmemory, doutput, *projected = found
+            pairs = [(saved["outputs"], dgates), tuple(projected)][: len(weights)]
+            return [dgates, dmemory, doutput] + [
+                tf.reshape(transposed_product(_rows(x), _rows(dy)), w.shape)
+                for (x, dy), w in zip(pairs, weights, strict=True)
+            ]
+
+        return results, grad
+
+    weights = [w_recurrent] if w_projection is None else [w_recurrent, w_projection]
+    found: tuple[tf.Tensor, tf.Tensor, tf.Tensor] = run(gates, memory, output, *weights)
+    return found
+
+
+def _rows(x: tf.Tensor) -> tf.Tensor:
+    """Returns [T, B, ...] as [T * B, size]."""
+    return tf.reshape(x, [x.shape[0] * x.shape[1], -1])
+
+
+def _flag(flags: dict[str, tf.Tensor], name: str, t: tf.Tensor) -> tf.Tensor | None:
+    return tf.expand_dims(flags[name][t], 1) if name in flags else None
+
+
+def _cleared(where: tf.Tensor | None, *each: tf.Tensor) -> list[tf.Tensor]:
+    """Returns the tensors, with 0 where the flag is set."""
+    return list(each) if where is None else [tf.where(where, tf.zeros_like(x), x) for x in each]
+
+
+def _loop(num: int, body: Any, state: list[tf.Tensor], stacks: list[tf.Tensor], step: int) -> Any:
+    """Runs `state, rows = body(t, *state)` from the first or from the last time step.
+
+    The rows are written to the stacks, which XLA does in place.
+    """
+
+    def iteration(t: tf.Tensor, state: list[tf.Tensor], stacks: list[tf.Tensor]) -> Any:
+        state, rows = body(t, *state)
+        written = [
+            tf.tensor_scatter_nd_update(stack, [[t]], tf.expand_dims(row, 0))
+            for stack, row in zip(stacks, rows, strict=True)
+        ]
+        return t + step, state, written
+
+    start = tf.constant(0 if step > 0 else num - 1)
+    return tf.while_loop(
+        lambda t, *_: tf.logical_and(t >= 0, t < num),
+        iteration,
+        (start, state, stacks),
+        maximum_iterations=num,
+    )[1:]
+
+
+def _forward_loop(
+    gates: tf.Tensor,
+    memory: tf.Tensor,
+    output: tf.Tensor,
+    weights: list[tf.Tensor],
+    flags: dict[str, tf.Tensor],
+    *,
+    forget_bias: float,
+) -> Any:
+    """Returns (outputs, last memory, last output), and what the backward loop needs."""
+    length, batch, _, units = gates.shape
+
+    def body(t: tf.Tensor, memory: tf.Tensor, output: tf.Tensor) -> Any:
+        memory, output = _cleared(_flag(flags, "reset", t), memory, output)
+        recurrent = tf.reshape(tf.matmul(output, weights[0]), [batch, 4, units])
+        i, f, g, o = _activated(gates[t] + recurrent, forget_bias)
+        after = f * memory + i * g
+        y = o * tf.tanh(after)
+        if len(weights) > 1:
+            y = tf.matmul(y, weights[1])
+        rows = [y, tf.stack([i, f, g, o], 1), memory, output]
+        if (there := _flag(flags, "mask", t)) is not None:
+            rows[0] = tf.where(there, y, tf.zeros_like(y))
+            after, y = tf.where(there, after, memory), tf.where(there, y, output)
+        return [after, y], rows
+
+    kinds = [output.shape, gates.shape[1:], memory.shape, output.shape]
+    stacks = [tf.zeros([length, *shape], gates.dtype) for shape in kinds]
+    state, (ys, *saved) = _loop(length, body, [memory, output], stacks, 1)
+    return (ys, *state), dict(zip(("activated", "memories", "outputs"), saved, strict=True))
+
+
+def _backward_loop(
+    saved: dict[str, tf.Tensor],
+    gradients: tuple[tf.Tensor, ...],
+    transposed: list[tf.Tensor],
+    flags: dict[str, tf.Tensor],
+) -> list[tf.Tensor]:
+    """Returns the gradients of the gates, of the first memory and of the first output.
+
+    With a projection, then its inputs and the gradients of its outputs.
+    """
+    dys, dmemory, doutput = gradients
+    activated, memories = saved["activated"], saved["memories"]
+    length = activated.shape[0]
+
+    def body(t: tf.Tensor, dmemory: tf.Tensor, doutput: tf.Tensor) -> Any:
+        there, fresh = _flag(flags, "mask", t), _flag(flags, "reset", t)
+        missing = None if there is None else tf.logical_not(there)
+        dafter, dy = _cleared(missing, dmemory, dys[t] + doutput)
+        each, memory = tf.unstack(activated[t], axis=1), memories[t]
+        i, f, g, o = each
+        top = tf.tanh(f * memory + i * g)
+        rows = [o * top, dy] if len(transposed) > 1 else []
+        dhidden = tf.matmul(dy, transposed[1]) if rows else dy
+        dgates, before = _gradients(each, memory, top, dhidden, dafter)
+        after = tf.matmul(_flat(dgates), transposed[0])
+        if there is not None:
+            passed = _cleared(there, dmemory, doutput)
+            before, after = before + passed[0], after + passed[1]
+        return _cleared(fresh, before, after), [dgates, *rows]
+
+    kinds = [activated.shape, memories.shape, dys.shape][: 2 * len(transposed) - 1]
+    stacks = [tf.zeros(shape, dys.dtype) for shape in kinds]
+    state, (dgates, *projected) = _loop(length, body, [dmemory, doutput], stacks, -1)
+    return [dgates, *state, *projected]
+
+
+def _flat(x: tf.Tensor) -> tf.Tensor:
+    return tf.reshape(x, [x.shape[0], -1])

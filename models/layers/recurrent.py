@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import tensorflow as tf
 
-from tekso.framework import ops, workarounds
+from tekso.framework import workarounds
 from tekso.framework.context import StepContext
 from tekso.framework.layer import Layer
 from tekso.framework.params import REQUIRED, param
@@ -86,7 +86,7 @@ class Recurrent(Layer):
         xs["gates"] = self.cell.project_inputs(theta.cell, tf.transpose(x, [1, 0, 2]), ctx)
         if self.params.direction == "backward":
             xs = {name: _reversed(value) for name, value in xs.items()}
-        state, y = ops.scan(ctx, self._iteration, theta.cell, state, xs)
+        state, y = self.cell.scan(theta.cell, state, xs, ctx)
         y = tf.transpose(y, [1, 0, 2])
         if self.params.direction == "backward":
             y = workarounds.reverse(ctx, y, 1)
@@ -103,19 +103,6 @@ class Recurrent(Layer):
         """
         gates = self.cell.project_inputs(theta.cell, x, ctx)
         return self.cell.step(theta.cell, gates, state, ctx)
-
-    def _iteration(
-        self, theta: Theta, state: State, xs: dict[str, tf.Tensor], ctx: StepContext
-    ) -> tuple[State, tf.Tensor]:
-        if "reset" in xs:
-            fresh = tf.expand_dims(xs["reset"], 1)
-            state = {name: tf.where(fresh, tf.zeros_like(v), v) for name, v in state.items()}
-        y, after = self.cell.step(theta, xs["gates"], state, ctx)
-        if "mask" in xs:
-            there = tf.expand_dims(xs["mask"], 1)
-            y = tf.where(there, y, tf.zeros_like(y))
-            after = {name: tf.where(there, after[name], state[name]) for name in state}
-        return after, y
 
 
 def _reversed(x: tf.Tensor) -> tf.Tensor:

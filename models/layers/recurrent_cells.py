@@ -4,7 +4,7 @@ A cell splits its work: `project_inputs` processes the inputs of all time steps 
 loop, and `step` computes the rest, which needs the state. Gates have a separate dim, so that no
 sharded dim has to be split into gates.
 
-Legend: B batch, G gates.
+Legend: T length, B batch, G gates.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ import tensorflow as tf
 from tekso.framework import ops
 from tekso.framework.context import StepContext
 from tekso.framework.initializers import GlorotUniform, Initializer, Zeros
+from tekso.framework.loops import compiles_loops
 from tekso.framework.params import REQUIRED, param
+from tekso.framework.primitives.recurrence import lstm
 from tekso.framework.theta import Theta
 from tekso.models.layers.projections import ProjectionLayer
 
@@ -87,6 +89,32 @@ class RecurrentCell(ProjectionLayer):
           returns: [B, output_dim], the next state
         """
         raise NotImplementedError(f"{type(self).__name__} has no step()")
+
+    def scan(
+        self, theta: Theta, state: State, xs: dict[str, tf.Tensor], ctx: StepContext
+    ) -> tuple[State, tf.Tensor]:
+        """Runs over time.
+
+        Shapes:
+          state: before the first step
+          xs: "gates" [T, B, G, hidden_dim], of `project_inputs`; optional bool "mask" and "reset"
+            [T, B], as in Recurrent
+          returns: the state after the last step, outputs [T, B, output_dim]
+        """
+        return ops.scan(ctx, self._iteration, theta, state, xs)
+
+    def _iteration(
+        self, theta: Theta, state: State, xs: dict[str, tf.Tensor], ctx: StepContext
+    ) -> tuple[State, tf.Tensor]:
+        if "reset" in xs:
+            fresh = tf.expand_dims(xs["reset"], 1)
+            state = {name: tf.where(fresh, tf.zeros_like(v), v) for name, v in state.items()}
+        y, after = self.step(theta, xs["gates"], state, ctx)
+        if "mask" in xs:
+            there = tf.expand_dims(xs["mask"], 1)
+            y = tf.where(there, y, tf.zeros_like(y))
+            after = {name: tf.where(there, after[name], state[name]) for name in state}
+        return after, y
 
     def _unstacked(self, gates: tf.Tensor, ctx: StepContext) -> list[tf.Tensor]:
         """Returns the gates one by one, [B, hidden_dim] each."""
@@ -179,6 +207,24 @@ class LstmCell(RecurrentCell):
         if self.params.projection_dim is not None:
             output = self.project(theta, "w_projection", output, ctx)
         return output, {"memory": memory, "output": output}
+
+    def scan(
+        self, theta: Theta, state: State, xs: dict[str, tf.Tensor], ctx: StepContext
+    ) -> tuple[State, tf.Tensor]:
+        """See RecurrentCell."""
+        if self.params.adapter is not None or not compiles_loops(ctx, xs["gates"]):
+            return super().scan(theta, state, xs, ctx)
+        y, memory, output = lstm(
+            xs["gates"],
+            theta.w_recurrent,
+            theta.w_projection if self.params.projection_dim is not None else None,
+            state["memory"],
+            state["output"],
+            flags={name: flag for name, flag in xs.items() if name != "gates"},
+            forget_bias=self.params.forget_bias,
+            fuse=ctx.fuse,
+        )
+        return {"memory": memory, "output": output}, y
 
 
 class GruCell(RecurrentCell):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from tekso.framework.primitives.fusion import Fuse, XlaFusion, no_fusion
-from tekso.framework.primitives.recurrence import lstm_update
+from tekso.framework.primitives.recurrence import lstm, lstm_update
 
 
 def formula(
@@ -36,3 +39,51 @@ def test_values_and_gradients_are_those_of_the_formula(fuse: Fuse, used: str) ->
         found.append([output, memory, *tape.gradient(loss, args)])
     for mine, expected in zip(*found, strict=True):
         np.testing.assert_allclose(mine, expected, rtol=1e-12, atol=1e-14)
+
+
+def written_out(
+    gates: tf.Tensor,
+    memory: tf.Tensor,
+    output: tf.Tensor,
+    w_recurrent: tf.Tensor,
+    w_projection: tf.Tensor | None = None,
+    *,
+    flags: dict[str, tf.Tensor],
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """The specification of `lstm`: one step after the other."""
+    ys = []
+    for t in range(gates.shape[0]):
+        if "reset" in flags:
+            kept = tf.cast(~flags["reset"][t][:, None], tf.float64)
+            memory, output = memory * kept, output * kept
+        y, after = formula(gates[t], tf.einsum("bp,pgh->bgh", output, w_recurrent), memory)
+        y = y if w_projection is None else y @ w_projection
+        there = flags.get("mask", tf.ones(gates.shape[:2], tf.bool))[t][:, None]
+        ys.append(tf.where(there, y, 0))
+        memory, output = tf.where(there, after, memory), tf.where(there, y, output)
+    return tf.stack(ys), memory, output
+
+
+@pytest.mark.parametrize("projection", [False, True], ids=["units", "projected"])
+@pytest.mark.parametrize("names", [[], ["mask"], ["reset"], ["mask", "reset"]], ids="+".join)
+@pytest.mark.parametrize("fuse", [no_fusion, XlaFusion()], ids=["plain", "compiled"])
+def test_all_steps_are_one_after_the_other(fuse: Fuse, names: list[str], projection: bool) -> None:
+    random = np.random.default_rng(0)
+    t, b, h, p = 5, 3, 4, 2 if projection else 4
+    shapes = [(t, b, 4, h), (b, h), (b, p), (p, 4, h), *([(h, p)] if projection else [])]
+    args = [tf.constant(random.normal(size=shape)) for shape in shapes]
+    flags = {name: tf.constant(random.random((t, b)) < 0.6) for name in names}
+
+    def compiled(gates: tf.Tensor, memory: tf.Tensor, output: tf.Tensor, *w: tf.Tensor) -> Any:
+        last = w[1] if projection else None
+        return lstm(gates, w[0], last, memory, output, flags=flags, forget_bias=0.5, fuse=fuse)
+
+    found = []
+    for compute in (compiled, functools.partial(written_out, flags=flags)):
+        with tf.GradientTape() as tape:
+            tape.watch(args)
+            results = compute(*args)
+            loss = tf.add_n([tf.reduce_sum(tf.sin(3 * result)) for result in results])
+        found.append([*results, *tape.gradient(loss, args)])
+    for mine, expected in zip(*found, strict=True):
+        np.testing.assert_allclose(mine, expected, rtol=1e-10, atol=1e-12)
