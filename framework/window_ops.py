@@ -51,7 +51,7 @@ def convolution(
       w: [*window.shape, channels / groups, outputs], b: [outputs]
       returns: [batch, *window.output_sizes(x), outputs]
     """
-    return windows.convolution(x, w, b, window=window)
+    return windows.convolution(x, w, b, window=window, may_multiply=ctx.mode == "train")
 
 
 @primitive(mesh=MESH, planning=RECORDED)

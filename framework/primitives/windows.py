@@ -102,7 +102,7 @@ def convolution(
     b: tf.Tensor | None = None,
     *,
     window: Window,
-    is_whole: bool = True,
+    may_multiply: bool = False,
 ) -> tf.Tensor:
     """Convolves images; the convolution is grouped if w has fewer inputs than x has channels.
 
@@ -111,8 +111,9 @@ def convolution(
       w: the weights.
       b: the bias.
       window: the window.
-      is_whole: whether no dim of x is sharded. Then small images may be convolved by matrix
-        products (see `window_products`), whose rows are examples and positions.
+      may_multiply: whether small images may be convolved by matrix products (see
+        `window_products`). Not on a mesh, since rows are examples and positions; nor in exported
+        graphs, since other runtimes know convolutions.
 
     Shapes:
       x: [batch, height, width, channels] or [batch, depth, height, width, channels]
@@ -123,9 +124,9 @@ def convolution(
     """
     if _sums_in_16_bits(x):
         args = (widen(x), widen(w), None if b is None else widen(b))
-        return tf.cast(convolution(*args, window=window, is_whole=is_whole), x.dtype)
+        return tf.cast(convolution(*args, window=window, may_multiply=may_multiply), x.dtype)
     _check_fits(x, window)
-    if is_whole and _is_faster_by_products(x, w, window):
+    if may_multiply and _is_faster_by_products(x, w, window):
         y = window_products.convolution(x, w, window=window)
         return y if b is None else tf.nn.bias_add(y, b)
     x, window = _with_known_padding(x, window)

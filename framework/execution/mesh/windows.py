@@ -127,15 +127,11 @@ def convolution(
     channels = in_axis if groups == 1 else out_axis
     if channels is None and out_axis is None and _is_whole(cuts):
         whole = (axes[0], *_whole(cuts), None)
-        y = mesh.reshard(
-            windows.convolution(mesh.reshard(x, whole), w, window=window, is_whole=False), whole
-        )
+        y = mesh.reshard(windows.convolution(mesh.reshard(x, whole), w, window=window), whole)
     else:
         parts = _parts(x, cuts, axes[0], channels, mesh)
         if parts.num_outer == 1 and channels is None and out_axis is None:
-            y = windows.convolution(
-                parts.x, w, window=window._replace(padding="VALID"), is_whole=False
-            )
+            y = windows.convolution(parts.x, w, window=window._replace(padding="VALID"))
         else:
             y = _by_slices(parts, w, groups, (in_axis, out_axis), window, cuts, mesh)
         y = parts.whole(y, out_axis)

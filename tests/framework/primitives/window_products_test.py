@@ -51,6 +51,7 @@ def _graph(x: Any, w: tuple[int, ...], **options: Any) -> Any:
     """Returns a convolution traced for a batch of any size."""
     padding: Padding = options.pop("padding", "SAME")
     strides = options.pop("strides", (1, 1))
+    options.setdefault("may_multiply", True)
     window = Window(w[:-2], strides, (1, 1), padding)
     spec = [tf.TensorSpec([None, *x]), tf.TensorSpec(w)]
     traced = tf.function(
@@ -76,7 +77,7 @@ def test_small_images_with_large_weights_are_convolved_by_products() -> None:
     assert _counts(_graph((2, 2, 128), (3, 3, 128, 128))) == kernel  # fewer weights
     assert _counts(_graph((16, 16, 3), (16, 16, 3, 512), padding="VALID")) == kernel  # of patches
     assert _counts(_graph((2, 2, 512), (1, 1, 512, 512))) == kernel
-    assert _counts(_graph((2, 2, 512), large, is_whole=False)) == kernel
+    assert _counts(_graph((2, 2, 512), large, may_multiply=False)) == kernel
 
 
 @pytest.mark.parametrize("dtype", [tf.float32, tf.bfloat16])
@@ -85,7 +86,7 @@ def test_both_forms_have_the_same_values_in_every_type(dtype: tf.DType) -> None:
     window = Window((3, 3), (1, 1), (1, 1), "SAME")
     x = tf.constant(rng.normal(size=(3, 2, 2, 512)), dtype)
     w, b = tf.constant(rng.normal(size=(3, 3, 512, 128)), dtype), tf.constant([2.0] * 128, dtype)
-    found = [windows.convolution(x, w, b, window=window, is_whole=c) for c in (True, False)]
+    found = [windows.convolution(x, w, b, window=window, may_multiply=c) for c in (True, False)]
     assert found[0].dtype == dtype
     tolerance = 1e-5 if dtype == tf.float32 else 8e-3  # a rounding of the result
     found = [tf.cast(value, tf.float32).numpy() for value in found]
