@@ -19,15 +19,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tekso.framework.primitives.custom_gradient import custom_gradient
-
-if TYPE_CHECKING:
-    from tekso.framework.primitives.windows import Window
 
 _MOST_OUTPUTS = 16
 _FEWEST_CHANNELS = 128
@@ -49,16 +46,33 @@ def is_faster(w: tf.Tensor, outputs: Sequence[int]) -> bool:
     return is_small and is_large
 
 
-def convolution(x: tf.Tensor, w: tf.Tensor, *, window: Window) -> tf.Tensor:
+def convolution(
+    x: tf.Tensor,
+    w: tf.Tensor,
+    *,
+    outputs: tuple[int, ...],
+    before: Sequence[int],
+    strides: Sequence[int],
+    dilations: Sequence[int],
+) -> tf.Tensor:
     """Convolves images or volumes.
+
+    Args:
+      x: the images.
+      w: the weights.
+      outputs: the spatial sizes of the output.
+      before: the padding before the first element of every spatial dim.
+      strides: the stride of every spatial dim.
+      dilations: the dilation of every spatial dim.
 
     Shapes:
       x: [batch, *spatial, channels]
-      w: [*window.shape, channels, outputs]
-      returns: [batch, *window.output_sizes(x), outputs]
+      w: [*kernel, channels, outputs]
+      returns: [batch, *outputs, number of outputs]
     """
-    spatial, outputs = tuple(x.shape[1:-1]), window.output_sizes(x)
-    pairs = _pairs(spatial, outputs, window)
+    spatial = tuple(x.shape[1:-1])
+    steps = np.array([before, strides, dilations])[..., np.newaxis]
+    pairs = _pairs(spatial, outputs, tuple(w.shape[:-2]), *steps)
     used = [k for k, (sources, _) in enumerate(pairs) if len(sources)]
     counts = [len(pairs[k][0]) for k in used]
     sources, targets = (np.concatenate([pairs[k][i] for k in used]) for i in (0, 1))
@@ -94,18 +108,20 @@ def convolution(x: tf.Tensor, w: tf.Tensor, *, window: Window) -> tf.Tensor:
 
 
 def _pairs(
-    spatial: tuple[int, ...], outputs: tuple[int, ...], window: Window
+    spatial: tuple[int, ...],
+    outputs: tuple[int, ...],
+    kernel: tuple[int, ...],
+    before: np.ndarray,
+    strides: np.ndarray,
+    dilations: np.ndarray,
 ) -> list[tuple[np.ndarray, np.ndarray]]:
     """Returns for each element of the kernel the input and the output positions that it connects.
 
     Positions are counted in row-major order.
     """
-    count = len(spatial)
-    strides, dilations = (np.array(n)[:, None] for n in (window.strides, window.dilations))
-    before = np.array([window.pads(size, d)[0] for d, size in enumerate(spatial)])[:, None]
-    starts = np.indices(outputs).reshape(count, -1) * strides - before
+    starts = np.indices(outputs).reshape(len(spatial), -1) * strides - before
     found = []
-    for element in np.ndindex(*window.shape):
+    for element in np.ndindex(*kernel):
         at = starts + np.array(element)[:, None] * dilations
         inside = ((at >= 0) & (at < np.array(spatial)[:, None])).all(0)
         sources = np.ravel_multi_index(tuple(at[:, inside]), spatial)

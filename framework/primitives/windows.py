@@ -127,7 +127,7 @@ def convolution(
         return tf.cast(convolution(*args, window=window, may_multiply=may_multiply), x.dtype)
     _check_fits(x, window)
     if may_multiply and _is_faster_by_products(x, w, window):
-        y = window_products.convolution(x, w, window=window)
+        y = _by_products(x, w, window)
         return y if b is None else tf.nn.bias_add(y, b)
     x, window = _with_known_padding(x, window)
     # Dilation has no effect in a kernel dim of size 1.
@@ -273,6 +273,17 @@ def _is_faster_by_products(x: tf.Tensor, w: tf.Tensor, window: Window) -> bool:
     if w.shape[-2] != x.shape[-1] or _has_accelerator() or not onednn.is_enabled():
         return False
     return window_products.is_faster(w, window.output_sizes(x))
+
+
+def _by_products(x: tf.Tensor, w: tf.Tensor, window: Window) -> tf.Tensor:
+    return window_products.convolution(
+        x,
+        w,
+        outputs=window.output_sizes(x),
+        before=[window.pads(size, d)[0] for d, size in enumerate(x.shape[1:-1])],
+        strides=window.strides,
+        dilations=window.dilations,
+    )
 
 
 def _sums_in_16_bits(x: tf.Tensor) -> bool:

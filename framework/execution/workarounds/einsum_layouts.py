@@ -52,7 +52,7 @@ def _first_index(source: tf.Operation) -> int | None:
     """Returns the first dim with an index: 2 of x[:, :, 0] and, of rank 3, of x[..., 0]."""
     if source.type != "StridedSlice" or not (mask := source.get_attr("shrink_axis_mask")):
         return None
-    first = (mask & -mask).bit_length() - 1
+    first: int = (mask & -mask).bit_length() - 1
     if source.get_attr("ellipsis_mask") in range(1, 2**first):
         first += int(source.inputs[0].shape.rank) - int(source.inputs[1].shape[0])
     return first

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from tekso.framework import onednn
-from tekso.framework.primitives import window_products, windows
+from tekso.framework.primitives import windows
 from tekso.framework.primitives.windows import Padding, Window
 
 CASES: dict[str, tuple[tuple[int, ...], Window]] = {
@@ -41,7 +41,7 @@ def test_products_are_a_convolution_with_all_its_derivatives(name: str) -> None:
     rng = np.random.default_rng(0)
     x = tf.constant(rng.normal(size=(3, *spatial, 4)))
     w = tf.constant(rng.normal(size=(*window.shape, 4, 5)))
-    found = value_and_gradients(lambda x, w: window_products.convolution(x, w, window=window), x, w)
+    found = value_and_gradients(lambda x, w: windows._by_products(x, w, window), x, w)
     wanted = value_and_gradients(lambda x, w: windows._convolved_by_slices(x, w, window), x, w)
     for a, b in zip(found, wanted, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-11, atol=1e-11)  # sums of up to 144 terms
