@@ -75,7 +75,8 @@ def _problem(op: tf.Operation) -> str | None:
         if shifted_dims(op) is not None:
             return (
                 "an einsum, or its gradient, sums over two dims of this x[i], which gives wrong "
-                "values if they are sharded: write workarounds.take_row(ctx, x, i) of tekso.framework, or tf.tensordot"
+                "values if they are sharded: write workarounds.take_row(ctx, x, i) of "
+                "tekso.framework, or tf.tensordot"
             )
         axis = contradiction(op)
         if axis is not None:
