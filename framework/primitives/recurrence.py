@@ -106,7 +106,8 @@ def lstm(
 
     The forward and the backward loop are one compiled function each. The products of few rows
     within them take about as long as in the vendor's library, and an iteration calls no TensorFlow
-    ops. The gradients of the weights are one product each, after the loop.
+    ops. The gradients of the weights are one product each, after the loop. They have no derivatives
+    themselves.
 
     Shapes:
       gates: [T, B, 4, H], of the inputs, in the order i, f, g, o
@@ -124,21 +125,35 @@ def lstm(
         matrices = [tf.reshape(given[3], [-1, 4 * gates.shape[3]]), *given[4:]]
         results, saved = fuse(_forward_loop, **static)(*given[:3], matrices, flags)
 
-        def grad(*gradients: tf.Tensor) -> list[tf.Tensor]:
+        @custom_gradient
+        def backward(gradients: list[tf.Tensor], *_: tf.Tensor) -> Any:
             transposed = [tf.transpose(w) for w in matrices]
             found = fuse(_backward_loop)(saved, gradients, transposed, flags)
             dgates, dmemory, doutput, *projected = found
             pairs = [(saved["outputs"], dgates), tuple(projected)][: len(weights)]
-            return [dgates, dmemory, doutput] + [
+            products = [
                 tf.reshape(transposed_product(_rows(x), _rows(dy)), w.shape)
                 for (x, dy), w in zip(pairs, weights, strict=True)
             ]
+            return [dgates, dmemory, doutput, *products], _no_second_derivative
+
+        def grad(*gradients: tf.Tensor) -> list[tf.Tensor]:
+            # Everything that the gradients depend on, so that they have no derivative of 0.
+            found: list[tf.Tensor] = backward(list(gradients), gates, memory, output, *weights)
+            return found
 
         return results, grad
 
     weights = [w_recurrent] if w_projection is None else [w_recurrent, w_projection]
     found: tuple[tf.Tensor, tf.Tensor, tf.Tensor] = run(gates, memory, output, *weights)
     return found
+
+
+def _no_second_derivative(*_: tf.Tensor) -> Any:
+    raise NotImplementedError(
+        "the gradients of an LSTM have no derivatives if its loop is compiled: for gradients of "
+        "gradients, set xla=none in the execution"
+    )
 
 
 def _rows(x: tf.Tensor) -> tf.Tensor:

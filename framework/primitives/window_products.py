@@ -73,7 +73,8 @@ def convolution(
     spatial = tuple(x.shape[1:-1])
     steps = np.array([before, strides, dilations])[..., np.newaxis]
     pairs = _pairs(spatial, outputs, tuple(w.shape[:-2]), *steps)
-    used = [k for k, (sources, _) in enumerate(pairs) if len(sources)]
+    # The first one without pairs, if only padding is in the windows.
+    used = [k for k, (sources, _) in enumerate(pairs) if len(sources)] or [0]
     counts = [len(pairs[k][0]) for k in used]
     sources, targets = (np.concatenate([pairs[k][i] for k in used]) for i in (0, 1))
 
@@ -84,8 +85,9 @@ def convolution(
 
     def added(parts: list[tf.Tensor], rows: np.ndarray, sizes: tuple[int, ...]) -> tf.Tensor:
         """Returns images: the sums of the rows of `taken` at every position."""
-        x = tf.reshape(tf.concat(parts, 0), [len(rows), -1, parts[0].shape[-1]])
-        return _images(tf.math.unsorted_segment_sum(x, rows, math.prod(sizes)), sizes)
+        batch = -1 if len(rows) else tf.shape(x)[0]  # -1 cannot be inferred of no rows
+        y = tf.reshape(tf.concat(parts, 0), [len(rows), batch, parts[0].shape[-1]])
+        return _images(tf.math.unsorted_segment_sum(y, rows, math.prod(sizes)), sizes)
 
     @custom_gradient
     def run(x: tf.Tensor, w: tf.Tensor) -> Any:

@@ -212,7 +212,9 @@ class LstmCell(RecurrentCell):
         self, theta: Theta, state: State, xs: dict[str, tf.Tensor], ctx: StepContext
     ) -> tuple[State, tf.Tensor]:
         """See RecurrentCell."""
-        if self.params.adapter is not None or not compiles_loops(ctx, xs["gates"]):
+        cell = type(self)  # a subclass may change a step
+        is_plain = cell.step is LstmCell.step and cell.project is LstmCell.project
+        if self.params.adapter is not None or not is_plain or not compiles_loops(ctx, xs["gates"]):
             return super().scan(theta, state, xs, ctx)
         y, memory, output = lstm(
             xs["gates"],

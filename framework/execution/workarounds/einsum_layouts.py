@@ -32,20 +32,20 @@ def contradiction(op: tf.Operation) -> str | None:
     return next((axis for axis in sorted(shared) if one[axis] != other[axis]), None)
 
 
-def has_shifted_dims(op: tf.Operation) -> bool:
-    """Returns whether an einsum contracts two dims, and an operand is an index before such a dim.
+def shifted_dims(op: tf.Operation) -> tf.Operation | None:
+    """Returns the index op before a dim of an einsum that contracts two dims, or None.
 
     Defect: of `x[0]` and `x[:, 0]`, DTensor mistakes which of the later dims is sharded.
     """
     operands, _, result = op.get_attr("equation").decode().partition("->")
     names = operands.split(",")
     if len(names) != 2 or len(contracted := (set(names[0]) & set(names[1])) - set(result)) < 2:
-        return False
+        return None
     for dims, tensor in zip(names, op.inputs, strict=True):
-        first = _first_index(_source(tensor))
+        first = _first_index(source := _source(tensor))
         if first is not None and any(dim in contracted for dim in dims[first:]):
-            return True
-    return False
+            return source
+    return None
 
 
 def _first_index(source: tf.Operation) -> int | None:

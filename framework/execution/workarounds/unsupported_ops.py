@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from tekso.framework.execution.errors import ExecutionError
-from tekso.framework.execution.workarounds.einsum_layouts import contradiction, has_shifted_dims
+from tekso.framework.execution.workarounds.einsum_layouts import contradiction, shifted_dims
 
 _AXES = {"ConcatV2": -1, "Split": 0, "SplitV": 2}
 """{type: input with the axis}"""
@@ -29,7 +29,9 @@ def refuse_unsupported(graph: tf.Graph) -> None:
     for op in _ops(graph):
         problem = _problem(op)
         if problem is not None:
-            own = [frame for frame in op.traceback if "/tensorflow/" not in frame.filename]
+            # The einsum may be a gradient, which has no line of the layer.
+            at = (shifted_dims(op) if op.type == "Einsum" else None) or op
+            own = [frame for frame in at.traceback if "/tensorflow/" not in frame.filename]
             place = own[-1] if own else None
             where = f"{place.filename}:{place.lineno}" if place else op.name
             line = linecache.getline(place.filename, place.lineno).strip() if place else op.type
@@ -70,10 +72,11 @@ def _problem(op: tf.Operation) -> str | None:
                 "tf.where(tf.reshape(condition, [1]), …)"
             )
     elif op.type == "Einsum":
-        if has_shifted_dims(op):
+        if shifted_dims(op) is not None:
             return (
-                "this einsum sums over two dims of x[i], which gives wrong values if they are "
-                "sharded: write workarounds.take_row(ctx, x, i) of tekso.framework, or tf.tensordot"
+                "an einsum, or its gradient, sums over two dims of this x[i], which gives wrong "
+                "values if they are sharded: write workarounds.take_row(ctx, x, i) of "
+                "tekso.framework, or tf.tensordot"
             )
         axis = contradiction(op)
         if axis is not None:

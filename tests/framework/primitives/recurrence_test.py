@@ -64,9 +64,19 @@ def written_out(
     return tf.stack(ys), memory, output
 
 
-@pytest.mark.parametrize("projection", [False, True], ids=["units", "projected"])
-@pytest.mark.parametrize("names", [[], ["mask"], ["reset"], ["mask", "reset"]], ids="+".join)
-@pytest.mark.parametrize("fuse", [no_fusion, XlaFusion()], ids=["plain", "compiled"])
+# Compiled with flags and a projection: tests/models/layers/recurrent_test.py.
+@pytest.mark.parametrize(
+    ("fuse", "names", "projection"),
+    [
+        (no_fusion, [], False),
+        (no_fusion, ["mask"], True),
+        (no_fusion, ["reset"], False),
+        (no_fusion, ["mask", "reset"], False),
+        (no_fusion, ["mask", "reset"], True),
+        (XlaFusion(), [], False),
+    ],
+    ids=["plain", "mask, projected", "reset", "both", "both, projected", "compiled"],
+)
 def test_all_steps_are_one_after_the_other(fuse: Fuse, names: list[str], projection: bool) -> None:
     random = np.random.default_rng(0)
     t, b, h, p = 5, 3, 4, 2 if projection else 4
@@ -87,3 +97,22 @@ def test_all_steps_are_one_after_the_other(fuse: Fuse, names: list[str], project
         found.append([*results, *tape.gradient(loss, args)])
     for mine, expected in zip(*found, strict=True):
         np.testing.assert_allclose(mine, expected, rtol=1e-10, atol=1e-12)
+
+
+def test_gradients_of_gradients_are_refused() -> None:
+    gates, weights = tf.ones([2, 1, 4, 3]), tf.ones([3, 4, 3])
+
+    def run(gates: tf.Tensor) -> Any:
+        start = tf.zeros([1, 3])
+        with tf.GradientTape() as outer:
+            outer.watch(gates)
+            with tf.GradientTape() as inner:
+                inner.watch(gates)
+                y = lstm(gates, weights, None, start, start, flags={}, forget_bias=0.0)[0]
+            # The gradient of y does not depend on the gates, that of the gates does.
+            first = inner.gradient(y, gates)
+        return outer.gradient(first, gates)
+
+    for form in (run, tf.function(run, autograph=False)):
+        with pytest.raises(NotImplementedError, match="set xla=none"):
+            form(gates)

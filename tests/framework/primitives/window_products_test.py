@@ -18,6 +18,7 @@ CASES: dict[str, tuple[tuple[int, ...], Window]] = {
     "fixed padding, stride 2": ((4, 4), Window((3, 3), (2, 2), (1, 1), "FIXED")),
     "valid, dilated": ((5, 4), Window((2, 3), (1, 1), (2, 1), "VALID")),
     "elements that are always in the padding": ((2, 1), Window((5, 3), (1, 1), (1, 1), "SAME")),
+    "only padding": ((1, 1), Window((2, 2), (1, 1), (2, 2), "SAME")),
     "volumes": ((2, 3, 2), Window((2, 3, 3), (1, 2, 1), (1, 1, 1), "SAME")),
 }
 

@@ -13,7 +13,9 @@ from sampling import sample
 from tekso.framework import ops
 from tekso.framework.context import StepContext
 from tekso.framework.layer import Layer
+from tekso.framework.primitives.fusion import XlaFusion, no_fusion
 from tekso.framework.theta import Theta
+from tekso.models.layers.lora import Lora
 from tekso.models.layers.recurrent import Bidirectional, Recurrent, RecurrentStack
 from tekso.models.layers.recurrent_cells import GruCell, LstmCell, RecurrentCell
 
@@ -138,6 +140,75 @@ def test_gradients_equal_those_of_the_loop_written_out(name: str) -> None:
         tf.nest.map_structure(
             lambda f, e: np.testing.assert_allclose(f, e, rtol=1e-9, atol=1e-11), found, expected
         )
+
+
+def _traced(layer: Recurrent, theta: Theta, ctx: StepContext, **flags: tf.Tensor) -> Any:
+    """Returns a traced function of x: the value, and the gradients of theta and x."""
+
+    def run(x: tf.Tensor) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch((theta, x))
+            y = layer.fprop(theta, x, ctx, **flags)
+            loss = tf.reduce_sum(tf.sin(3 * y))
+        return y, tape.gradient(loss, (theta, x))
+
+    return tf.function(run, autograph=False).get_concrete_function(tf.constant(X))
+
+
+def _compiled_loops(traced: Any) -> int:
+    """Returns the number of loops in functions that XLA compiles."""
+    functions = traced.graph.as_graph_def().library.function
+    compiled = [f for f in functions if f.attr["_XlaMustCompile"].b]
+    return sum("While" in node.op for function in compiled for node in function.node_def)
+
+
+def test_an_lstm_is_one_compiled_loop_with_the_values_of_single_steps() -> None:
+    cell = with_input(CELLS["projected lstm"])
+    layer = Recurrent.Params(cell=cell, direction="backward").instantiate()
+    theta, flags = random_theta(layer), tensors(FLAGS["mask and reset"])
+    compiled, steps = (
+        _traced(layer, theta, StepContext(mode="train", fuse=fuse), **flags)
+        for fuse in (XlaFusion(), no_fusion)
+    )
+    assert (_compiled_loops(compiled), _compiled_loops(steps)) == (2, 0)
+    tf.nest.map_structure(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-11),
+        compiled(tf.constant(X)),
+        steps(tf.constant(X)),
+    )
+
+
+class _ClippedCell(LstmCell):
+    """Clips the memory; a layer of a user.
+
+    Shapes:
+      as in LstmCell
+    Weights:
+      those of LstmCell
+    """
+
+    def step(
+        self, theta: Theta, gates: tf.Tensor, state: Any, ctx: StepContext
+    ) -> tuple[tf.Tensor, Any]:
+        y, after = super().step(theta, gates, state, ctx)
+        return y, {**after, "memory": tf.clip_by_value(after["memory"], -0.1, 0.1)}
+
+
+@pytest.mark.parametrize(
+    ("cell", "mode"),
+    [
+        (_ClippedCell.Params(hidden_dim=4), "train"),
+        (LstmCell.Params(hidden_dim=4, adapter=Lora.Params(rank=2)), "train"),
+        (LstmCell.Params(hidden_dim=4), "decode"),
+        (GruCell.Params(hidden_dim=4), "train"),
+    ],
+    ids=["own step", "adapter", "decode", "gru"],
+)
+def test_other_loops_are_not_compiled(cell: RecurrentCell.Params, mode: Any) -> None:
+    layer = Recurrent.Params(cell=with_input(cell)).instantiate()
+    ctx = StepContext(mode=mode, fuse=XlaFusion())
+    run = tf.function(lambda x: layer.fprop(random_theta(layer), x, ctx), autograph=False)
+    assert _compiled_loops(run.get_concrete_function(tf.constant(X))) == 0
 
 
 def test_input_projections_of_all_times_are_one_product() -> None:

@@ -50,6 +50,19 @@ def test_traps_are_refused_with_their_line(function: Any, reason: str) -> None:
         refuse_unsupported(graph(function))
 
 
+def test_of_a_gradient_the_line_of_the_layer_is_named() -> None:
+    def step(x: tf.Tensor) -> Any:
+        w = tf.ones([5, 6])
+        with tf.GradientTape() as tape:
+            tape.watch(w)
+            row = stacked(x)[0]
+            y = tf.einsum("abc,cd->abd", row, w)
+        return tape.gradient(y, w)
+
+    with pytest.raises(ExecutionError, match=r"row = stacked\(x\)\[0\]: .*gradient.*tensordot"):
+        refuse_unsupported(graph(step))
+
+
 def test_other_slices_are_not() -> None:
     def harmless(x: tf.Tensor) -> tf.Tensor:
         places = tf.range(4)[tf.newaxis]  # a constant
