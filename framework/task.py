@@ -26,7 +26,8 @@ from tekso.framework.task_values import Batch, Decoded, LossSums, Program, Score
 from tekso.framework.theta import Theta
 from tekso.framework.trained import LoadTrained
 
-__all__ = ["LOSS", "Batch", "Decoded", "Goal", "LossSums", "Program", "Scored", "Task", "TaskError"]
+__all__ = ["LOSS", "Batch", "Decoded", "Goal", "LossSums", "Program", "Scored", "Task", "TaskError",
+           "why_nothing_decoded"]  # fmt: skip
 
 Goal = Literal["min", "max"]
 TaskParams = TypeVar("TaskParams", bound="Task.Params")
@@ -307,3 +308,11 @@ class Task(Layer):
           eval_inputs: {name: evaluation Input}, data that the model was not trained on.
         """
         return None
+
+
+def why_nothing_decoded(task: Task) -> str:
+    """Returns why `decode` of a task returned None, and what to do."""
+    name = type(task).__name__
+    if type(task).decode is Task.decode:
+        return f"{name} has no decode(): define it, and return Decoded(text, records) from it"
+    return f"{name}.decode() returned None"

@@ -83,7 +83,8 @@ def change(
 
     if execution is not None:
         _choose_execution(tree, execution)
-    if any(setting.strip().startswith("execution.") for setting in settings):
+    paths = [path for path, value in (flags or {}).values() if value is not None]
+    if any(path.strip().startswith("execution.") for path in [*settings, *paths]):
         executions.import_all()
     for setting in settings:
         path, equals, value = setting.partition("=")

@@ -159,11 +159,11 @@ def _check_settings(varied: Sequence[space.Varied]) -> None:
     experiment_flags.load(FLAGS.model, FLAGS["import"].value or [])
     registered = experiment_flags.experiment(FLAGS.model)().tree()
     for path, value in [("", ""), *((one.path, v) for one in varied for v in one.examples)]:
-        setting = [f"{path}={value}"] if path else []
         tree = registered.copy()
-        steps = {"steps": ("run.steps", FLAGS.steps)}
-        settings = [*FLAGS.set, *setting]
-        experiment_flags.change(tree, execution=FLAGS.execution, settings=settings, flags=steps)
+        flags: dict[str, tuple[str, Any]] = {"steps": ("run.steps", FLAGS.steps)}
+        if path:
+            flags[f"sweep {path}"] = path, value  # errors begin with "--sweep path=value"
+        experiment_flags.change(tree, execution=FLAGS.execution, settings=FLAGS.set, flags=flags)
         if tree.run.seed != registered.run.seed:
             raise UsageError("the seeds of a sweep are set by --seeds, not by run.seed")
         _check_metric(list(tree.eval_inputs))

@@ -24,7 +24,7 @@ from tekso.framework.run.process_group import ProcessGroup
 from tekso.framework.run.report.lines import eval_line
 from tekso.framework.run.report.tensorboard import TensorBoardEvents
 from tekso.framework.run.restore import restore
-from tekso.framework.task import Task
+from tekso.framework.task import why_nothing_decoded
 
 _CHECKPOINT = "checkpoint"
 _FOLLOWED = "followed"
@@ -62,11 +62,7 @@ def decode(job: Job, checkpoint: Checkpoint) -> Any:
         restore(parts.program, checkpoint)
         decoded = task_results.decode(parts.task, parts.program, parts.input)
     if decoded is None:
-        name = type(parts.task).__name__
-        why = f"{name}.decode() returned None"
-        if type(parts.task).decode is Task.decode:
-            why = f"{name} has no decode(): return Decoded(text, records) from it"
-        raise ValueError(f"{job.model} has nothing to decode: {why}")
+        raise ValueError(f"{job.model} has nothing to decode: {why_nothing_decoded(parts.task)}")
     return decoded
 
 

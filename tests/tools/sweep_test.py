@@ -201,6 +201,7 @@ def test_another_sweep_in_the_folder_is_refused(
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
+        (["--sweep=learner.schedul=1"], "tekso-sweep: --sweep learner.schedul=1: "),
         (["--sweep=learner.schedul=1"], "did you mean learner.schedule"),
         (["--sweep=run.log_every_steps=5,none"], "run.log_every_steps: must be int"),
         (["--sweep=learner.optimizer.beta1=0.9,1.5"], "beta1=1.5: AdamW: beta1 is 1.5"),

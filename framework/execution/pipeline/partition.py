@@ -102,8 +102,8 @@ def balance(
             ) + "an execution.schedule with fewer stages per device"
         if len(names) == 1:
             advice = (
-                "return the parts of its loss from pieces() of the task, in order, so that they "
-                f"can be stages (framework/pieces.py); or {advice}"
+                "define pieces() of the task, which returns the parts of its loss in order "
+                f'(docs/pipelines.md, "Custom tasks and schedules"); or {advice}'
             )
         raise ExecutionError(
             f"a pipeline of {what} needs at least {num_stages} pieces, and the task has "

@@ -62,8 +62,7 @@ def _problem(op: tf.Operation) -> str | None:
         if axis is not None and axis < 0 and rank is not None and not is_shape:
             return (
                 "tf.concat with a negative axis, or the gradient of such a tf.split, gives wrong "
-                f"values if that dim is sharded: write axis {axis + rank}, with which DTensor "
-                "reports a sharded dim"
+                f"values if that dim is sharded: write axis {axis + rank} instead of {axis}"
             )
     elif op.type == "SelectV2":
         if op.inputs[0].shape.rank == 0 and op.outputs[0].shape.rank != 0:

@@ -36,5 +36,5 @@ def test_greedy_would_leave_a_stage_empty() -> None:
 
 
 def test_a_task_of_one_piece_is_told_to_return_more() -> None:
-    with pytest.raises(ExecutionError, match=r"from pieces\(\) of the task, .* at most 1$"):
+    with pytest.raises(ExecutionError, match=r"define pieces\(\) .*pipelines\.md.* at most 1$"):
         balance(["loss"], [1.0], num_stages=2, given=None, num_devices=2, most_devices=1)
