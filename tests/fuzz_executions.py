@@ -83,7 +83,7 @@ def run_case(choices: dict[str, Any]) -> Outcome:
     except ExecutionError as error:
         return Outcome(REFUSED, str(error))
     try:
-        fuzz_models.task(choices).instantiate()
+        check_task(choices, batches[0])
     except ValueError as error:
         return Outcome(REFUSED, f"no execution: {error}")
     try:
@@ -98,6 +98,36 @@ def run_case(choices: dict[str, Any]) -> Outcome:
         in_full = {**choices, "activation_dtype": "float32"}
         full = steps(built(alone, in_full, batches[0], parts), batches)
     return compared(whole, steps(program, batches), full, dtype)
+
+
+def check_task(choices: dict[str, Any], batch: dict[str, Any]) -> None:
+    """Builds the task of a case; of images also the graph of its loss, without an execution.
+
+    Raises:
+      ValueError: no execution can train this model: its Params are invalid, or a window is larger
+        than its image.
+    """
+    import fuzz_models
+    import tensorflow as tf
+
+    from tekso.framework.context import StepContext
+
+    task = fuzz_models.task(choices).instantiate()
+    if choices["task"] != "images":
+        return
+    weights = {path: tf.TensorSpec(s.shape, s.dtype) for path, s in task.specs().items()}
+    arrays = {name: tf.TensorSpec(x.shape, x.dtype) for name, x in batch.items()}
+
+    def loss(weights: Any, batch: Any) -> tf.Tensor:
+        ctx = StepContext(mode="train", seed=0, step=0, num_examples=choices["batch"])
+        return task.loss(task.theta(weights), batch, ctx).loss_sum
+
+    try:
+        tf.function(loss, autograph=False).get_concrete_function(weights, arrays)
+    except ValueError as error:
+        if "padding VALID" in str(error):
+            raise
+        # Any other error may be a bug: it is found again below, and reported as one.
 
 
 def execution_of(choices: dict[str, Any]) -> tuple[Any, int | None]:

@@ -110,6 +110,14 @@ def test_batch_statistics_with_accumulation_on_several_devices_are_refused() -> 
     assert "set learner.accumulation_steps=1" in outcome.reason
 
 
+def test_a_window_that_is_larger_than_its_image_is_refused() -> None:
+    block = {**fuzz_choices.BLOCK, "padding": "VALID", "kernel_shape": (1, 3), "dilations": (1, 2)}
+    case = {"task": "images", "image": (2, 2), "blocks": [block], "execution": REPLICAS}
+    outcome = fuzz_executions.in_process({**fuzz_choices.PLAIN, **case})
+    assert outcome.kind == fuzz_executions.REFUSED, outcome
+    assert outcome.reason.startswith("no execution: a window of 5 "), outcome
+
+
 def test_the_program_repeats_a_case() -> None:
     change = {**fuzz_choices.PLAIN, "batch": 9, "execution": REPLICAS}
     command = [fuzz_executions.FILE, "--case=0:17", f"--change={json.dumps(change)}"]

@@ -168,11 +168,9 @@ class MeshBackend(StageBackend):
         with SERIAL:
             made = explained(function, self._where)(*args)
             first = next((x for x in tf.nest.flatten(made) if tf.is_tensor(x)), None)
-            parts = [] if first is None else dtensor.unpack(first)
-        # This op waits without Python's lock, so other threads continue. Reading the value of a
-        # tensor that is not computed yet would hold Python's lock.
+            parts = [] if first is None else dtensor.unpack(first)  # waits; see `SERIAL`
         for part in parts:
-            tf.identity(part)
+            tf.identity(part)  # if the tensor is not computed yet, this waits without any lock
         return made
 
     def check(self, graph: tf.Graph) -> None:

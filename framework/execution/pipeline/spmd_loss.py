@@ -13,6 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tekso.framework import loops
 from tekso.framework.context import Examples, StepContext
 from tekso.framework.execution.base import parts_of
 from tekso.framework.execution.mesh import step_context, unrolled
@@ -21,6 +22,7 @@ from tekso.framework.execution.mesh.layouts import MeshLayout
 from tekso.framework.execution.mesh.placement import Placement
 from tekso.framework.execution.mesh.program import MeshLoss
 from tekso.framework.execution.pipeline.spmd_loop import SpmdLoop, run_tick
+from tekso.framework.execution.workarounds.tensors import loop_inputs
 from tekso.framework.nests import mapped
 from tekso.framework.pieces import Flow
 from tekso.framework.step import Flat, Step
@@ -135,7 +137,21 @@ def _scan(
     return unrolled.scan(ctx, body, theta, state, xs, first)
 
 
-_FORMS = {"scan": _scan}
+def _rematerialize(
+    ctx: _StageContext, function: Callable[..., Any], theta: Theta, *inputs: Any
+) -> Any:
+    """See `ops.rematerialize`; sums that layers collect may be constants, see `loop_inputs`."""
+
+    def run(theta: Theta, *rest: Any) -> Any:
+        output, collected = function(theta, *rest), rest[-1].collected
+        sums = loop_inputs(tf.nest.flatten(collected.sums))
+        collected.sums = tf.nest.pack_sequence_as(collected.sums, sums)
+        return output
+
+    return loops.rematerialize(ctx, run, theta, *inputs)
+
+
+_FORMS = {"scan": _scan, "rematerialize": _rematerialize}
 
 
 class _StageContext(LayoutContext):

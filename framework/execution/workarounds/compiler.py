@@ -13,8 +13,10 @@ _LONGEST = 20_000  # length to which messages are cut, in characters
 SERIAL = threading.Lock()
 """Held by each call of DTensor where several threads use it.
 
-Defect: DTensor's device has tables without a lock, so only one thread at a time may call it. It
-runs functions in threads of its own, so callers wait for a result without holding this lock.
+Defect: DTensor's device has tables without a lock, so only one thread at a time may call it. To get
+a value from it (`unpack`, `numpy`) waits for the functions of all meshes, so callers wait with this
+lock: without it, a function that another thread starts meanwhile may be cancelled (CancelledError).
+Functions of several meshes therefore run one after the other.
 """
 
 _parse_message = error_interpolation.parse_message

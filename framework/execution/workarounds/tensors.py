@@ -20,7 +20,8 @@ def loop_inputs(given: Iterable[tf.Tensor]) -> list[tf.Tensor]:
     Defect: DTensor does not compile two uses of a loop input in the body. One is an IdentityN,
     which every custom gradient adds, of an input that the loop changes and one that it does not, or
     of an input and a constant ("operand does not dominate this use"). The other is the start value
-    of an inner loop ("block argument must be enclosed by a function").
+    of an inner loop ("block argument must be enclosed by a function"). Also wrap constants that a
+    custom gradient in the body returns: they are inputs of its IdentityN.
     """
     return [tf.identity(tensor) for tensor in given]
 

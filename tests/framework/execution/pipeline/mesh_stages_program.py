@@ -30,6 +30,7 @@ from tekso.framework.execution.mesh import step_errors
 from tekso.framework.theta import Theta
 from tekso.models.layers.attention import MultiHeadAttention
 from tekso.models.layers.feed_forward import FeedForward
+from tekso.models.layers.rematerialize import Rematerialize
 from tekso.models.layers.stack import RepeatedStack
 from tekso.models.layers.transformer import TransformerLayer
 from tekso.models.vision_transformer import VisionTransformer
@@ -83,6 +84,18 @@ def stacked_images() -> Any:
 small_models.MODELS["stacked"] = lambda: stacked(4)
 small_models.MODELS["stacked_moe"] = lambda: stacked(
     2, feed_forward=small_models.experts(small_models.SwitchRouter.Params())
+)
+small_models.MODELS["rematerialized_moe"] = lambda: small_models.language_model(
+    RepeatedStack.Params(
+        num_layers=1,
+        layer=Rematerialize.Params(
+            layer=small_models.layer(
+                feed_forward=small_models.experts(small_models.SwitchRouter.Params()),
+                norm_position="post",
+                dropout_rate=0.0,
+            )
+        ),
+    )
 )
 small_models.MODELS["padded_vocab"] = lambda: stacked(1).set(
     {"model.embedding.vocab_multiple": small_models.VOCAB + 4}

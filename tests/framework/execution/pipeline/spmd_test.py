@@ -81,6 +81,12 @@ def test_padding_of_the_vocabulary_is_a_constant_in_the_loop() -> None:
 
 
 @pytest.mark.slow
+def test_a_rematerialized_layer_may_collect_constants() -> None:
+    alone, piped = run("rematerialized_moe", pipeline(1, 2), size=8, steps=2)
+    check(alone, piped)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("rematerialize", ["none", "all"])
 def test_ticks_are_a_loop_of_the_program(rematerialize: str) -> None:
     two, eight = (pipeline(2, count, rematerialize=rematerialize) for count in (2, 8))
