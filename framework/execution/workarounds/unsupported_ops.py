@@ -58,11 +58,13 @@ def _problem(op: tf.Operation) -> str | None:
             )
     elif op.type in _AXES:
         axis, rank = tf.get_static_value(op.inputs[_AXES[op.type]]), op.outputs[0].shape.rank
-        is_shape = rank == 1 and op.outputs[0].dtype.is_integer
-        if axis is not None and axis < 0 and rank is not None and not is_shape:
+        is_index = op.outputs[0].dtype.is_integer  # or a shape
+        is_constant = tf.get_static_value(op.outputs[0]) is not None
+        if axis is not None and axis < 0 and rank is not None and not is_index and not is_constant:
             return (
                 "tf.concat with a negative axis, or the gradient of such a tf.split, gives wrong "
-                f"values if that dim is sharded: write axis {axis + rank} instead of {axis}"
+                f"values if that dim is sharded: write axis {axis + rank} instead of {axis}; if a "
+                "function of TensorFlow calls it, compute the same in another way"
             )
     elif op.type == "SelectV2":
         if op.inputs[0].shape.rank == 0 and op.outputs[0].shape.rank != 0:
@@ -74,8 +76,8 @@ def _problem(op: tf.Operation) -> str | None:
         if shifted_dims(op) is not None:
             return (
                 "an einsum, or its gradient, sums over two dims of this x[i], which gives wrong "
-                "values if they are sharded: write workarounds.take_row(ctx, x, i) of "
-                "tekso.framework, or tf.tensordot"
+                "values if a dim is sharded: write tf.squeeze(x[i : i + 1], 0), also for other "
+                "dims, or tf.tensordot"
             )
         axis = contradiction(op)
         if axis is not None:
