@@ -44,7 +44,7 @@ class Tfds(Source):
         """
         super().__init__(params, split=split)
         p = self.params
-        self._builder = _builder(p.name, p.data_dir)
+        self._builder = _builder(p.name, p.data_dir, p.path_of("data_dir"))
         self._split = p.splits.get(split, "")
         self._length = self._count()
         self._whole: list[Any] | None = None
@@ -107,7 +107,8 @@ class Tfds(Source):
         except (KeyError, ValueError) as error:
             raise InputError(
                 f"{self.describe()} has no split {self._split!r}, only {', '.join(sorted(splits))};"
-                f" set splits.{self.split} to one of them, or to a slice like 'train[90%:]'"
+                f" set {self.params.path_of('splits')}.{self.split} to one of them, or to a slice "
+                "like 'train[90%:]'"
             ) from error
         if not count:
             raise InputError(f"{self.describe()}: the split {self._split!r} is empty")
@@ -173,7 +174,7 @@ def _rows(examples: dict[str, np.ndarray]) -> Iterator[dict[str, Any]]:
         yield dict(zip(examples, values, strict=True))
 
 
-def _builder(name: str, data_dir: str | None) -> Any:
+def _builder(name: str, data_dir: str | None, setting: str) -> Any:
     import tensorflow_datasets as tfds
 
     try:
@@ -194,7 +195,7 @@ def _builder(name: str, data_dir: str | None) -> Any:
             "download data. Prepare it once, with network access and enough disk space:\n"
             f'  python -c "import tensorflow_datasets as tfds; tfds.builder({name!r}{argument})'
             '.download_and_prepare()"\n'
-            "or set input.corpus.data_dir to a folder that contains it."
+            f"or set {setting} to a folder that contains it."
         )
     return builder
 

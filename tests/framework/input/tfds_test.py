@@ -12,8 +12,15 @@ import tensorflow_datasets as tfds
 
 from tekso.framework.input.skips import InputError
 from tekso.framework.input.tfds import Tfds
+from tekso.framework.params import Params, param
 
 TEXTS = [f"text {i} é" for i in range(7)]
+
+
+class Holder(Params):
+    """Params with a source."""
+
+    source: Tfds.Params = param("The source.", default=Tfds.Params())
 
 
 class TinyText(tfds.core.GeneratorBasedBuilder):
@@ -85,6 +92,19 @@ def test_what_is_not_prepared_says_how_to_prepare_it_and_no_more(
     with pytest.raises(InputError, match=r"not prepared in .*lm1b(?s:.)*download_and_prepare"):
         source(str(tmp_path), name="lm1b")
     assert "Variant folder" not in caplog.text + capfd.readouterr().err
+
+
+def test_errors_name_the_setting_where_the_data_set_is(tmp_path: Path, data_dir: str) -> None:
+    def opened(split: Any, **changes: Any) -> None:
+        Holder().set({f"source.{name}": x for name, x in changes.items()}).source.instantiate(
+            split=split
+        )
+
+    with pytest.raises(InputError, match=r"or set source\.data_dir to a folder"):
+        opened("train", name="lm1b", data_dir=str(tmp_path))
+    splits = {"dev": "validation"}
+    with pytest.raises(InputError, match=r"set source\.splits\.dev to one of them"):
+        opened("dev", name="tiny_text", data_dir=data_dir, splits=splits)
 
 
 def test_an_unknown_name_names_a_close_one(tmp_path: Path) -> None:
