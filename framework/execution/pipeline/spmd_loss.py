@@ -151,7 +151,7 @@ def _rematerialize(
     return loops.rematerialize(ctx, run, theta, *inputs)
 
 
-_FORMS = {"scan": _scan, "rematerialize": _rematerialize}
+_FORMS: Mapping[str, Callable[..., Any]] = {"scan": _scan, "rematerialize": _rematerialize}
 
 
 class _StageContext(LayoutContext):
