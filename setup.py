@@ -72,7 +72,7 @@ if __name__ == "__main__":
         install_requires=[
             tensorflow_requirement(installed_distributions()),
             "absl-py",
-            "babel",
+            "babel<2.19",  # the data of mt.cldr and their stored results are of its version of CLDR
             "google-crc32c",
             "importlib_resources",  # tensorflow-datasets imports it without requiring it
             "matplotlib",

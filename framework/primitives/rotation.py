@@ -31,6 +31,6 @@ def rotate(x: tf.Tensor, sine: Any, cosine: Any, *, fuse: Fuse = no_fusion) -> t
 
 
 def _rotated(x: tf.Tensor, sine: tf.Tensor, cosine: tf.Tensor) -> tf.Tensor:
-    last = x.shape.rank - 1
+    last = len(x.shape) - 1
     first, second = tf.split(x, 2, last)
     return tf.concat([first * cosine - second * sine, second * cosine + first * sine], last)

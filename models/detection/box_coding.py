@@ -23,7 +23,7 @@ def encode_boxes(boxes: tf.Tensor, defaults: tf.Tensor) -> tf.Tensor:
     base, base_size = _centre_and_size(defaults)
     moved = (centre - base) / base_size / CENTRE_SCALE
     grown = tf.math.log(tf.maximum(size, 1e-8) / base_size) / SIZE_SCALE
-    return tf.concat([moved, grown], moved.shape.rank - 1)
+    return tf.concat([moved, grown], len(moved.shape) - 1)
 
 
 def decode_boxes(codes: tf.Tensor, defaults: tf.Tensor) -> tf.Tensor:
@@ -36,7 +36,7 @@ def decode_boxes(codes: tf.Tensor, defaults: tf.Tensor) -> tf.Tensor:
     base, base_size = _centre_and_size(defaults)
     centre = codes[..., :2] * CENTRE_SCALE * base_size + base
     half = tf.exp(codes[..., 2:] * SIZE_SCALE) * base_size / 2
-    return tf.concat([centre - half, centre + half], half.shape.rank - 1)
+    return tf.concat([centre - half, centre + half], len(half.shape) - 1)
 
 
 def box_overlaps(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
