@@ -14,7 +14,7 @@ from tekso.framework import task_results
 from tekso.framework.context import StepContext
 from tekso.framework.exports import ExportedFunction
 from tekso.framework.pieces import Piece
-from tekso.framework.task import Decoded, LossSums, Task, TaskError
+from tekso.framework.task import Decoded, LossSums, Task, TaskError, why_nothing_decoded
 from tekso.framework.theta import Theta
 from tekso.models.mlp import Mlp
 
@@ -187,6 +187,8 @@ def test_decoding_may_give_nothing() -> None:
     decoded = Decoded("a", [])
     assert task_results.decode(results(decoded), None, None) is decoded  # type: ignore[arg-type]
     assert task_results.decode(results(None), None, None) is None  # type: ignore[arg-type]
+    assert why_nothing_decoded(results(None)) == "Results.decode() returned None"
+    assert why_nothing_decoded(task(None)).startswith("Given has no decode(): define it, and")
 
 
 @pytest.mark.parametrize("given", [None, [], {"f": len}, len])
