@@ -32,7 +32,6 @@ from tekso.framework import experiment
 from tekso.framework.context import StepContext
 from tekso.framework.input.arrays import Arrays
 from tekso.framework.params import Params
-from tekso.framework.task import Decoded
 from tekso.framework.warm_start import WarmStart
 from tekso.models.mlp import Mlp
 from tekso.tasks.classification.task import Classification
@@ -600,22 +599,6 @@ def run_model(code: str, folder: Path) -> None:
     assert names["logits"].shape == (5, 3)
 
 
-def run_decode(code: str, folder: Path) -> None:
-    """Decodes with a model of one output, as the task of the preceding file has."""
-    model = Mlp.Params(input_dim=4, output_dim=1).instantiate()
-    theta = types.SimpleNamespace(model=model.init(0))
-    batch = {"x": np.ones([6, 4], np.float32), "y": np.arange(6.0)}
-    names: dict[str, Any] = {"np": np, "tf": tf, "Decoded": Decoded}
-    exec(code, names)
-    own = type("Own", (), {**names, "model": model})()
-    found = own.decode(
-        types.SimpleNamespace(call=lambda function, x: function(theta, x, StepContext())),
-        types.SimpleNamespace(batch=lambda step: batch),
-    )
-    assert found.text.count("predicted: ") == 5
-    assert found.text.startswith("0.00, predicted: ")
-
-
 def run_warm_start(code: str, folder: Path) -> None:
     """Checks that a run accepts the Params, and that the rules rename weights."""
     names: dict[str, Any] = {"WarmStart": WarmStart}
@@ -651,7 +634,6 @@ FRAGMENTS = {
     "def load(self, split):": run_load,
     "from tekso.framework.execution import devices": run_devices,
     "logits = task.model.fprop(theta.model, x": run_model,
-    "def model_output(self, theta, x, ctx):": run_decode,
     'WarmStart.Params(checkpoint="runs/bert"': run_warm_start,
     'WarmStart.Params(checkpoint="runs/lora.safetensors"': run_warm_start,
     "def to_milliseconds(fields: dict[str, Any]) -> dict[str, Any]:": run_migrations,
