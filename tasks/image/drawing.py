@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 _LONGEST = 18  # characters of a name
+_LINE, _HEADING = 0.12, 0.4  # heights of a line of a title and of the title of all, in inches
 
 
 def matrix(counts: np.ndarray, names: Sequence[str]) -> bytes:
@@ -23,7 +24,8 @@ def matrix(counts: np.ndarray, names: Sequence[str]) -> bytes:
     """
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     side = 2.0 + 0.32 * len(names)
-    figure, axes = _figure(side + 0.6, side)
+    figure = _figure(side + 0.6, side, layout="constrained")
+    axes = figure.add_subplot()
     axes.imshow(shares, vmin=0.0, vmax=1.0, cmap="Blues")
     plain: Any = {"parse_math": False, "fontsize": 7}  # two dollar signs are not a formula
     shown = [name[:_LONGEST] for name in names]
@@ -55,19 +57,26 @@ def gallery(
     """
     columns = math.ceil(math.sqrt(len(images)))
     rows = math.ceil(len(images) / columns)
-    width, height = (1.4, 1.6) if lines == 1 else (2.2, 1.8 + 0.12 * lines)
-    figure, axes = _figure(width * columns, height * rows + 0.4, rows=rows, columns=columns)
+    width, height = (1.4, 1.6) if lines == 1 else (2.2, 1.8 + 0.12 * lines)  # of a cell, in inches
+    room = 0.05 + _LINE * lines  # for the title of a cell
+    top = height * rows + _HEADING
+    figure = _figure(width * columns, top)
     figure.suptitle(title)
-    for place in range(rows * columns):
-        one = axes[divmod(place, columns)]
-        one.set_axis_off()
-        if place < len(images):
-            pixels = images[place]
-            grey = pixels.shape[2] == 1
-            kind: Any = {"cmap": "gray", "vmin": 0, "vmax": 255} if grey else {}
-            one.imshow(pixels[:, :, 0] if grey else pixels, **kind)
-            text = titles[place][: 2 * _LONGEST] if lines == 1 else _wrapped(titles[place], lines)
-            one.set_title(text, fontsize=7, parse_math=False)
+    # One pair of axes for all: a pair for each image takes six times as long.
+    axes = figure.add_axes((0, 0, 1, 1), xlim=(0, width * columns), ylim=(0, top))
+    axes.set_axis_off()
+    for place, (pixels, text) in enumerate(zip(images, titles, strict=True)):
+        row, column = divmod(place, columns)
+        scale = min((width - 0.1) / pixels.shape[1], (height - room - 0.05) / pixels.shape[0])
+        middle, upper = (column + 0.5) * width, top - _HEADING - row * height - room
+        left, lower = middle - scale * pixels.shape[1] / 2, upper - scale * pixels.shape[0]
+        grey = pixels.shape[2] == 1
+        kind: Any = {"cmap": "gray", "vmin": 0, "vmax": 255} if grey else {}
+        extent = (left, 2 * middle - left, lower, upper)
+        axes.imshow(pixels[:, :, 0] if grey else pixels, extent=extent, aspect="auto", **kind)
+        shown = text[: 2 * _LONGEST] if lines == 1 else _wrapped(text, lines)
+        plain: Any = {"fontsize": 7, "parse_math": False}
+        axes.text(middle, upper + 0.03, shown, ha="center", va="bottom", **plain)
     return _png(figure)
 
 
@@ -90,17 +99,14 @@ def as_png(image: np.ndarray) -> bytes:
     return file.getvalue()
 
 
-def _figure(width: float, height: float, *, rows: int = 0, columns: int = 0) -> tuple[Any, Any]:
-    """Returns a figure with one pair of axes, or with an array of them."""
+def _figure(width: float, height: float, **given: Any) -> Any:
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, height), layout="constrained")
+    figure = Figure(figsize=(width, height), **given)
     FigureCanvasAgg(figure)
-    if not rows:
-        return figure, figure.add_subplot()
-    return figure, figure.subplots(rows, columns, squeeze=False)
+    return figure
 
 
 def _png(figure: Any) -> bytes:

@@ -60,7 +60,7 @@ class Report:
         self._events = TensorBoardEvents(logdir.events)
         self._seen = 0.0  # units that training has processed, in all processes of the run
         self._begin = time.perf_counter()
-        self._drawn = -_CURVES_EVERY_S
+        self._drawn = time.perf_counter()  # short runs draw curves only at their end
         self._checked = -_CHECK_EVERY_S
 
     def go_on_from(self, step: int) -> None:
@@ -198,7 +198,7 @@ class Report:
         self._console.progress(step, self._steps, doing)
 
     def draw_curves_if_old(self) -> None:
-        """Draws curves.png, unless it was drawn less than 20 seconds ago."""
+        """Draws curves.png, unless it was drawn, or the run began, less than 20 seconds ago."""
         if time.perf_counter() - self._drawn >= _CURVES_EVERY_S:
             self.draw_curves()
 
