@@ -94,7 +94,9 @@ def _train(job: Job, group: ProcessGroup) -> int:
             with profile or contextlib.nullcontext():
                 outcome = rescue.run(job, loop, report, step)
             report.time_use.switch(time_use.OTHER)
-            report.draw_curves()
+            ends = group.is_first and outcome.stopped_by is None
+            references = _references(parts) if ends else {}
+            report.draw_curves(references=next(iter(references.values()), None))
             if outcome.stopped_by is not None:
                 path = checkpoints.path(outcome.step)
                 name = outcome.stopped_by.name
@@ -110,9 +112,6 @@ def _train(job: Job, group: ProcessGroup) -> int:
             )
         if not group.is_first:
             return 0
-        references = _references(parts)
-        if references:
-            report.draw_curves(references=next(iter(references.values())))
         job.console.close()
         _show(job, decoded)
         spent = time_use.lines(report.time_use.seconds(), width=job.console.width)
