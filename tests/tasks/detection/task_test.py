@@ -227,6 +227,7 @@ def test_export_finds_what_predict_finds() -> None:
         np.testing.assert_allclose(found[name], wanted[name], atol=1e-4)
 
 
+@pytest.mark.slow
 def test_litert_finds_the_boxes_of_the_exported_function() -> None:
     input = boxes().instantiate()
     task = task_of(input, most=4)
