@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import logging
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from tekso.framework.input.skips import BadRecordError, InputError, Origin
+from tekso.framework.input.skips import BadRecordError, InputError, Origin, reason_of
 from tekso.framework.input.sources import Source, digest
 from tekso.framework.input.splits import Split
+from tekso.framework.input.tfds_shards import TfdsShards
 from tekso.framework.params import REQUIRED, param
 
 _TOGETHER = 1024  # examples read at a time
 
 
 class Tfds(Source):
-    """One split of a TFDS data set; a record is one feature of an example, or a whole example."""
+    """One split of a TFDS data set; a record is one feature of an example, or a whole example.
+
+    Data sets in the file formats tfrecord and array_record are read by index. Of any other, the
+    whole split is read into memory when the first record is read by index.
+    """
 
     class Params(Source.Params):
         """Params of Tfds."""
@@ -47,10 +53,7 @@ class Tfds(Source):
         self._builder = _builder(p.name, p.data_dir, p.path_of("data_dir"))
         self._split = p.splits.get(split, "")
         self._length = self._count()
-        self._whole: list[Any] | None = None
-        self._indexed: Any = None
-        if self._builder.info.file_format.value == "array_record":
-            self._indexed = self._builder.as_data_source(self._split)
+        self._format = self._builder.info.file_format.value
         if p.feature:
             self._check_has(p.feature)
 
@@ -114,19 +117,55 @@ class Tfds(Source):
             raise InputError(f"{self.describe()}: the split {self._split!r} is empty")
         return int(count)
 
+    def decoders(self) -> dict[str, Any]:
+        """Returns TFDS decoders for the features that are not decoded as the data set says."""
+        return {}
+
+    @functools.cached_property
+    def _serialized(self) -> Any:
+        """The serialised examples as a sequence; None: the file format has no access by index."""
+        if self._format == "array_record":
+            from tensorflow_datasets.core.decode import DeserializeMethod
+
+            return self._builder.as_data_source(
+                self._split, deserialize_method=DeserializeMethod.RAW_BYTES
+            )
+        if self._format != "tfrecord":
+            return None
+        try:
+            return TfdsShards(self._builder.info.splits[self._split].file_instructions)
+        except OSError as error:
+            raise InputError(
+                f"{self.describe()}, split {self._split}: {error.filename}: {reason_of(error)}. "
+                "Prepare the data set again."
+            ) from error
+
+    @functools.cached_property
+    def _whole(self) -> list[Any]:
+        return [record for _, record in self._read_all()]
+
     def _read(self, index: int) -> Any:
-        if self._indexed is not None:
-            record = self._record(self._indexed[index], index)
-        else:
-            if self._whole is None:  # without random access, the whole split is read once
-                self._whole = [record for _, record in self._read_all()]
-            record = self._whole[index]
+        record = self._whole[index] if self._serialized is None else self._at(index)
         if isinstance(record, BadRecordError):
             raise record
         return record
 
+    def _at(self, index: int) -> Any:
+        """Returns the record of an example that is read by index; a BadRecordError if malformed."""
+        from google.protobuf.message import DecodeError
+
+        try:
+            example = self._builder.info.features.deserialize_example_np(
+                self._serialized[index], decoders=self.decoders()
+            )
+        except BadRecordError as error:  # with the file and the byte
+            return BadRecordError(self.origin(index), str(error))
+        except (DecodeError, KeyError, RuntimeError, ValueError) as error:
+            return BadRecordError(self.origin(index), f"it cannot be read: {_first_line(error)}")
+        return self._record(example, index)
+
     def _read_all(self) -> Iterator[tuple[Origin, Any]]:
-        if self._indexed is not None:
+        if self._format == "array_record":
             yield from super()._read_all()
             return
         import tensorflow as tf
@@ -134,7 +173,10 @@ class Tfds(Source):
 
         in_order = tfds.ReadConfig(interleave_cycle_length=1, try_autocache=False)
         data = self._builder.as_dataset(
-            split=self._split, shuffle_files=False, read_config=in_order
+            split=self._split,
+            decoders=self.decoders() or None,
+            shuffle_files=False,
+            read_config=in_order,
         )
         index = 0
         features = self._builder.info.features
@@ -149,6 +191,9 @@ class Tfds(Source):
                     yield self.origin(index), self._record(example, index)
                     index += 1
         except tf.errors.OpError as error:
+            if self._serialized is not None:  # one by one, to name those that are damaged
+                yield from ((self.origin(i), self._at(i)) for i in range(index, len(self)))
+                return
             raise InputError(
                 f"{self.describe()}, split {self._split}: record {index} cannot be read: "
                 f"{error.message}. Prepare the data set again."
@@ -172,6 +217,10 @@ def _rows(examples: dict[str, np.ndarray]) -> Iterator[dict[str, Any]]:
     """Yields the examples of a batch one by one."""
     for values in zip(*examples.values(), strict=True):
         yield dict(zip(examples, values, strict=True))
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
 def _builder(name: str, data_dir: str | None, setting: str) -> Any:

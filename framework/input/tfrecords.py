@@ -146,14 +146,7 @@ class TfRecords(RecordFiles):
             begin = end
 
     def _record(self, file: IO[bytes], origin: Origin, length: int) -> Any:
-        file.seek((origin.offset or 0) + _HEADER.size)
-        data = file.read(length + _FOOTER.size)
-        record, footer = data[:length], data[length:]
-        if len(footer) < _FOOTER.size:
-            raise BadRecordError(origin, "the record is truncated")
-        if masked_checksum(record) != _FOOTER.unpack(footer)[0]:
-            raise BadRecordError(origin, f"the {length} bytes of data have a wrong checksum")
-        return self.parse(record, origin)
+        return self.parse(read_frame(file, origin, length), origin)
 
     def parse(self, record: bytes, origin: Origin) -> Any:
         """Returns the value of a record; a subclass may override it.
@@ -230,6 +223,27 @@ def walk(file: IO[bytes], size: int) -> Frames:
         end=offset,
         problem=problem,
     )
+
+
+def read_frame(file: IO[bytes], origin: Origin, length: int) -> bytes:
+    """Returns the data of a record.
+
+    Args:
+      file: the file, open.
+      origin: position of the record.
+      length: bytes of data in it.
+
+    Raises:
+      BadRecordError: the record is truncated, or its checksum is wrong.
+    """
+    file.seek((origin.offset or 0) + _HEADER.size)
+    data = file.read(length + _FOOTER.size)
+    record, footer = data[:length], data[length:]
+    if len(footer) < _FOOTER.size:
+        raise BadRecordError(origin, "the record is truncated")
+    if masked_checksum(record) != _FOOTER.unpack(footer)[0]:
+        raise BadRecordError(origin, f"the {length} bytes of data have a wrong checksum")
+    return record
 
 
 def masked_checksum(data: bytes) -> int:

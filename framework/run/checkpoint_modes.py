@@ -24,6 +24,7 @@ from tekso.framework.run.process_group import ProcessGroup
 from tekso.framework.run.report.lines import eval_line
 from tekso.framework.run.report.tensorboard import TensorBoardEvents
 from tekso.framework.run.restore import restore
+from tekso.framework.run.skip_notices import SkipNotices
 from tekso.framework.task import why_nothing_decoded
 
 _CHECKPOINT = "checkpoint"
@@ -45,6 +46,7 @@ def evaluate(job: Job, checkpoint: Checkpoint) -> dict[str, Any]:
         job.try_task(parts, is_new=False)
         log = MetricsLog(job.logdir.file("evaluations.jsonl"))
         found = _evaluate(job, parts, checkpoint, _Records(job, log), group)
+        _skip_notices(job, parts).show()
         log.close()
     job.console.close()
     return {"model": job.model, _CHECKPOINT: checkpoint.path, STEP: checkpoint.step, **found}
@@ -95,6 +97,7 @@ def follow(job: Job, *, wait: Callable[[], None] = _sleep) -> None:
     try:
         with job.meet() as group:
             parts: Assembly | None = None
+            notices: SkipNotices | None = None
             done = _followed_before(log, set(job.tree.eval_inputs))
             while True:
                 left = [step for step in checkpoints.steps() if step not in done]
@@ -110,9 +113,12 @@ def follow(job: Job, *, wait: Callable[[], None] = _sleep) -> None:
                     continue
                 if parts is None:
                     parts = job.assemble(group, trains=False)
+                    notices = _skip_notices(job, parts)
                 if not _restored(job, parts, checkpoint):
                     continue
                 _evaluate(job, parts, checkpoint, _Records(job, log, events), group)
+                if notices is not None:
+                    notices.show()
     finally:
         log.close()
         events.close()
@@ -198,6 +204,10 @@ def _evaluate(
                 records.write_decoded(name, checkpoint.step, scored.text, scored.images)
         found[name] = values
     return found
+
+
+def _skip_notices(job: Job, parts: Assembly) -> SkipNotices:
+    return SkipNotices(parts.eval_inputs, functools.partial(job.console.line, style="warning"))
 
 
 # --- following a run ---

@@ -33,6 +33,7 @@ from tekso.framework.run.process_group import ProcessGroup
 from tekso.framework.run.report import summary
 from tekso.framework.run.report.lines import size, wrapped
 from tekso.framework.run.report.report import Report
+from tekso.framework.run.skip_notices import SkipNotices
 from tekso.framework.run.step_calls import AroundSteps
 from tekso.framework.run.step_profile import StepProfile
 from tekso.framework.run.stop_signals import exit_code
@@ -68,7 +69,8 @@ def _train(job: Job, group: ProcessGroup) -> int:
             f"run.warm_start is not used: the run resumes from its own step {checkpoint.step}"
         )
     parts = job.assemble(group)
-    _introduce_parts(job, parts)
+    notices = SkipNotices({"input": parts.input, **parts.eval_inputs}, warn)
+    _introduce_parts(job, parts, notices)
     run = parts.run.params
     report: Report = FollowingReport()
     if group.is_first:
@@ -79,7 +81,8 @@ def _train(job: Job, group: ProcessGroup) -> int:
             input_checks.check_lasts(parts.input, run.steps)
             metric_names.check(job.tree, parts.task, parts.eval_inputs)
             profile = _profile(job)
-            loop = _loop(job, parts, checkpoints, report, group, profile)
+            around = [notices.around] + ([profile.around] if profile is not None else [])
+            loop = _loop(job, parts, checkpoints, report, group, around)
             step = loop.restore(checkpoint)
             if checkpoint is not None and step != checkpoint.step:
                 job.console.line(f"resuming from {checkpoints.path(step)} instead", "good")
@@ -93,6 +96,7 @@ def _train(job: Job, group: ProcessGroup) -> int:
                 job.logdir.add_command(job.command)
             with profile or contextlib.nullcontext():
                 outcome = rescue.run(job, loop, report, step)
+            notices.show()
             report.time_use.switch(time_use.OTHER)
             ends = group.is_first and outcome.stopped_by is None
             references = _references(parts) if ends else {}
@@ -183,12 +187,10 @@ def _loop(
     checkpoints: Checkpoints,
     report: Report,
     group: ProcessGroup,
-    profile: StepProfile | None,
+    around: Sequence[AroundSteps],
 ) -> TrainingLoop:
     run = parts.run.params
-    every, around = run.weight_figures_every_steps, []
-    if profile is not None:
-        around.append(profile.around)
+    every, around = run.weight_figures_every_steps, list(around)
     if every:
         around.append(WeightFigures(parts.program, every, report.weights).around)
     state_bytes = sum(spec.size_bytes for spec in parts.program.specs().values())
@@ -288,16 +290,14 @@ def _introduce(job: Job, checkpoint: Checkpoint | None) -> None:
             )
 
 
-def _introduce_parts(job: Job, parts: Assembly) -> None:
+def _introduce_parts(job: Job, parts: Assembly, notices: SkipNotices) -> None:
     specs = parts.task.specs().values()
     weights = sum(spec.size for spec in specs)
     job.console.line(f"  model: {weights:,} weights, {size(sum(s.size_bytes for s in specs))}")
     for name, input in {"input": parts.input, **parts.eval_inputs}.items():
         for line in wrapped(f"  {name}: {input.describe()}", job.console.width):
             job.console.line(line)
-        skipped = input.skipped()
-        if skipped.count:
-            job.console.line(f"{name}: {skipped}", "warning")
+    notices.show()
     job.console.line(f"  execution: {_placed(parts)}")
     for line in parts.warnings:
         job.console.line(line, "warning")

@@ -18,9 +18,9 @@ from tekso.tasks.asr.utterances import AnySpeech, Utterance
 class TfdsSpeech(Tfds, AnySpeech):
     """One split of a TFDS data set with recordings and transcripts, such as librispeech.
 
-    The transcript is a text, or the name of a class, as in speech_commands. A data set in the file
-    format array_record is read by index. Any other is read in order: set `input.keep` to cache or
-    memory, since files decodes the whole split into memory.
+    The transcript is a text, or the name of a class, as in speech_commands. Data sets in the file
+    formats tfrecord and array_record are read by index. Of any other, `input.keep=files` decodes
+    the whole split into memory: use cache or memory.
 
     Raises:
       InputError: the data set is not available, has no such split or features, or its rate is not

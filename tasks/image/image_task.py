@@ -40,7 +40,8 @@ class AnswerExport:
       doc: what the function returns.
       outputs: the arrays of the answer.
       for_litert: whether LiteRT can run the function.
-      compared: name of the output with the class, which int8 should not change.
+      compared: name of the output with the class, which int8 should not change; empty: the file
+        of int8 has float32 activations.
       unit: what has a class: "images", or "pixels".
     """
 
@@ -221,11 +222,15 @@ class ImageTask(AnswersFiles, Task):
                 outputs=dict(self.export.outputs),
                 lengths=[1],
                 for_litert=self.export.for_litert,
-                quantization=Quantization(
-                    self._export_examples, self.export.compared, self.export.unit
-                ),
+                quantization=self._quantization(),
             )
         }
+
+    def _quantization(self) -> Quantization | None:
+        export = self.export
+        if not export.compared:
+            return None
+        return Quantization(self._export_examples, export.compared, export.unit)
 
     def _export_examples(
         self, input: Input, split: Literal["train", "held_out"], most: int

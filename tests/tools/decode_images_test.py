@@ -54,7 +54,12 @@ def test_every_image_of_a_folder_gets_a_line(tmp_path: Path) -> None:
     }
     flags = [f"--set={path}={value}" for path, value in settings.items()]
     model = ["--model=image.folders.ResNet", "--logdir=run", "--steps=2"]
-    run("tekso.tools.trainer", *model, *flags, cwd=tmp_path)
+    damaged = {"input": "images/dog/5.png", "dev": "images/dog/4.png"}
+    for path in damaged.values():
+        (tmp_path / path).write_bytes(b"no image")
+    log = run("tekso.tools.trainer", *model, *flags, cwd=tmp_path)
+    for name, path in damaged.items():
+        assert log.count(f"{name}: 1 skipped\n  {path}: not an image in a known format\n") == 1
     assert (tmp_path / "run" / "decoded" / "dev" / "confusion_matrix.png").stat().st_size
 
     new = tmp_path / "new" / "deep"

@@ -74,6 +74,16 @@ def test_records_are_read_in_order_and_by_index(data_dir: str) -> None:
     assert sorted(texts + held_out) == [text.encode() for text in TEXTS]
 
 
+@pytest.mark.parametrize("data_dir", ["tfrecord"], indirect=True)
+def test_a_file_format_without_access_by_index_is_read_in_order(
+    data_dir: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = source(data_dir), source(data_dir)
+    monkeypatch.setattr(other, "_format", "riegeli")
+    assert [other[i] for i in (4, 0)] == [one[i] for i in (4, 0)]
+    assert len(other._whole) == 5
+
+
 def test_without_a_feature_a_record_is_the_whole_example(data_dir: str) -> None:
     record = source(data_dir, feature="")[0]
     assert record["text"].decode() == TEXTS[record["label"]]

@@ -50,6 +50,7 @@ class FakeTask:
 class FakeParts:
     def __init__(self) -> None:
         self.program, self.task = FakeProgram(), FakeTask()
+        self.eval_inputs: dict[str, Any] = {}
 
     def eval_batches(self) -> Any:
         return {"dev": lambda start: iter([{"x": np.zeros(2)}])}

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from input_parts import part_of
 from small_boxes import Rectangles, write_coco
 
 from tekso.framework.input.held_out import HeldOut
@@ -56,6 +57,11 @@ def test_an_example_depends_on_seed_epoch_and_index_only() -> None:
         for name, array in alone.items():
             np.testing.assert_array_equal(together[name][row], array[0])
     assert (together["x"][0] != together["x"][2]).any()
+    again = boxes(augment=[*STEPS, Recolour.Params()]).instantiate(seed=3)  # after a restart
+    for parts in (2, 3):
+        found = [part_of(again, 4, part, parts) for part in range(parts)]
+        for name, array in input.batch(4).items():
+            np.testing.assert_array_equal(np.concatenate([b[name] for b in found]), array)
     other = boxes(augment=[*STEPS, Recolour.Params()]).instantiate(seed=4)
     assert (other.examples(index, epoch)["x"] != together["x"]).any()
 

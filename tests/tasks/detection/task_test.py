@@ -15,6 +15,7 @@ from small_pictures import png
 from tekso.framework.context import StepContext
 from tekso.framework.input.held_out import HeldOut
 from tekso.framework.input.skips import InputError
+from tekso.framework.run import litert
 from tekso.framework.run.saved_model import ExportModule
 from tekso.models.detection.box_coding import encode_boxes
 from tekso.models.detection.multibox_loss import match_boxes, multibox_loss
@@ -224,6 +225,26 @@ def test_export_finds_what_predict_finds() -> None:
     found = signature(images=tf.constant(images))
     for name in ("boxes", "scores"):
         np.testing.assert_allclose(found[name], wanted[name], atol=1e-4)
+
+
+@pytest.mark.slow
+def test_litert_finds_the_boxes_of_the_exported_function() -> None:
+    input = boxes().instantiate()
+    task = task_of(input, most=4)
+    weights = {path: spec.initial_value(2) for path, spec in task.specs().items()}
+    module = ExportModule(task, weights, seed=0)
+    exported = task.exports(input)["detect"]
+    assert exported.for_litert and exported.quantization is None
+    data = litert.convert(module, exported, batch_size=1)
+    run = litert.interpreter(data).get_signature_runner()
+    signature = module.signature(exported, batch_size=1)
+    for number in range(3):
+        image = np.pad(input.source.image(number), [(0, 16), (0, 8), (0, 0)])[None]
+        wanted, found = signature(images=tf.constant(image)), run(images=image)
+        assert np.ptp(wanted["boxes"]) > 0.1
+        np.testing.assert_array_equal(found["labels"], wanted["labels"])
+        for name in ("boxes", "scores"):
+            np.testing.assert_allclose(found[name], wanted[name], atol=1e-4)
 
 
 def test_params_stored_before_there_was_a_choice_of_losses_stay_readable() -> None:

@@ -1,0 +1,59 @@
+"""The TFRecord files of a split of a TFDS data set, as a sequence of serialised examples."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tekso.framework import files
+from tekso.framework.input.skips import BadRecordError, Origin, reason_of
+from tekso.framework.input.tfrecords import Frames, read_frame, walk
+
+
+class TfdsShards:
+    """The serialised examples of a split, read by index.
+
+    Each file is scanned once to find its records; an example is read when it is asked for. The
+    number of an example does not depend on damage: the data set says how many each file has.
+
+    Args:
+      instructions: the files of the split, and how many examples to skip and to take of each; see
+        `SplitInfo.file_instructions` of tensorflow-datasets.
+
+    Raises:
+      OSError: a file cannot be opened.
+    """
+
+    def __init__(self, instructions: Sequence[Any]) -> None:
+        self._instructions = instructions
+        self._paths = [str(one.filename) for one in instructions]
+        self._ends = np.cumsum([one.take for one in instructions], dtype=np.int64)
+        self._frames: dict[str, Frames] = {}
+        for path in self._paths:
+            if path not in self._frames:
+                with files.open(path) as file:
+                    self._frames[path] = walk(file, files.size_bytes(path))
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    def __getitem__(self, index: int) -> bytes:
+        """Returns a serialised tf.train.Example.
+
+        Raises:
+          BadRecordError: it is damaged, or its file ends before it.
+        """
+        shard = int(np.searchsorted(self._ends, index, "right"))
+        one, path = self._instructions[shard], self._paths[shard]
+        number, frames = index - int(self._ends[shard]) + one.take + one.skip, self._frames[path]
+        if number >= len(frames.offsets):
+            problem = frames.problem or f"only {len(frames.offsets)} records"
+            raise BadRecordError(Origin(path, frames.end), problem)
+        origin = Origin(path, int(frames.offsets[number]))
+        try:
+            with files.open(path) as file:
+                return read_frame(file, origin, int(frames.lengths[number]))
+        except OSError as error:
+            raise BadRecordError(origin, reason_of(error)) from error
