@@ -10,6 +10,8 @@ The speeds are those of one core, or of all cores if one op at a time uses them.
     other                   bytes read and written / bandwidth for as many bytes
     cluster of XLA          bytes that its loops read and write, as above, plus the elements of
                             their ops
+    product in a loop of    operations / rate, or the bytes of its matrix / bandwidth for a matrix
+    a cluster               that every iteration reads, whichever is longer
     every op                plus the time of an op that does nothing
 
 A product of fewer operations per byte than were measured is limited by its bytes: its rate falls
@@ -116,8 +118,8 @@ def _work_seconds(op: Any, machine: MachineSpeed) -> float:
         return fixed + flops / max(reached, 1.0)
     if op.type in op_kinds.COPIES:
         outputs = _bytes(op.outputs)
-        read = outputs if op.type.startswith("Gather") else _bytes(op.inputs)
-        read = min(read, outputs) if op.type in ("Slice", "StridedSlice") else read
+        read = outputs if op.type == "GatherNd" else _bytes(op.inputs)
+        read = min(read, outputs) if op.type in op_kinds.SLICES else read
         return (read + outputs) / machine.moved_bytes_per_s
     found = moved / rate(machine.streams, moved)
     if op.type in op_kinds.FUNCTIONS:
@@ -129,12 +131,18 @@ def _cluster_seconds(graph: Any, machine: MachineSpeed) -> float:
     return machine.cluster_s + _loops_seconds(graph, machine)
 
 
-def _loops_seconds(graph: Any, machine: MachineSpeed) -> float:
+def _loops_seconds(graph: Any, machine: MachineSpeed, *, repeated: bool = False) -> float:
+    """Returns the time of the loops of a cluster, or of an iteration of a loop over time in one."""
     found = 0.0
     for loop in CompiledCluster(graph, needed(graph)).loops:
         times, inner = graph_work.inside(graph, loop.op)
         if inner:
-            found += times * max(_loops_seconds(one, machine) for one in inner)
+            repeats = repeated or loop.op.type in op_kinds.LOOPS
+            found += times * max(_loops_seconds(one, machine, repeated=repeats) for one in inner)
+        elif repeated and loop.op.type in op_kinds.MATRIX_PRODUCTS:
+            matrix = max(_bytes([t]) for t in loop.op.inputs)
+            reading = matrix / rate(machine.loop_matrices, matrix)
+            found += max(graph_work.op_flops(loop.op) / machine.loop_products_per_s, reading)
         elif loop.op.type in _WITH_RATES:
             found += _work_seconds(loop.op, machine)
         else:

@@ -32,7 +32,7 @@ from tekso.framework.execution.errors import ExecutionError
 
 THIS_MACHINE = "this_machine"
 
-_VERSION = 8
+_VERSION = 9
 _PROBES = "tekso.framework.costs.machine_probes"  # a program, which imports this module
 _CPUINFO = Path("/proc/cpuinfo")
 
@@ -53,6 +53,9 @@ class MachineSpeed:
       cluster_elements_per_s: elements of simple ops inside such a cluster.
       cluster_functions_per_s: elements of exponentials and similar functions inside one.
       cluster_sums_per_s: elements that a sum inside one adds.
+      loop_products_per_s: operations of a product in a loop that XLA compiles.
+      loop_matrices: [(bytes, bytes per second)] of a matrix that every iteration of such a loop
+        reads, ascending.
       op_s: time of an op that does nothing.
       product_s: time of a product of very small matrices.
       cluster_s: time of a cluster that does nothing.
@@ -69,6 +72,8 @@ class MachineSpeed:
     cluster_elements_per_s: float
     cluster_functions_per_s: float
     cluster_sums_per_s: float
+    loop_products_per_s: float
+    loop_matrices: Sequence[tuple[float, float]]
     op_s: float
     product_s: float
     cluster_s: float
@@ -205,7 +210,10 @@ def _of_json(text: str) -> ThisMachine:
 
 
 def _speed(fields: dict[str, Any]) -> MachineSpeed:
-    points = ("products", "convolutions", "filter_gradients", "streams", "cluster_streams")
+    points = (
+        "products", "convolutions", "filter_gradients", "streams", "cluster_streams",
+        "loop_matrices",
+    )  # fmt: skip
     values: dict[str, Any] = {
         name: [(float(a), float(b)) for a, b in value] if name in points else float(value)
         for name, value in fields.items()
