@@ -26,7 +26,7 @@ The body of a loop counts once per iteration. Ops without a path to an output do
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from typing import Any
 
 from tekso.framework.costs import graph_work, op_kinds
@@ -39,7 +39,12 @@ _SHORT_S = 3e-6  # 8000 cycles, the threshold of TensorFlow's executor
 
 def seconds(graph: Any, machine: MachineSpeed) -> float:
     """Returns the estimated time of all ops of a graph, one after the other."""
-    return math.fsum(_op_seconds(graph, op, machine) for op in needed(graph))
+    return seconds_of(graph, needed(graph), machine)
+
+
+def seconds_of(graph: Any, ops: Iterable[Any], machine: MachineSpeed) -> float:
+    """Returns the estimated time of some ops of a graph, one after the other."""
+    return math.fsum(_op_seconds(graph, op, machine) for op in ops)
 
 
 def short_seconds(graph: Any, machine: MachineSpeed) -> float:
@@ -57,23 +62,31 @@ def needed(graph: Any) -> list[Any]:
     return above(graph, [*(t.op for t in outputs), *stateful])
 
 
-def above(graph: Any, ops: Iterable[Any], *, given: Set[str] = frozenset()) -> list[Any]:
-    """Returns ops and those on which they depend, in the order of the graph.
+def above(graph: Any, ops: Iterable[Any]) -> list[Any]:
+    """Returns ops and those on which they depend, in the order of the graph."""
+    return _found(graph, ops, lambda op: [*(t.op for t in op.inputs), *op.control_inputs])
+
+
+def after(graph: Any, ops: Iterable[Any], given: Set[str]) -> list[Any]:
+    """Returns ops and those that run after some tensors exist, in the order of the graph.
+
+    Control inputs do not count: the ops that computed these tensors ran before.
 
     Args:
       graph: the graph.
       ops: the ops.
-      given: names of tensors that exist already. If there are any, control inputs do not count:
-        the ops that computed these tensors ran before.
+      given: names of the tensors.
     """
+    return _found(graph, ops, lambda op: [t.op for t in op.inputs if t.name not in given])
+
+
+def _found(graph: Any, ops: Iterable[Any], before: Callable[[Any], list[Any]]) -> list[Any]:
     found, open_ops = set(), list(ops)
     while open_ops:
         op = open_ops.pop()
-        if op.name in found:
-            continue
-        found.add(op.name)
-        open_ops += [t.op for t in op.inputs if t.name not in given]
-        open_ops += [] if given else list(op.control_inputs)
+        if op.name not in found:
+            found.add(op.name)
+            open_ops += before(op)
     return [op for op in graph.get_operations() if op.name in found]
 
 
