@@ -24,7 +24,7 @@ from tekso.framework.optimizers.adam import Adam
 from tekso.framework.params import param
 from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece
 from tekso.framework.schedules import Constant
-from tekso.framework.task import LossSums, Task
+from tekso.framework.task import Batch, LossSums, Task
 from tekso.framework.theta import Theta
 
 _WIDTH = 4
@@ -69,7 +69,7 @@ def _seconds(shape: tuple[int, int, int]) -> float:
     """Returns the CPU time of a step; it hardly depends on other programs."""
     stages, micro_batches, weights = shape
     execution = Pipelined.Params(num_stages=stages, num_micro_batches=micro_batches).instantiate()
-    task = Chain.Params(num_links=stages, link=Link.Params(num_weights=weights)).instantiate()
+    task = _Chain.Params(num_links=stages, link=_Link.Params(num_weights=weights)).instantiate()
     learner = Learner.Params(optimizer=Adam.Params(), schedule=Constant.Params(value=0.1))
     x = np.ones([_EXAMPLES, _WIDTH], np.float32)
     signature = {"x": (x.shape, x.dtype)}
@@ -89,11 +89,11 @@ def _least(call: Callable[[], Any]) -> float:
     return min(found)
 
 
-class Link(Layer):
+class _Link(Layer):
     """Multiplies by its weights."""
 
     class Params(Layer.Params):
-        """Params of Link."""
+        """Params of _Link."""
 
         num_weights: int = param("Number of weights.", default=1)
 
@@ -109,25 +109,25 @@ class Link(Layer):
         return x
 
 
-class Chain(Task):
+class _Chain(Task):
     """Links one after the other."""
 
     class Params(Task.Params):
-        """Params of Chain."""
+        """Params of _Chain."""
 
         num_links: int = param("Number of links.", default=2)
-        link: Link.Params = param("A link.", default=Link.Params())
+        link: _Link.Params = param("A link.", default=_Link.Params())
 
     def __init__(self, params: Any) -> None:
         super().__init__(params)
         for i in range(self.params.num_links):
             self.child(f"link{i}", self.params.link)
 
-    def loss_weight(self, batch: Any) -> Any:
+    def loss_weight(self, batch: Batch) -> Any:
         """See Task."""
         return tf.cast(tf.shape(batch["x"])[0], tf.float32)
 
-    def loss(self, theta: Theta, batch: Any, ctx: StepContext) -> LossSums:
+    def loss(self, theta: Theta, batch: Batch, ctx: StepContext) -> LossSums:
         """See Task."""
         x = batch["x"]
         for i in range(self.params.num_links):
