@@ -7,6 +7,9 @@
 A loop ends at an output of the cluster, at a sum and at what it sums, at a transposition, and at a
 function such as an exponential whose result several loops need, or that a loop would compute again
 for every element of a larger tensor. All other ops become part of each loop that needs them.
+
+A loop over time is compiled too. An iteration that reads a row of a tensor reads only this row, and
+one that writes a row writes it in place. Tensors that no iteration changes are not copied.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from tekso.framework.costs import graph_work, op_kinds
 
 _EXPENSIVE = op_kinds.FUNCTIONS | {"RealDiv", "DivNoNan"}
 _VALUES = frozenset({"Const", "Fill", "ZerosLike", "OnesLike", "Range", "Shape", "BroadcastTo"})
+_IN_PLACE = frozenset({"TensorScatterUpdate"})
 _ENDS = op_kinds.REORDERINGS | {"ArgMax"}
 _SUMS = op_kinds.SUMS | {"ArgMax", "Cumsum"}
 
@@ -72,7 +76,7 @@ class CompiledCluster:
         for op in reversed(self._ops):
             if op.type in op_kinds.SAME_MEMORY or op.type in _VALUES or op.type == "Placeholder":
                 continue
-            loops, size = needed_by.get(op.name, set()), _size(op)
+            loops, size = needed_by.get(op.name, set()), _elements(op)
             is_computed_again = op.type in _EXPENSIVE and (
                 len(loops) > 1 or largest.get(op.name, 0) > size
             )
@@ -97,28 +101,51 @@ class CompiledCluster:
 
     def _loop(self, op: Any) -> ClusterLoop:
         read, fused = self._read_by(op)
-        functions = math.fsum(_size(o) for o in fused if o.type in op_kinds.FUNCTIONS)
+        functions = math.fsum(_elements(o) for o in fused if o.type in op_kinds.FUNCTIONS)
         sums = math.fsum(_given(o) for o in fused if o.type in _SUMS)
         simple = [o for o in fused if o.type not in op_kinds.FUNCTIONS | _SUMS | _ENDS]
-        moved = math.fsum(map(_bytes, read)) + math.fsum(map(_bytes, op.outputs))
-        elements = math.fsum(0 if self._is_whole(o) else _size(o) for o in simple)
+        moved = math.fsum(size for _, size in read.values()) + self._written_bytes(op)
+        elements = math.fsum(0 if self._is_whole(o) else _elements(o) for o in simple)
         return ClusterLoop(op, moved, elements, functions, sums)
 
-    def _read_by(self, op: Any) -> tuple[list[Any], list[Any]]:
-        """Returns the tensors that the loop of an op reads, and the ops that are part of it."""
-        read: dict[str, Any] = {}
+    def _read_by(self, op: Any) -> tuple[dict[str, tuple[Any, float]], list[Any]]:
+        """Returns {name: (tensor, bytes)} that the loop of an op reads, and the ops within it."""
+        read: dict[str, tuple[Any, float]] = {}
         fused, open_ops, seen = [], [op], {op.name}
         while open_ops:
             one = open_ops.pop()
             fused.append(one)
-            for tensor in self._operands(one):
+            for number, tensor in enumerate(self._operands(one)):
                 before = tensor.op
                 if before.type == "Placeholder" or before.name in self._written:
-                    read[tensor.name] = tensor
+                    size = _bytes(tensor)
+                    if one.type in op_kinds.SLICES:
+                        size = min(size, math.fsum(map(_bytes, one.outputs)))
+                    elif one.type in _IN_PLACE and number == 0:
+                        size = 0.0
+                    read[tensor.name] = tensor, max(size, read.get(tensor.name, (None, 0.0))[1])
                 elif before.type not in _VALUES and before.name not in seen:
                     seen.add(before.name)
                     open_ops.append(before)
-        return list(read.values()), fused
+        return read, fused
+
+    def _written_bytes(self, op: Any) -> float:
+        """Returns the bytes that the loop of an op writes."""
+        return _bytes(op.inputs[2]) if op.type in _IN_PLACE else math.fsum(self._new_bytes(op))
+
+    def _new_bytes(self, op: Any) -> list[float]:
+        """Returns the bytes of each output of an op; 0 if it is in the memory of an input."""
+        if op.type in _IN_PLACE:
+            return [0.0]
+        sizes = [_bytes(t) for t in op.outputs]
+        if op.type not in op_kinds.LOOPS:
+            return sizes
+        body = graph_work.inside(self._graph, op)[1][0]
+        given = [t.name for t in body.inputs]
+        return [
+            0.0 if self._root(after).name == before else size
+            for before, after, size in zip(given, body.outputs, sizes, strict=True)
+        ]
 
     def peak_bytes(self) -> float:
         """Returns the largest number of bytes that the results of loops hold at once.
@@ -127,10 +154,10 @@ class CompiledCluster:
         """
         last: dict[str, int] = {}
         for number, loop in enumerate(self.loops):
-            for tensor in self._read_by(loop.op)[0]:
+            for tensor, _ in self._read_by(loop.op)[0].values():
                 last[tensor.op.name] = number
         held = peak = 0.0
-        sizes = {loop.op.name: math.fsum(map(_bytes, loop.op.outputs)) for loop in self.loops}
+        sizes = {loop.op.name: math.fsum(self._new_bytes(loop.op)) for loop in self.loops}
         for number, loop in enumerate(self.loops):
             held += sizes[loop.op.name]
             peak = max(peak, held)
@@ -139,8 +166,10 @@ class CompiledCluster:
         return peak
 
 
-def _size(op: Any) -> int:
-    return max((graph_work.size(t) for t in op.outputs), default=0)
+def _elements(op: Any) -> int:
+    """Returns the number of elements that an op computes."""
+    made = op.inputs[2:] if op.type in _IN_PLACE else op.outputs
+    return max((graph_work.size(t) for t in made), default=0)
 
 
 def _given(op: Any) -> int:

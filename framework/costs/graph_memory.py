@@ -141,7 +141,7 @@ def _inside_bytes(graph: Any, op: Any, new: float, least: float) -> float:
 
 def _lists(op: Any, least: float) -> dict[int, float]:
     """Returns {output of a loop: bytes of the list that the loop fills}; 0: passed through."""
-    if op.type not in ("While", "StatelessWhile"):
+    if op.type not in op_kinds.LOOPS:
         return {}
     times, (body, *_) = graph_work.inside(op.graph, op)
     after = dict(zip((x.name for x in body.inputs), body.outputs, strict=True))

@@ -10,6 +10,8 @@ The speeds are those of one core, or of all cores if one op at a time uses them.
     other                   bytes read and written / bandwidth for as many bytes
     cluster of XLA          bytes that its loops read and write, as above, plus the elements of
                             their ops
+    product in a loop of    operations / rate, or the bytes of its matrix / bandwidth for a matrix
+    a cluster               that every iteration reads, whichever is longer
     every op                plus the time of an op that does nothing
 
 A product of fewer operations per byte than were measured is limited by its bytes: its rate falls
@@ -24,7 +26,7 @@ The body of a loop counts once per iteration. Ops without a path to an output do
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from typing import Any
 
 from tekso.framework.costs import graph_work, op_kinds
@@ -37,7 +39,12 @@ _SHORT_S = 3e-6  # 8000 cycles, the threshold of TensorFlow's executor
 
 def seconds(graph: Any, machine: MachineSpeed) -> float:
     """Returns the estimated time of all ops of a graph, one after the other."""
-    return math.fsum(_op_seconds(graph, op, machine) for op in needed(graph))
+    return seconds_of(graph, needed(graph), machine)
+
+
+def seconds_of(graph: Any, ops: Iterable[Any], machine: MachineSpeed) -> float:
+    """Returns the estimated time of some ops of a graph, one after the other."""
+    return math.fsum(_op_seconds(graph, op, machine) for op in ops)
 
 
 def short_seconds(graph: Any, machine: MachineSpeed) -> float:
@@ -55,23 +62,31 @@ def needed(graph: Any) -> list[Any]:
     return above(graph, [*(t.op for t in outputs), *stateful])
 
 
-def above(graph: Any, ops: Iterable[Any], *, given: Set[str] = frozenset()) -> list[Any]:
-    """Returns ops and those on which they depend, in the order of the graph.
+def above(graph: Any, ops: Iterable[Any]) -> list[Any]:
+    """Returns ops and those on which they depend, in the order of the graph."""
+    return _found(graph, ops, lambda op: [*(t.op for t in op.inputs), *op.control_inputs])
+
+
+def after(graph: Any, ops: Iterable[Any], given: Set[str]) -> list[Any]:
+    """Returns ops and those that run after some tensors exist, in the order of the graph.
+
+    Control inputs do not count: the ops that computed these tensors ran before.
 
     Args:
       graph: the graph.
       ops: the ops.
-      given: names of tensors that exist already. If there are any, control inputs do not count:
-        the ops that computed these tensors ran before.
+      given: names of the tensors.
     """
+    return _found(graph, ops, lambda op: [t.op for t in op.inputs if t.name not in given])
+
+
+def _found(graph: Any, ops: Iterable[Any], before: Callable[[Any], list[Any]]) -> list[Any]:
     found, open_ops = set(), list(ops)
     while open_ops:
         op = open_ops.pop()
-        if op.name in found:
-            continue
-        found.add(op.name)
-        open_ops += [t.op for t in op.inputs if t.name not in given]
-        open_ops += [] if given else list(op.control_inputs)
+        if op.name not in found:
+            found.add(op.name)
+            open_ops += before(op)
     return [op for op in graph.get_operations() if op.name in found]
 
 
@@ -116,8 +131,8 @@ def _work_seconds(op: Any, machine: MachineSpeed) -> float:
         return fixed + flops / max(reached, 1.0)
     if op.type in op_kinds.COPIES:
         outputs = _bytes(op.outputs)
-        read = outputs if op.type.startswith("Gather") else _bytes(op.inputs)
-        read = min(read, outputs) if op.type in ("Slice", "StridedSlice") else read
+        read = outputs if op.type == "GatherNd" else _bytes(op.inputs)
+        read = min(read, outputs) if op.type in op_kinds.SLICES else read
         return (read + outputs) / machine.moved_bytes_per_s
     found = moved / rate(machine.streams, moved)
     if op.type in op_kinds.FUNCTIONS:
@@ -129,12 +144,18 @@ def _cluster_seconds(graph: Any, machine: MachineSpeed) -> float:
     return machine.cluster_s + _loops_seconds(graph, machine)
 
 
-def _loops_seconds(graph: Any, machine: MachineSpeed) -> float:
+def _loops_seconds(graph: Any, machine: MachineSpeed, *, repeated: bool = False) -> float:
+    """Returns the time of the loops of a cluster, or of an iteration of a loop over time in one."""
     found = 0.0
     for loop in CompiledCluster(graph, needed(graph)).loops:
         times, inner = graph_work.inside(graph, loop.op)
         if inner:
-            found += times * max(_loops_seconds(one, machine) for one in inner)
+            repeats = repeated or loop.op.type in op_kinds.LOOPS
+            found += times * max(_loops_seconds(one, machine, repeated=repeats) for one in inner)
+        elif repeated and loop.op.type in op_kinds.MATRIX_PRODUCTS:
+            matrix = max(_bytes([t]) for t in loop.op.inputs)
+            reading = matrix / rate(machine.loop_matrices, matrix)
+            found += max(graph_work.op_flops(loop.op) / machine.loop_products_per_s, reading)
         elif loop.op.type in _WITH_RATES:
             found += _work_seconds(loop.op, machine)
         else:

@@ -51,7 +51,7 @@ def count(graph: Any) -> GraphWork:
 
 def inside(graph: Any, op: Any) -> tuple[int, list[Any]]:
     """Returns how often an op runs its inner graphs, and these graphs; it runs one at a time."""
-    if op.type in ("While", "StatelessWhile"):
+    if op.type in op_kinds.LOOPS:
         iterations = tf.get_static_value(op.inputs[1])  # the largest number of iterations
         return int(iterations) if iterations is not None and iterations >= 0 else 1, _graphs(
             graph, op, "body"

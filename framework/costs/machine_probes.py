@@ -39,6 +39,10 @@ _IN_CACHE = 1 << 15  # elements of an array that stays in the cache of a core
 _FROM_MEMORY = (1 << 16, 1 << 18)  # of arrays that together do not
 _LARGE = 1 << 22  # of one array that does not
 _VARIABLES = 32
+_ITERATIONS = 32  # of a loop that XLA compiles
+_MATRIX = 512  # rows and columns of a matrix that stays in the cache of a core
+_LARGER = (1024, 2048)  # of matrices that do not
+_ROWS = (2, 16)  # few: the time is that of reading the matrix; more: that of the operations
 _TINY = 1e-9
 
 
@@ -131,6 +135,11 @@ class Probes:
             "cluster_elements_per_s": 2 * (_SIMPLE - 1) * _IN_CACHE / more["simple"],
             "cluster_functions_per_s": 3 * _IN_CACHE / more["functions"],
             "cluster_sums_per_s": _IN_CACHE / more["sums"],
+            "loop_products_per_s": 2 * _ROWS[1] * _MATRIX**2 / self._of_product(_ROWS[1], _MATRIX),
+            "loop_matrices": [
+                (4.0 * size**2, 4 * size**2 / self._of_product(_ROWS[0], size))
+                for size in (_MATRIX, *_LARGER)
+            ],
             "op_s": op_s,
             "product_s": product_s,
             "cluster_s": cluster_s,
@@ -216,6 +225,22 @@ class Probes:
                 speed = flops / _rest(whole, convolution_s, least=0.5)
                 points.append((flops / moved, speed))
         return sorted(forward, key=_first), sorted(backward, key=_first)
+
+    def _of_product(self, rows: int, size: int) -> Seconds:
+        """Returns the time of a product with the same matrix in every iteration of a loop."""
+        import tensorflow as tf
+
+        def loop(x: Any, w: Any) -> Any:
+            return tf.while_loop(
+                lambda i, _: i < _ITERATIONS,
+                lambda i, x: (i + 1, tf.matmul(x, w)),
+                (tf.constant(0), x),
+                maximum_iterations=_ITERATIONS,
+            )[1]
+
+        # Orthogonal rows, so that the numbers neither grow nor vanish.
+        matrix = tf.linalg.eye(size)[::-1]
+        return self.seconds(self._compiled(loop), _ones(rows, size), matrix) / _ITERATIONS
 
     def of_chain(self, function: Callable[[Any], Any], x: Any) -> Seconds:
         """Returns the time of a function from a tensor to one of the same number of elements."""

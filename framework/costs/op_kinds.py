@@ -32,9 +32,12 @@ COPIES = REORDERINGS | {
     "ResizeBilinear", "TensorListStack", "TensorListFromTensor",
 }  # fmt: skip
 """Ops that copy elements."""
+SLICES = frozenset({"Slice", "StridedSlice", "GatherV2"})
+"""Ops that read only as much of their first input as they write."""
+LOOPS = frozenset({"While", "StatelessWhile"})
 MOVES = frozenset(
     {"Transpose", "ConcatV2", "Pack", "Unpack", "Split", "SplitV", "Slice", "StridedSlice",
-     "GatherV2", "Cast", "Tile", "BroadcastTo", "Pad", "PadV2"}
+     "GatherV2", "Cast", "Tile", "BroadcastTo", "Pad", "PadV2", "TensorScatterUpdate"}
 )  # fmt: skip
 """Ops without arithmetic that write their outputs."""
 

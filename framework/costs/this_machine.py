@@ -19,9 +19,9 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 
@@ -32,8 +32,9 @@ from tekso.framework.execution.errors import ExecutionError
 
 THIS_MACHINE = "this_machine"
 
-_VERSION = 8
+_VERSION = 9
 _PROBES = "tekso.framework.costs.machine_probes"  # a program, which imports this module
+T = TypeVar("T")
 _CPUINFO = Path("/proc/cpuinfo")
 
 
@@ -53,6 +54,9 @@ class MachineSpeed:
       cluster_elements_per_s: elements of simple ops inside such a cluster.
       cluster_functions_per_s: elements of exponentials and similar functions inside one.
       cluster_sums_per_s: elements that a sum inside one adds.
+      loop_products_per_s: operations of a product in a loop that XLA compiles.
+      loop_matrices: [(bytes, bytes per second)] of a matrix that every iteration of such a loop
+        reads, ascending.
       op_s: time of an op that does nothing.
       product_s: time of a product of very small matrices.
       cluster_s: time of a cluster that does nothing.
@@ -69,6 +73,8 @@ class MachineSpeed:
     cluster_elements_per_s: float
     cluster_functions_per_s: float
     cluster_sums_per_s: float
+    loop_products_per_s: float
+    loop_matrices: Sequence[tuple[float, float]]
     op_s: float
     product_s: float
     cluster_s: float
@@ -135,34 +141,52 @@ def measured() -> ThisMachine:
     Raises:
       ExecutionError: the process of the probes ended with an error.
     """
-    path = _cache()
+    return stored("machine", _measure, _of_record)
+
+
+def stored(name: str, measure: Callable[[], Any], read: Callable[[Any], T]) -> T:
+    """Returns what was measured on this machine before, from its file, or measures it.
+
+    Args:
+      name: beginning of the name of the file.
+      measure: returns what the file stores as JSON.
+      read: returns the result from that; a file for which it fails is written again.
+    """
+    path = _cache(name)
     if path.exists():
         try:
-            return _of_json(path.read_text())
-        except (ValueError, TypeError, KeyError):
+            return read(json.loads(path.read_text()))
+        except (ValueError, TypeError, KeyError, AttributeError):
             pass  # damaged: measure again
-    towers = _probed("side_by_side")
-    alone = _probed("alone")
-    record = {
+    record = measure()
+    found = read(record)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        files.write_atomically(str(path), json.dumps(record) + "\n")
+    except OSError:
+        pass  # it is measured again next time
+    return found
+
+
+def _measure() -> dict[str, Any]:
+    towers = printed_by(_PROBES, "side_by_side")
+    alone = printed_by(_PROBES, "alone")
+    return {
         "side_by_side": towers["cpu"],
         "alone": alone["elapsed"],
         "alone_cpu": alone["cpu"],
         "call_s": towers["call_s"],
         "variable_s": towers["variable_s"],
     }
-    text = json.dumps(record)
-    found = _of_json(text)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        files.write_atomically(str(path), text + "\n")
-    except OSError:
-        pass  # it is measured again next time
-    return found
 
 
-def _probed(kind: str) -> dict[str, Any]:
-    """Returns what the probes print in a process of their own."""
-    program = [sys.executable, "-c", f"from {_PROBES} import main; main({kind!r})"]
+def printed_by(module: str, *args: str) -> Any:
+    """Returns the JSON that `main(*args)` of a module prints last, in a process of its own.
+
+    Raises:
+      ExecutionError: the process ended with an error.
+    """
+    program = [sys.executable, "-c", f"from {module} import main; main(*{args!r})"]
     done = subprocess.run(
         program, capture_output=True, text=True, check=False,
         env={**os.environ, "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"},
@@ -170,17 +194,16 @@ def _probed(kind: str) -> dict[str, Any]:
     if done.returncode:
         last = (done.stderr.strip().splitlines() or [""])[-1]
         raise ExecutionError(f"the speed of this machine could not be measured: {last}")
-    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    return found
+    return json.loads(done.stdout.strip().splitlines()[-1])
 
 
-def _cache() -> Path:
+def _cache(name: str) -> Path:
     from importlib.metadata import PackageNotFoundError, version
 
     found = ""
-    for name in ("tensorflow", "tensorflow-cpu"):
+    for package in ("tensorflow", "tensorflow-cpu"):
         try:
-            found = version(name)
+            found = version(package)
         except PackageNotFoundError:
             continue
         break
@@ -190,11 +213,10 @@ def _cache() -> Path:
         lines = [platform.processor(), platform.machine()]
     key = hashlib.sha256("\n".join([str(_VERSION), found, *lines]).encode()).hexdigest()[:16]
     root = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return Path(root) / "tekso" / f"machine_{key}.json"
+    return Path(root) / "tekso" / f"{name}_{key}.json"
 
 
-def _of_json(text: str) -> ThisMachine:
-    values = json.loads(text)
+def _of_record(values: Any) -> ThisMachine:
     return ThisMachine(
         _speed(values["side_by_side"]),
         _speed(values["alone"]),
@@ -205,7 +227,10 @@ def _of_json(text: str) -> ThisMachine:
 
 
 def _speed(fields: dict[str, Any]) -> MachineSpeed:
-    points = ("products", "convolutions", "filter_gradients", "streams", "cluster_streams")
+    points = (
+        "products", "convolutions", "filter_gradients", "streams", "cluster_streams",
+        "loop_matrices",
+    )  # fmt: skip
     values: dict[str, Any] = {
         name: [(float(a), float(b)) for a, b in value] if name in points else float(value)
         for name, value in fields.items()

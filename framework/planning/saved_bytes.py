@@ -19,13 +19,15 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tekso.framework.costs.graph_memory import COUNTED_BYTES, peak_bytes_of
-from tekso.framework.costs.graph_time import above
+from tekso.framework.costs.graph_time import above, after, seconds_of
 from tekso.framework.costs.op_kinds import SAME_MEMORY
-from tekso.framework.costs.piece_gradients import piece_gradients
+from tekso.framework.costs.piece_gradients import PieceGradients, piece_gradients
 from tekso.framework.costs.piece_traces import PieceTrace, of_each
+from tekso.framework.costs.this_machine import MachineSpeed
 from tekso.framework.execution.pipeline.graph_cut import GraphCut
 from tekso.framework.nests import tensors
 from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece
+from tekso.framework.primitives.fusion import Fuse, no_fusion
 from tekso.framework.signature import Signature, num_examples
 from tekso.framework.weight_spec import WeightSpec
 
@@ -59,6 +61,20 @@ class Working(NamedTuple):
     recomputed: float
 
 
+class PassSeconds(NamedTuple):
+    """The time of the ops of a piece for one micro-batch, on a core of this machine.
+
+    Attributes:
+      forward: of the forward pass.
+      inputs: of the gradients of inputs.
+      weights: of the gradients of weights.
+    """
+
+    forward: float
+    inputs: float
+    weights: float
+
+
 SavedTensor = Leaf | Derived | str
 """A saved tensor: an input of the piece, a tensor that is computed from one, or another's name."""
 
@@ -74,6 +90,7 @@ class SavedBytes(NamedTuple):
       working: memory of its backward pass.
       counted: the same without tensors that TensorFlow's statistics leave out, see
         `graph_memory.COUNTED_BYTES`.
+      seconds: time of its passes; None: not computed.
     """
 
     for_backward: Mapping[SavedTensor, float]
@@ -81,6 +98,7 @@ class SavedBytes(NamedTuple):
     made: Mapping[Leaf, SavedTensor]
     working: Working
     counted: Working
+    seconds: PassSeconds | None = None
 
 
 def saved_bytes(
@@ -89,6 +107,9 @@ def saved_bytes(
     specs: Mapping[str, WeightSpec],
     trained: Set[str],
     batch: Signature,
+    *,
+    machine: MachineSpeed | None = None,
+    fuse: Fuse = no_fusion,
 ) -> list[SavedBytes]:
     """Returns the saved tensors of each piece: its inputs, and tensors that it computes.
 
@@ -101,10 +122,17 @@ def saved_bytes(
       specs: specs of all weights.
       trained: paths of the weights that are learned.
       batch: signature of a micro-batch.
+      machine: speed of a core of this machine; None: times are not computed.
+      fuse: compiles elementwise clusters.
     """
+    made: set[str] = set()  # names of values that pieces have computed so far
 
     def find(piece: Piece, trace: PieceTrace, own: Mapping[str, WeightSpec], given: Flow) -> Any:
-        return _kept(piece, own, trained & own.keys(), given, trace, num_examples(batch))
+        size, learned = num_examples(batch), trained & own.keys()
+        both = piece_gradients(piece, own, learned, given, trace, size, fuse=fuse)
+        found = _kept(both, given, trace, made, machine)
+        made.update(trace.writes)
+        return found
 
     return of_each(pieces, traces, specs, batch, find)
 
@@ -188,14 +216,12 @@ def _key(number: int, name: SavedTensor, flow: Mapping[Leaf, Any]) -> Any:
 
 
 def _kept(
-    piece: Piece,
-    own: Mapping[str, WeightSpec],
-    learned: Set[str],
+    both: PieceGradients,
     given: Flow,
     trace: PieceTrace,
-    size: int,
+    made: Set[str],
+    machine: MachineSpeed | None,
 ) -> SavedBytes:
-    both = piece_gradients(piece, own, learned, given, trace, size)
     signature = [*both.weights, *both.inputs, *both.seeds]
     counts: list[int] = []
     outputs: list[tf.Tensor] = []
@@ -226,7 +252,48 @@ def _kept(
         {leaf: names.get(root, root) for leaf, root in zip(_leaves(written), roots, strict=True)},
         _working(cut, concrete, of_inputs, seeds, least=0.0),
         _working(cut, concrete, of_inputs, seeds, least=COUNTED_BYTES),
+        None
+        if machine is None
+        else _seconds(
+            cut, concrete, outputs, (of_weights, _of_made(of_inputs, given, made)), machine
+        ),
     )
+
+
+def _seconds(
+    cut: GraphCut,
+    concrete: Any,
+    outputs: Sequence[Any],
+    gradients: tuple[Sequence[Any], Sequence[Any]],
+    machine: MachineSpeed,
+) -> PassSeconds:
+    graph = concrete.graph
+    there, same = _given_to_backward(cut, concrete), _same_memory(graph)
+    of_weights, of_inputs = gradients
+    ends = [t.op for t in (*of_weights, *of_inputs, *outputs)]
+    # Of equal ops, TensorFlow computes the first one only.
+    whole = [
+        op for op in above(graph, ends) if all(same[t.name].op.name == op.name for t in op.outputs)
+    ]
+    backward = {op.name for op in after(graph, [t.op for t in (*of_weights, *of_inputs)], there)}
+    inputs = {op.name for op in after(graph, [t.op for t in of_inputs], there)}
+    chosen = [
+        [op for op in whole if op.name not in backward],
+        [op for op in whole if op.name in inputs],
+        [op for op in whole if op.name in backward - inputs],
+    ]
+    return PassSeconds(*(seconds_of(graph, ops, machine) for ops in chosen))
+
+
+def _of_made(gradients: Sequence[Any], given: Flow, made: Set[str]) -> list[Any]:
+    """Returns the gradients of inputs that pieces have computed; a batch gets none."""
+    names = [n for n, nest in given.items() for leaf in tensors(nest) if leaf.dtype.is_floating]
+    return [g for g, name in zip(gradients, names, strict=True) if name in made]
+
+
+def _given_to_backward(cut: GraphCut, concrete: Any) -> set[str]:
+    """Returns the names of the tensors that exist when the backward pass of a piece begins."""
+    return {t.name for t in (*cut.early, *cut.late, *cut.saved_for(concrete.outputs))}
 
 
 def _working(
@@ -238,8 +305,8 @@ def _working(
     seeds, are given. Weights and inputs do not count.
     """
     graph, ends = concrete.graph, [t.op for t in concrete.outputs]
-    there = {t.name for t in (*cut.early, *cut.late, *cut.saved_for(concrete.outputs))}
-    backward, whole = above(graph, ends, given=there), above(graph, ends)
+    backward = after(graph, ends, _given_to_backward(cut, concrete))
+    whole = above(graph, ends)
     given = _sum(map(_size, seeds), least)
     return Working(
         given + peak_bytes_of(graph, backward, of_inputs, least=least),

@@ -38,7 +38,7 @@ from tekso.framework.learning_step import LearnerBase
 from tekso.framework.nests import tensors
 from tekso.framework.optimizers.optimizer import state_dtype
 from tekso.framework.planning.mesh_figures import MeshFigures
-from tekso.framework.planning.saved_bytes import SavedBytes, together, working
+from tekso.framework.planning.saved_bytes import PassSeconds, SavedBytes, together, working
 from tekso.framework.planning.simulator import Timeline, simulate
 from tekso.framework.planning.stage_memory import StageBytes, peak_bytes
 from tekso.framework.state import State
@@ -60,15 +60,12 @@ class StageFigures:
       gradient_bytes: bytes of the summed gradients of all learned weights that it reads.
       flops: floating-point operations of the forward pass.
       handed_bytes: bytes of its outputs to other stages, counted once for each reader.
-      input_bytes: bytes of its inputs from the batch and from other stages.
-      saved_bytes: saved activations of a micro-batch for the backward pass, including inputs.
-      between_bytes: bytes of a micro-batch that the gradients of weights need after the gradients
-        of inputs are computed.
       memory: memory for one micro-batch, with that of the backward pass.
       counted: the same without the tensors that TensorFlow's statistics leave out, see
         `graph_memory.COUNTED_BYTES`.
       counted_state: bytes of weights, copies, slots and gradients, without these tensors.
       forward_cost: cost of the forward pass; for the unit see the module docstring.
+      seconds: time of the ops of its passes on a core of this machine; None: not computed.
     """
 
     stage: Stage
@@ -81,13 +78,26 @@ class StageFigures:
     gradient_bytes: int
     flops: float
     handed_bytes: int
-    input_bytes: int
-    saved_bytes: float
-    between_bytes: float
     memory: StageBytes
     counted: StageBytes
     counted_state: float
     forward_cost: float
+    seconds: PassSeconds | None = None
+
+    @property
+    def input_bytes(self) -> float:
+        """Bytes of its inputs from the batch and from other stages."""
+        return self.memory.inputs
+
+    @property
+    def saved_bytes(self) -> float:
+        """Bytes that a micro-batch saves for the backward pass, including inputs."""
+        return self.memory.saved
+
+    @property
+    def between_bytes(self) -> float:
+        """Bytes of a micro-batch that gradients of weights need after those of inputs."""
+        return self.memory.between
 
     @property
     def state_bytes(self) -> int:
@@ -238,7 +248,6 @@ def _figures(
     read = {path: rows_of(specs[path], rows) for path, rows in stage.weights.items()}
     copies = {path: spec for path, spec in read.items() if path not in own}
     made = [Value(name, stage.index) for name in stage.outputs]
-    inputs = [stage_plan.values[value] for value in stage.inputs]
     shares = tuple(cost / (math.fsum(costs) or 1.0) for cost in costs)
     memory = _of_micro_batch(stage_plan, stage, saved, shares, least=0.0)
     gradients = [
@@ -264,14 +273,16 @@ def _figures(
         handed_bytes=sum(
             _bytes(stage_plan.values[value]) * count for value, count in readers.items()
         ),
-        input_bytes=sum(map(_bytes, inputs)),
-        saved_bytes=memory.saved,
-        between_bytes=memory.between,
         memory=memory,
         counted=_of_micro_batch(stage_plan, stage, saved, shares, least=COUNTED_BYTES),
         counted_state=math.fsum(size for size in state if size >= COUNTED_BYTES),
         forward_cost=math.fsum(costs) / (1.0 + BACKWARD_COST),
+        seconds=_summed([piece.seconds for piece in saved if piece.seconds is not None]),
     )
+
+
+def _summed(passes: Sequence[PassSeconds]) -> PassSeconds | None:
+    return PassSeconds(*map(math.fsum, zip(*passes, strict=True))) if passes else None
 
 
 def _of_micro_batch(

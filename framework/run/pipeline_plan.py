@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from tekso.framework import schedules, task_results
+from tekso.framework.costs.this_machine import MachineSpeed
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.pipeline.schedule import SCHEDULES
 from tekso.framework.execution.pipeline.staged_execution import StagedExecution
@@ -15,6 +16,7 @@ from tekso.framework.experiment import Tree
 from tekso.framework.planning.mesh_figures import figures_of_program, figures_on_mesh
 from tekso.framework.planning.saved_bytes import saved_bytes
 from tekso.framework.planning.stage_figures import PipelineFigures, figures_of
+from tekso.framework.primitives.fusion import XlaFusion, no_fusion
 from tekso.framework.run import inspection
 from tekso.framework.step import used_specs
 
@@ -43,12 +45,15 @@ def check_can_be_traced(tree: Tree.Params) -> None:
         )
 
 
-def figures(tree: Tree.Params, *, assets_dir: str | None = None) -> PipelineFigures:
+def figures(
+    tree: Tree.Params, *, assets_dir: str | None = None, machine: MachineSpeed | None = None
+) -> PipelineFigures:
     """Returns the memory and the work of the stages of an experiment, and its schedule's timeline.
 
     Args:
       tree: the Params.
       assets_dir: folder of the assets of a run, if there was one.
+      machine: speed of a core of this machine, for the times of stages; None: they have none.
 
     Raises:
       ExecutionError: the experiment is not a pipeline, or stages, micro-batches and schedule do not
@@ -71,6 +76,8 @@ def figures(tree: Tree.Params, *, assets_dir: str | None = None) -> PipelineFigu
         used_specs(specs, dtype),
         set(learner.trainable(specs)),
         micro,
+        machine=machine,
+        fuse=XlaFusion() if plan.xla == "clusters" else no_fusion,
     )
     found = figures_of(_schedule_name(execution), plan, learner, specs, saved)
     if isinstance(execution, SpmdPipelined):

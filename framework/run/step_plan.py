@@ -10,11 +10,13 @@ All figures are estimates; see `planning/costs.py` for what they leave out.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tekso.framework.costs import this_machine
+from tekso.framework.cores import num_cores
+from tekso.framework.costs import graph_time, this_machine
 from tekso.framework.costs.device_types import DeviceType
 from tekso.framework.costs.graph_memory import COUNTED_BYTES
 from tekso.framework.costs.this_machine import THIS_MACHINE
@@ -34,6 +36,7 @@ from tekso.framework.experiment import Tree
 from tekso.framework.learning_step import LearnerBase
 from tekso.framework.planning import layout_ranking, layout_search
 from tekso.framework.planning.layout_search import Ranked
+from tekso.framework.planning.pipeline_time import measured_starts, pipeline_time
 from tekso.framework.planning.stage_figures import PipelineFigures, StageFigures
 from tekso.framework.run import pipeline_plan, step_graphs
 from tekso.framework.signature import Signature, num_examples
@@ -108,6 +111,14 @@ class StepParts:
         """Returns the type in which layers compute under an execution."""
         found: str = execution.activation_dtype(self.tree.run.activation_dtype)
         return found
+
+    @functools.cached_property
+    def update_seconds(self) -> float:
+        """Time of the ops of the update of all weights on a core of this machine."""
+        step = Step(self.task, self.learner, seed=0, dtype=self.tree.run.activation_dtype)
+        plain = DataParallel.Params(xla="none", towers=1)
+        graphs = step_graphs.trace(step, self.batch, plain)
+        return graph_time.seconds(graphs.update, this_machine.measured().side_by_side)
 
 
 def step_plan(parts: StepParts, num_devices: int | None = None) -> StepPlan:
@@ -213,7 +224,9 @@ def _of_ranked(ranked: Ranked, name: str, device: str) -> StepPlan:
 
 
 def _pipelined(parts: StepParts, tree: Tree.Params) -> StepPlan:
-    figures = pipeline_plan.figures(tree, assets_dir=parts.assets_dir)
+    is_measured = parts.device.name == THIS_MACHINE and _runs_on_this_machine(tree)
+    machine = this_machine.measured().side_by_side if is_measured else None
+    figures = pipeline_plan.figures(tree, assets_dir=parts.assets_dir, machine=machine)
     plan, device = figures.plan, parts.device
     count = plan.num_devices * plan.num_replicas
     itemsize = {"bfloat16": 2, "float16": 2}.get(parts.dtype(tree.execution.instantiate()), 4)
@@ -226,8 +239,6 @@ def _pipelined(parts: StepParts, tree: Tree.Params) -> StepPlan:
     def flops(stage: StageFigures) -> float:
         return stage.flops_with_backward + (again * stage.flops if stage.stage.outputs else 0.0)
 
-    slowest = max(flops(stage) for stage in figures.stages)
-    work = figures.timeline.makespan * slowest / peak * plan.num_parts
     per_device = [
         micro_batches * math.fsum(flops(stage) for stage in figures.on_device(i))
         for i in range(plan.num_devices)
@@ -236,8 +247,14 @@ def _pipelined(parts: StepParts, tree: Tree.Params) -> StepPlan:
         math.fsum(s.handed_bytes for s in figures.on_device(i)) for i in range(plan.num_devices)
     )
     sent_s = 2 * micro_batches * sent / device.link(count)[0]  # outputs, and their gradients
+    time = None
+    if machine is not None:
+        time = pipeline_time(
+            figures, measured_starts(), machine, update_s=parts.update_seconds, cores=num_cores()
+        )
     moved = 3 * worst["weights"] + 2 * worst["slots"]
-    seconds = work + moved / device.memory_bytes_per_s
+    work = figures.timeline.makespan * max(map(flops, figures.stages)) / peak * plan.num_parts
+    seconds = time.seconds if time else work + moved / device.memory_bytes_per_s
     idle = figures.timeline.idle_share
     name = "pipelined" if isinstance(tree.execution.instantiate(), Pipelined) else "spmd_pipelined"
     notes = [
@@ -247,12 +264,27 @@ def _pipelined(parts: StepParts, tree: Tree.Params) -> StepPlan:
     ]
     if figures.on_mesh is not None:
         notes.append("every stage is on a mesh: time and memory are those of a stage on one device")
-    if device.name == THIS_MACHINE:
+    if time is not None:
+        used, calls = (
+            layout_ranking.seconds_text(x) for x in (time.core_seconds, time.start_seconds)
+        )
+        notes.append(f"computes {used} of one core, {calls} of which are calls of functions")
+    elif device.name == THIS_MACHINE:
         notes.append(_NO_STARTS)
     text = f"{len(figures.stages)} stages × {counted(plan.num_replicas, 'replica')}"
     micro = f"{plan.num_micro_batches} micro-batches"
     return StepPlan(
-        f"{name}, {text}, {micro}", count, worst, max(per_device), seconds, idle, tuple(notes)
+        f"{name}, {text}, {micro}", count, worst, max(per_device), seconds, idle, tuple(notes),
+        core_seconds=time.core_seconds if time else None,
+        counted_bytes=figures.counted_bytes if time else None,
+    )  # fmt: skip
+
+
+def _runs_on_this_machine(tree: Tree.Params) -> bool:
+    """Returns whether each stage of a pipeline runs on a device of this process."""
+    execution = tree.execution.instantiate()
+    return isinstance(execution, Pipelined) and not (
+        execution.params.workers or execution.stages_on
     )
 
 

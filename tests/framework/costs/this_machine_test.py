@@ -14,7 +14,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tekso.framework.costs import graph_memory, graph_time, machine_probes, this_machine
+from tekso.framework.costs import (
+    graph_memory,
+    graph_time,
+    graph_work,
+    machine_probes,
+    this_machine,
+)
 from tekso.framework.costs.graph_clusters import CompiledCluster
 from tekso.framework.costs.machine_probes import Probes
 from tekso.framework.costs.this_machine import MachineSpeed, ThisMachine, rate
@@ -24,8 +30,9 @@ from tekso.framework.run.step_graphs import StepGraphs
 POINTS = [(1.0, 1e9), (3.0, 3e9)]
 STREAMS = [(20000.0, 1e8), (40000.0, 5e7)]  # from a cache, and from memory
 SPEED = MachineSpeed(
-    POINTS, POINTS, POINTS, STREAMS, 1e6, 1e7, STREAMS, 1e9, 1e6, 1e7, 0.25, 0.5, 2.0, 3.0
-)
+    POINTS, POINTS, POINTS, STREAMS, 1e6, 1e7, STREAMS, 1e9, 1e6, 1e7, 4e9, POINTS,
+    0.25, 0.5, 2.0, 3.0,
+)  # fmt: skip
 """Speeds of which every time below is a multiple that shows where it comes from."""
 MACHINE = ThisMachine(SPEED, SPEED, SPEED, call_s=0.5, variable_s=0.125)
 
@@ -125,6 +132,50 @@ def test_a_function_that_several_loops_need_is_computed_once() -> None:
     assert found.peak_bytes() == 8000 + 80  # the exponentials, the result and a sum
     cheap = loops(lambda x: (x * 2.0 + 1.0, x * 2.0 + 3.0), [20, 50])
     assert len(cheap.loops) == 2
+
+
+def _of_time(length: int, units: int) -> CompiledCluster:
+    """A cluster whose loop over time reads a row, multiplies by a matrix and writes a row."""
+
+    def run(rows: tf.Tensor, w: tf.Tensor) -> Any:
+        def body(t: tf.Tensor, stack: tf.Tensor) -> Any:
+            y = tf.matmul(rows[t], w)
+            return t + 1, tf.tensor_scatter_nd_update(stack, [[t]], [y])
+
+        start = (tf.constant(0), tf.zeros([length, 2, units]))
+        return tf.while_loop(lambda t, _: t < length, body, start, maximum_iterations=length)[1]
+
+    return loops(run, [length, 2, units], [units, units])
+
+
+def test_an_iteration_of_a_compiled_loop_reads_and_writes_a_row() -> None:
+    (loop,) = [one for one in _of_time(50, 20).loops if one.op.type == "StatelessWhile"]
+    (body,) = graph_work.inside(loop.op.graph, loop.op)[1]
+    found = {one.op.type: one.bytes for one in CompiledCluster(body, graph_time.needed(body)).loops}
+    row = 4 * 2 * 20
+    assert found["MatMul"] == row + 4 * 20 * 20 + row  # the row is copied for it
+    assert found["TensorScatterUpdate"] == 2 * row + 4  # and an index
+    assert graph_work.count(body).flops < 2 * 2 * 20 * 20 + 3 * 2 * 20  # not the 50 rows
+
+
+def test_a_compiled_loop_has_its_stack_once_and_copies_nothing_that_stays() -> None:
+    """Neither the rows nor the matrix, which the loop passes on from iteration to iteration."""
+    assert _of_time(50, 20).peak_bytes() == pytest.approx(4 * 50 * 2 * 20, rel=0.01)
+
+
+def test_a_product_in_a_compiled_loop_takes_its_operations_or_the_bytes_of_its_matrix() -> None:
+    def seconds(speed: MachineSpeed) -> float:
+        function = tf.function(lambda x, w: _powers(x, w), jit_compile=True, autograph=False)
+        return graph_time.seconds(graph(lambda x, w: function(x, w), [2, 20], [20, 20]), speed)
+
+    def _powers(x: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
+        return tf.while_loop(lambda x: True, lambda x: x @ w, [x], maximum_iterations=9)[0]
+
+    flops, matrix = 2 * 2 * 20 * 20, 4 * 20 * 20
+    whole = dataclasses.replace(SPEED, loop_products_per_s=flops / 10.0)
+    assert seconds(whole) == pytest.approx(2.0 + 9 * 10.0, rel=0.01)
+    slow = dataclasses.replace(SPEED, loop_matrices=[(1.0, matrix / 20.0)])
+    assert seconds(slow) == pytest.approx(2.0 + 9 * 20.0, rel=0.01)
 
 
 def test_a_function_is_not_computed_again_for_a_larger_tensor() -> None:
@@ -280,4 +331,6 @@ def test_the_probes_give_plausible_speeds(tmp_path: Path, monkeypatch: pytest.Mo
         assert all(found.products[i][0] < found.products[i + 1][0] for i in range(4))
         assert all(1e7 < speed < 1e14 for _, speed in [*found.streams, *found.cluster_streams])
         assert 1e-8 < found.op_s < 1e-3
+        assert 1e9 < found.loop_products_per_s < 1e13
+        assert all(1e8 < speed < 1e13 for _, speed in found.loop_matrices)
     assert 1e-6 < machine.call_s < 0.1

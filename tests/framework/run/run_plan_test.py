@@ -15,8 +15,10 @@ from tekso.framework import execution, registry
 from tekso.framework.costs import this_machine
 from tekso.framework.costs.this_machine import MachineSpeed, ThisMachine
 from tekso.framework.execution.errors import ExecutionError
+from tekso.framework.execution.pipelined import Pipelined
 from tekso.framework.exit_codes import ExitCode
-from tekso.framework.run import plan_text, run_plan, step_graphs
+from tekso.framework.planning.pipeline_time import PipelineStarts
+from tekso.framework.run import plan_text, run_plan, step_graphs, step_plan
 from tekso.framework.run.run_plan import RunPlan
 from tekso.framework.warm_start import WarmStart
 from tekso.tools import trainer
@@ -236,7 +238,7 @@ def speed_of(factor: float) -> MachineSpeed:
     points = [(1.0, factor * 1e9), (100.0, factor * 1e11)]
     streams, rate, fixed = [(1.0, factor * 1e9)], factor * 1e9, 1e-5 / factor
     return MachineSpeed(
-        points, points, points, streams, rate, rate, streams, rate, rate, rate,
+        points, points, points, streams, rate, rate, streams, rate, rate, rate, rate, streams,
         0.1 * fixed, fixed, fixed, fixed,
     )  # fmt: skip
 
@@ -263,6 +265,22 @@ def test_a_step_on_this_machine_has_the_time_and_memory_of_its_graphs(
     replicas = planned(tmp_path, device="this_machine", num_devices=2).step
     assert replicas is not None and "without the start of ops" in replicas.notes[-1]
     assert not any("without the start of ops" in note for note in plan.step.notes)
+
+
+def test_a_pipeline_on_this_machine_has_the_time_of_its_calls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    speed = speed_of(1.0)
+    machine = ThisMachine(speed, speed, speed, call_s=0.0, variable_s=0.0)
+    monkeypatch.setattr(this_machine, "measured", lambda: machine)
+    starts = PipelineStarts(step_s=7.0, stage_s=0.0, weight_s=0.0, action_s=0.0, argument_s=0.0)
+    monkeypatch.setattr(step_plan, "measured_starts", lambda: starts)
+    small = registry.get("image.digits.Mlp")().tree()
+    small.execution = Pipelined.Params(num_stages=2, num_micro_batches=4)
+    step = run_plan.plan("m", small, device="this_machine", logdir=str(tmp_path / "none")).step
+    assert step is not None and step.core_seconds is not None
+    assert 7.0 < step.seconds < step.core_seconds < 8.0
+    assert "7 s of which are calls of functions" in step.notes[-1]
 
 
 def test_towers_with_batch_statistics_are_planned_as_they_run(

@@ -1,0 +1,93 @@
+"""The time of a step of a pipeline on this machine, from times of ops and of calls."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from tekso.framework import registry
+from tekso.framework.costs.this_machine import MachineSpeed
+from tekso.framework.execution.pipelined import Pipelined
+from tekso.framework.planning import pipeline_probes
+from tekso.framework.planning.pipeline_time import PipelineStarts, PipelineTime, pipeline_time
+from tekso.framework.planning.saved_bytes import PassSeconds
+from tekso.framework.planning.stage_figures import PipelineFigures
+from tekso.framework.run import pipeline_plan
+
+FAST = [(1.0, 1e15)]
+SPEED = MachineSpeed(
+    FAST, FAST, FAST, FAST, 1e15, 1e15, FAST, 1e15, 1e15, 1e15, 1e15, FAST, 1.0, 0.0, 0.0, 0.0
+)
+"""Only the start of an op takes time: one second."""
+NONE = PipelineStarts(0.0, 0.0, 0.0, 0.0, 0.0)
+M = 4
+
+
+def mlp(machine: MachineSpeed | None = None, **execution: Any) -> PipelineFigures:
+    tree = registry.get("image.digits.Mlp")().tree()
+    tree.execution = Pipelined.Params(num_stages=2, num_micro_batches=M, **execution)
+    return pipeline_plan.figures(tree, machine=machine)
+
+
+def with_passes(figures: PipelineFigures, *seconds: PassSeconds) -> PipelineFigures:
+    stages = tuple(
+        dataclasses.replace(stage, seconds=own)
+        for stage, own in zip(figures.stages, seconds, strict=True)
+    )
+    return dataclasses.replace(figures, stages=stages)
+
+
+def time(
+    figures: PipelineFigures, starts: PipelineStarts = NONE, *, cores: int = 2, update: float = 0.0
+) -> PipelineTime:
+    return pipeline_time(figures, starts, SPEED, update_s=update, cores=cores)
+
+
+def test_stages_run_side_by_side_if_there_are_cores() -> None:
+    equal = PassSeconds(1.0, 1.0, 2.0)
+    found = with_passes(mlp(schedule="gpipe"), equal, equal)
+    assert time(found).seconds == pytest.approx((M + 1) * 4.0)  # GPipe's bubble
+    assert time(found).core_seconds == pytest.approx(2 * M * 4.0)
+    assert time(found, cores=1).seconds == pytest.approx(2 * M * 4.0)
+    assert time(found, update=6.0).core_seconds == pytest.approx(2 * M * 4.0 + 6.0)
+    again = with_passes(mlp(schedule="gpipe", rematerialize="all"), equal, equal)
+    # The last stage has no outputs, so it computes its forward pass once.
+    assert time(again).core_seconds == pytest.approx(M * (5.0 + 4.0))
+
+
+def test_calls_run_one_after_the_other() -> None:
+    nothing = with_passes(mlp(), PassSeconds(0.0, 0.0, 0.0), PassSeconds(0.0, 0.0, 0.0))
+    starts = PipelineStarts(step_s=0.5, stage_s=8.0, weight_s=100.0, action_s=1.0, argument_s=10.0)
+    weights = [len(stage.stage.weights) for stage in nothing.stages]
+    fixed = 0.5 + 2 * 8.0 + 100.0 * sum(weights)
+    calls = 2 * M * (2 * 1.0 + 10.0 * sum(weights))  # forward and backward
+    found = time(nothing, starts)
+    assert found.seconds == pytest.approx(fixed + calls)
+    assert found.core_seconds == pytest.approx(fixed + calls)
+    assert found.start_seconds == pytest.approx(fixed + calls)
+
+
+def test_passes_have_the_ops_of_the_whole_piece() -> None:
+    found = [stage.seconds for stage in mlp(SPEED).stages]
+    assert all(own is not None and own.forward > 2 and own.weights > 2 for own in found)
+    first, last = found
+    assert first is not None and first.inputs == 0.0, "the batch gets no gradient"
+    assert last is not None and last.inputs > 0.0
+
+
+def test_figures_without_a_machine_have_no_time() -> None:
+    with pytest.raises(ValueError, match="without a machine"):
+        time(mlp())
+
+
+def test_the_probes_separate_steps_stages_weights_and_actions() -> None:
+    starts = {"step_s": 5.0, "stage_s": 3.0, "weight_s": 2.0, "action_s": 0.5, "argument_s": 0.25}
+
+    def step(stages: int, micro_batches: int, weights: int) -> float:
+        action = 0.5 + 0.25 * weights
+        return 5.0 + stages * (3.0 + weights * 2.0 + 2 * micro_batches * action)
+
+    times = {shape: step(*shape) for shape in pipeline_probes._SHAPES}
+    assert pipeline_probes.starts_of(times) == pytest.approx(starts)
