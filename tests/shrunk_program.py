@@ -101,6 +101,10 @@ class Shrunk:
         if dtype == "float16":
             self.learner.loss_scale = LossScale.Params(initial=256.0)
 
+    def task(self) -> Any:
+        """Returns the task, with what the input knows of the data."""
+        return self._task.instantiate()
+
     def repeated(self) -> Shrunk | None:
         """Returns the experiment with a repeated stack of two layers; None: it has none or one."""
         if self._repeated_tree is None:
@@ -119,7 +123,7 @@ class Shrunk:
         if name == "replicas":
             execution.setup_devices(cpu_devices=2)
         program = execution.build(
-            self._task.instantiate(),
+            self.task(),
             self.learner.instantiate(),
             seed=self._seed,
             batch=signature_of(self._first),

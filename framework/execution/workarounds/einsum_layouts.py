@@ -1,9 +1,9 @@
-"""Finds products of two dims whose operands DTensor would combine wrongly.
+"""Finds products whose operands DTensor would combine wrongly.
 
-Defect: if an einsum contracts two dims, and one mesh axis shards the first of them in one operand
-and the second in the other, DTensor computes wrong values without an error. With consistent rules,
-the layers of Tekso have no such product. A layer that names the dims of its weights differently
-than those of its activations can have one.
+Defect: if an einsum sums over two dims, and one mesh axis shards the first of them in one operand
+and the second in the other, DTensor computes wrong values without an error: each device multiplies
+the sums of its own shards. With consistent rules, the layers of Tekso have no such product. A layer
+that names the dims of its weights differently than those of its activations can have one.
 """
 
 from __future__ import annotations
@@ -30,6 +30,20 @@ def contradiction(op: tf.Operation) -> str | None:
     )
     shared = (set(one) & set(other)) - {dtensor.UNSHARDED}
     return next((axis for axis in sorted(shared) if one[axis] != other[axis]), None)
+
+
+def dims_of_one_operand(op: tf.Operation) -> list[str]:
+    """Returns the dims of an einsum over which it sums one of two operands alone.
+
+    The defect above is possible for these whatever the layouts are, and usual if one dim of the
+    model is summed in both operands.
+    """
+    operands, _, result = op.get_attr("equation").decode().partition("->")
+    names = operands.split(",")
+    if len(names) != 2:
+        return []
+    alone = (set(names[0]) ^ set(names[1])) - set(result)
+    return sorted(dim for dim in alone if dim.isalpha())
 
 
 def shifted_dims(op: tf.Operation) -> tf.Operation | None:

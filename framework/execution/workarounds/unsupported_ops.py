@@ -13,7 +13,11 @@ from typing import Any
 import tensorflow as tf
 
 from tekso.framework.execution.errors import ExecutionError
-from tekso.framework.execution.workarounds.einsum_layouts import contradiction, shifted_dims
+from tekso.framework.execution.workarounds.einsum_layouts import (
+    contradiction,
+    dims_of_one_operand,
+    shifted_dims,
+)
 
 _AXES = {"ConcatV2": -1, "Split": 0, "SplitV": 2}
 """{type: input with the axis}"""
@@ -73,22 +77,34 @@ def _problem(op: tf.Operation) -> str | None:
                 "tf.where(tf.reshape(condition, [1]), …)"
             )
     elif op.type == "Einsum":
-        if shifted_dims(op) is not None:
-            return (
-                "an einsum, or its gradient, sums over two dims of this x[i], which gives wrong "
-                "values if a dim is sharded: write tf.squeeze(x[i : i + 1], 0), also for other "
-                "dims, or tf.tensordot"
-            )
-        axis = contradiction(op)
-        if axis is not None:
-            return (
-                f"this einsum sums over two dims, and axis {axis} shards a different one of them "
-                "in each operand, which gives wrong values: constrain one operand with "
-                "ctx.constrain as the other one is sharded"
-            )
+        return _problem_of_einsum(op)
     elif any(word in op.type for word in _DRAWS):
         return (
             f"{op.type} draws numbers that depend on the layout of tensors: draw them with "
             "ctx.uniform, or use the layer Dropout"
+        )
+    return None
+
+
+def _problem_of_einsum(op: tf.Operation) -> str | None:
+    if shifted_dims(op) is not None:
+        return (
+            "an einsum, or its gradient, sums over two dims of this x[i], which gives wrong "
+            "values if a dim is sharded: write tf.squeeze(x[i : i + 1], 0), also for other "
+            "dims, or tf.tensordot"
+        )
+    axis = contradiction(op)
+    if axis is not None:
+        return (
+            f"this einsum sums over two dims, and axis {axis} shards a different one of them "
+            "in each operand, which gives wrong values: constrain one operand with "
+            "ctx.constrain as the other one is sharded"
+        )
+    if dims := dims_of_one_operand(op):
+        which = " and ".join(map(repr, dims))
+        return (
+            f"this einsum sums over the dim{'s' if len(dims) > 1 else ''} {which} of one operand "
+            "alone, which gives wrong values if an axis shards another summed dim of the other "
+            "operand: sum over it before, with tf.reduce_sum"
         )
     return None

@@ -38,6 +38,8 @@ def stacked(x: tf.Tensor) -> tf.Tensor:
         (lambda x: tf.map_fn(lambda row: row[:, None] * 2.0, x), "write tf.expand_dims"),
         (lambda x: tf.einsum("ab,abc->c", x, stacked(x)[1]), r"tf\.squeeze"),
         (lambda x: tf.einsum("abc,ab->c", stacked(x)[:, 0], tf.ones([2, 4])), r"tf\.squeeze"),
+        (lambda x: tf.einsum("ab,cd->ac", x, x), r"dims 'b' and 'd' of .*tf\.reduce_sum"),
+        (lambda x: tf.einsum("ab,cb->c", x, x), "dim 'a' of one operand"),
         (lambda x: tf.concat([x, x], -1), "write axis 1"),
         (lambda x: tf.concat([x, x], axis=-2), "write axis 0"),
         (lambda x: tf.split(x, 2, -1), "write axis 1"),
@@ -71,6 +73,7 @@ def test_other_slices_are_not() -> None:
         turned *= tf.where(x[0, 0] > 0, 1.0, 2.0)  # a scalar
         turned += tf.concat(tf.split(x, 2, 1), 1)
         turned += tf.einsum("ka,kac->ac", stacked(x)[:, :, 0, 0], stacked(x)[..., :4, 0])
+        turned += tf.einsum("abc->ac", tf.expand_dims(x, 1))  # of one operand
         turned += tf.concat([tf.ones([3, 1]), tf.zeros([3, 3])], -1)  # a constant
         turned += tf.gather_nd(x, tf.zeros([3, 4, 1], tf.int32), batch_dims=1)
         turned += tf.einsum("ab,abc->c", x, tf.squeeze(stacked(x)[:1], 0))[0]

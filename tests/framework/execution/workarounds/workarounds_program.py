@@ -177,6 +177,19 @@ def contraction_of_two_dims(place: Place, avoided: bool) -> bool:
     return contracted((None, "m", None))
 
 
+def sums_over_dims_of_one_operand(place: Place, avoided: bool) -> bool:
+    """An einsum over a dim of x and another one of y, which one axis shards."""
+    x, y = _values(8, 4), _values(3, 4)
+
+    def product(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+        if avoided:
+            return tf.einsum("a,c->ac", tf.reduce_sum(x, 1), tf.reduce_sum(y, 1))
+        return tf.einsum("ab,cd->ac", x, y)
+
+    z = _run(product, place.put(x, (None, "m")), place.put(y, (None, "m")))
+    return _equal(place, z, np.einsum("ab,cd->ac", x, y))
+
+
 def softmax_sums_in_16_bits(place: Place, avoided: bool) -> bool:
     """The same for the table and the bias of a softmax; 128.5 is 128 in bfloat16."""
     rows = np.zeros([1024, 1], np.float32)
@@ -381,6 +394,7 @@ REPRODUCTIONS = {
         scalar_where,
         softmax_sums_in_16_bits,
         sums_in_16_bits,
+        sums_over_dims_of_one_operand,
         wait_with_lock,
     )
 }

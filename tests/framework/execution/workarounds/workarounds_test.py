@@ -29,6 +29,7 @@ DEFECTS = (
     "scalar_where",
     "softmax_sums_in_16_bits",
     "sums_in_16_bits",
+    "sums_over_dims_of_one_operand",
     "wait_with_lock",
 )
 
