@@ -31,7 +31,7 @@ NUM_LOSSES = 3  # reported and compared
 LATER_TOLERANCES = {"amoebanet": 0.2}
 """{workload: largest relative difference of all losses but the first}. In PyTorch, an input of
 `amoebanet` multiplied by 1 + 1e-6 changes the third loss by 9 %, and float64 changes it by 4 %;
-`amoebanet_gradients.py` compares the models in float64."""
+`image_gradients.py` compares the models in float64."""
 
 
 def main(argv: list[str] | None = None) -> int:

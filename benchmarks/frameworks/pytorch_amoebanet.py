@@ -44,10 +44,14 @@ class AmoebaNet(nn.Module):
 
     def forward(self, x: Any, labels: Any) -> Any:
         """Returns the mean cross-entropy."""
+        return F.cross_entropy(self.logits(x), labels)
+
+    def logits(self, x: Any) -> Any:
+        """Returns the scores of the classes."""
         before = x = self.stem(x)
         for cell in self.cells:
             before, x = x, cell(x, before)
-        return F.cross_entropy(self.classifier(F.relu(x).mean((2, 3))), labels)
+        return self.classifier(F.relu(x).mean((2, 3)))
 
 
 class Cell(nn.Module):

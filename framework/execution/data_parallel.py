@@ -24,7 +24,7 @@ from absl import logging
 from tekso.framework.cluster import Cluster
 from tekso.framework.cores import num_cores
 from tekso.framework.counting import counted, multiples_near
-from tekso.framework.coupling import coupling, gathering, named, sums_over_replicas
+from tekso.framework.coupling import coupling, named, sums_over_replicas
 from tekso.framework.execution import devices, runtime
 from tekso.framework.execution.base import Execution, ExecutionProgram
 from tekso.framework.execution.data_parallel_program import DataParallelProgram
@@ -131,12 +131,6 @@ class DataParallel(Execution):
             processes = ProcessSums(self._cluster.process, self._cluster.size)
         replicas = strategy.num_replicas_in_sync * processes.size
         count = replicas * parts
-        if processes.size > 1 and (found := gathering(task)):
-            raise ExecutionError(
-                f"{found[0]} compares every example with all others of the batch, which "
-                "--execution=data_parallel supports on the devices of one process only: use "
-                "--execution=mesh_sharded, or train in one process"
-            )
         if batch_size % count:
             near = multiples_near(batch_size, count)
             unit = ("process", "processes") if processes.size > 1 else ("device",)

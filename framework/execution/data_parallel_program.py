@@ -346,7 +346,9 @@ class DataParallelProgram(ExecutionProgram):
         own: dict[str, tuple[Any, Any]] = self._eval(placed, first, size)
         if self._processes.size == 1:
             return own
-        # No collectives in the program: a rest of a batch has another shape in some processes only.
+        # These sums are not in the program: a process may trace it when others do not. If a layer
+        # sums in it, such as a loss over all examples, their batches have the same dims but for
+        # the number of examples, and all trace it when the size of the global batch is new.
         sums = self._processes.of_numbers([float(x) for x in tf.nest.flatten(own)])
         packed: dict[str, tuple[Any, Any]] = tf.nest.pack_sequence_as(own, sums)
         return packed

@@ -5,8 +5,11 @@ Legend: B batch, N default boxes, C classes with the background, 0.
 
 from __future__ import annotations
 
+import math
+
 import tensorflow as tf
 
+from tekso.framework.primitives.precision import widen
 from tekso.models.detection.multibox_loss import Matches, box_loss
 
 
@@ -18,9 +21,9 @@ def focal_scores(logits: tf.Tensor, *, prior: float) -> tf.Tensor:
 
     Shapes:
       logits: [B, N, C]
-      returns: [B, N, C - 1] float32
+      returns: [B, N, C - 1], float32 or wider
     """
-    return tf.cast(logits[:, :, 1:], tf.float32) + tf.math.log(prior / (1.0 - prior))
+    return widen(tf.convert_to_tensor(logits)[:, :, 1:]) + math.log(prior / (1.0 - prior))
 
 
 def focal_loss(
@@ -43,7 +46,7 @@ def focal_loss(
 
     Shapes:
       logits: [B, N, C], codes: [B, N, 4], defaults: [N, 4]
-      returns: [B] float32
+      returns: [B], float32 or wider
     Source: Lin et al. 2017, "Focal loss for dense object detection", eq. 5 and section 4.1.
     """
     scores = focal_scores(logits, prior=prior)

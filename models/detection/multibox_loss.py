@@ -9,6 +9,7 @@ import dataclasses
 
 import tensorflow as tf
 
+from tekso.framework.primitives.precision import widen
 from tekso.models.detection.box_coding import box_overlaps, encode_boxes
 
 
@@ -63,11 +64,12 @@ def box_loss(codes: tf.Tensor, matches: Matches, defaults: tf.Tensor) -> tf.Tens
 
     Shapes:
       codes: [B, N, 4], defaults: [N, 4]
-      returns: [B] float32
+      returns: [B], float32 or wider
     Source: Liu et al. 2016, eq. 2.
     """
-    codes = tf.cast(codes, tf.float32)
-    difference = tf.abs(codes - encode_boxes(matches.boxes, defaults))
+    codes = widen(tf.convert_to_tensor(codes))
+    boxes, defaults = (tf.cast(x, codes.dtype) for x in (matches.boxes, defaults))
+    difference = tf.abs(codes - encode_boxes(boxes, defaults))
     difference = tf.where(tf.expand_dims(matches.labels > 0, -1), difference, 0.0)
     smooth = tf.where(difference < 1, 0.5 * tf.square(difference), difference - 0.5)
     return tf.reduce_sum(smooth, [1, 2])
@@ -89,20 +91,20 @@ def multibox_loss(
 
     Shapes:
       logits: [B, N, C], codes: [B, N, 4], defaults: [N, 4]
-      returns: [B] float32
+      returns: [B], float32 or wider
     Source: Liu et al. 2016, eq. 1 and "hard negative mining".
     """
-    logits = tf.cast(logits, tf.float32)
+    logits = widen(tf.convert_to_tensor(logits))
     positive = matches.labels > 0
-    weight = tf.cast(positive, tf.float32)
+    weight = tf.cast(positive, logits.dtype)
     positives = tf.reduce_sum(weight, 1)
     of_boxes = box_loss(codes, matches, defaults)
 
     nats = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=matches.labels, logits=logits)
-    negative = tf.stop_gradient(tf.where(positive, 0.0, nats))
+    negative = tf.stop_gradient(tf.where(~positive, nats, 0.0))
     order = tf.argsort(negative, 1, "DESCENDING", stable=True)
     rank = tf.argsort(order, 1, stable=True)
     most = tf.expand_dims(negatives_per_positive * positives, 1)
-    is_hard = (tf.cast(rank, tf.float32) < most) & ~positive
-    of_classes = tf.reduce_sum(nats * (weight + tf.cast(is_hard, tf.float32)), 1)
+    is_hard = (tf.cast(rank, most.dtype) < most) & ~positive
+    of_classes = tf.reduce_sum(nats * (weight + tf.cast(is_hard, weight.dtype)), 1)
     return tf.math.divide_no_nan(of_boxes + of_classes, positives)

@@ -25,7 +25,7 @@ class DetectionLoss(Configurable):
         Shapes:
           logits: [batch, boxes, classes with the background], codes: [batch, boxes, 4]
           defaults: [boxes, 4]
-          returns: [batch] float32
+          returns: [batch], float32 or wider
         """
         raise NotImplementedError(f"{type(self).__name__} has no of_images()")
 
@@ -124,5 +124,6 @@ class FocalLoss(DetectionLoss):
 
     def probabilities(self, logits: tf.Tensor) -> tf.Tensor:
         """See `DetectionLoss`."""
-        found = tf.sigmoid(focal_scores(logits, prior=self.params.prior))
+        scores = focal_scores(logits, prior=self.params.prior)
+        found = tf.sigmoid(tf.cast(scores, tf.float32))
         return tf.pad(found, [(0, 0), (0, 0), (1, 0)])

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks import amoebanet_gradients, environments, instruction_sets, run, table, turns
+from benchmarks import environments, image_gradients, instruction_sets, run, table, turns
+from benchmarks.frameworks import tekso_images
 from benchmarks.machine import feature_level, machine
 from benchmarks.peers import ENVIRONMENTS, PEERS, Peer
 from benchmarks.workloads import TINY, WORKLOADS
@@ -299,16 +300,36 @@ def test_only_later_losses_have_the_tolerance_of_the_workload() -> None:
         assert table.wrong_model({**record(10), "losses": losses}, reference) is not None
 
 
-def test_gradients_are_compared_by_their_largest_elements() -> None:
-    own = {"loss": np.array(2.0), "gradients/a": np.array([4.0, -8.0]), "gradients/b": np.zeros(2)}
-    other = {**own, "gradients/a": np.array([4.0, -8.4]), "gradients/b": np.array([0.0, 1e-6])}
-    lines, worst = amoebanet_gradients.comparison(own, other)
+def test_arrays_are_compared_by_their_largest_elements() -> None:
+    own = {
+        "weights/a": np.array([1.0]),
+        "batch/x": np.array([1.0]),
+        "train/loss": np.array(2.0),
+        "train/gradients/a/w": np.array([4.0, -8.0]),
+        "train/gradients/b": np.zeros(2),
+        "eval/logits": np.array([2.0, 4.0]),
+    }
+    other = {name: own[name] for name in own if name.startswith(("train", "eval"))}
+    other |= {"train/gradients/a/w": np.array([4.0, -8.4]), "train/gradients/b": np.full(2, 1e-6)}
+    lines, worst = image_gradients.comparison(own, other)
     assert worst == pytest.approx(0.05)
-    assert lines[2:] == ["  5.0e-02  a", "  1.0e-03  b"]
-    other["gradients/b"] = np.array([0.0, np.nan])
-    assert amoebanet_gradients.comparison(own, other)[1] == np.inf
+    assert lines == [
+        "0.0e+00  train loss 2.000000000000",
+        "5.0e-02  train gradients, 2 arrays; worst: a/w",
+        "0.0e+00  eval logits",
+    ]
+    other["eval/logits"] = np.array([2.0, np.nan])
+    assert image_gradients.comparison(own, other)[1] == np.inf
     with pytest.raises(KeyError):
-        amoebanet_gradients.comparison({**own, "gradients/c": np.ones(1)}, own)
+        image_gradients.comparison({**own, "train/gradients/c": np.ones(1)}, other)
+
+
+def test_the_models_that_are_compared_have_published_numbers_of_weights() -> None:
+    assert tuple(tekso_images.CASES) == image_gradients.MODELS
+    published = {"resnet50": 25_557_032, "vit_ti": 5_717_416, "ssd300": 19_972_534}
+    for name, count in published.items():
+        specs = tekso_images.CASES[name].params().instantiate().specs().values()
+        assert sum(math.prod(spec.shape) for spec in specs if spec.trainable) == count
 
 
 def test_weights_of_amoebanet_d() -> None:
