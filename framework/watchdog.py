@@ -37,7 +37,7 @@ import threading
 from collections.abc import Iterator
 from types import FrameType
 
-from tekso.framework import watchdog_guard
+from tekso.framework import out_of_memory, watchdog_guard
 from tekso.framework.exit_codes import ExitCode
 from tekso.framework.watchdog_guard import SLOT, SLOTS
 
@@ -160,6 +160,7 @@ def watching(*, limit_s: float, program: str, path: str, advice: str) -> Iterato
             "program": program,
             "path": os.path.abspath(path),
             "advice": advice,
+            "address_space": out_of_memory.limit_bytes() or 0,
         }
         command = [sys.executable, "-I", "-S", watchdog_guard.__file__, json.dumps(about)]
         given = (made.file, receiving, stacks.fileno())

@@ -21,6 +21,8 @@ POLL_S = 1.0
 _GRACE_S = 10.0  # for a wait that was interrupted
 _DUMP_S = 1.0
 _AFTER_SIGNAL_S = 30.0
+_POLL_LIMITED_S = 0.2  # if the address space is limited
+_NEARLY = 0.8  # of the limit of the address space
 _AGAIN_S = 2.0  # for the watched process to end by itself after a second signal
 
 
@@ -100,17 +102,20 @@ def _is_stopped(pid: int) -> bool:
 def main() -> None:
     """Watches the parent process until it ends."""
     about = json.loads(sys.argv[1])
+    pid, memory, signals = about["pid"], about["memory"], about["signals"]
+    peak, limit = address_space_peak(pid), about["address_space"]
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # they are for the parent
         signal.signal(number, signal.SIG_IGN)
-    pid, memory, signals = about["pid"], about["memory"], about["signals"]
     guard = Guard(lambda: read_waits(os.pread(memory, SLOT.size * SLOTS, 0)))
     before = time.monotonic()
-    while os.getppid() == pid:
-        readable, _, _ = select.select([signals], [], [], POLL_S)
-        if readable:
-            received = os.read(signals, 64)
-            if not received:
-                return
+    while True:
+        peak = max(peak, address_space_peak(pid)) if limit else 0
+        readable, _, _ = select.select([signals], [], [], _POLL_LIMITED_S if limit else POLL_S)
+        received = os.read(signals, 64) if readable else b""
+        if os.getppid() != pid or (readable and not received):  # it ended without ending the guard
+            _tell_exhausted(about, peak)
+            return
+        if received:
             known = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
             guard.signals += [number for number in received if number in known]
         now = time.monotonic()
@@ -120,6 +125,34 @@ def main() -> None:
             _act(about, *found)
             if found[0] == "exit":
                 return
+
+
+def address_space_peak(pid: int) -> int:
+    """Returns the peak of the address space of a process in bytes; 0 if it is unknown."""
+    try:
+        with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
+            return 1024 * int(file.read().partition("VmPeak:")[2].split()[0])
+    except (OSError, IndexError, ValueError):  # it has ended; or not Linux
+        return 0
+
+
+def _tell_exhausted(about: dict[str, object], peak: int) -> None:
+    """Writes a line if a process has probably crashed for lack of address space.
+
+    C++ code does not check every allocation, so TensorFlow may end the process without a message.
+    """
+    limit = int(str(about["address_space"]))
+    if not limit or peak < _NEARLY * limit:
+        return
+    waits = read_waits(os.pread(int(str(about["memory"])), SLOT.size * SLOTS, 0))
+    during = f" in {waits[max(waits)][2]}" if waits else ""
+    os.write(
+        2,
+        f"\n{about['program']}: the process ended without a message{during}, and had used "
+        f"{peak / 1e6:,.0f} of {limit / 1e6:,.0f} MB of its address space (ulimit -v): if "
+        "TensorFlow crashed, increase the limit, or reduce the batch size or the model; "
+        f"{about['advice']}\n".encode(),
+    )
 
 
 def _act(about: dict[str, object], kind: str, number: int, reason: str) -> None:

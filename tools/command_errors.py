@@ -22,7 +22,7 @@ import traceback
 from collections.abc import Callable
 from types import FrameType
 
-from tekso.framework import out_of_space
+from tekso.framework import out_of_memory, out_of_space
 from tekso.framework.exit_codes import ExitCode, exit_code_of
 from tekso.framework.run.report.console import drop_output
 
@@ -67,8 +67,11 @@ def run(program: str, action: Callable[[], int], *, show_traceback: bool = False
         return FAILED
     except Exception as error:
         of_graph, place = _graph_error(error)
+        cause = error.__cause__ or error
         if show_traceback:
             traceback.print_exc()
+        elif (text := out_of_memory.explained(error)) is not None:
+            _report(program, f"{text}{_graph_error(cause)[1] or _places(cause)}")
         elif of_graph:
             _report(program, f"{type(error).__name__}: {of_graph}{place}\n{_MORE}")
         elif is_meant(error):

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tekso.framework import files
+from tekso.framework import files, out_of_memory
 from tekso.framework.execution import shards
 from tekso.framework.execution.shards import Slices
 from tekso.framework.run import disk_space, tensor_files
@@ -232,6 +232,8 @@ def write_shards(
     except (OSError, tf.errors.OpError) as error:
         check()
         _remove_quietly(place, group)
+        if out_of_memory.reason_of(error) is not None:
+            raise
         if (full := disk_space.full_checkpoint(path, error)) is not None:
             raise full from error
         reason = first_line(error)

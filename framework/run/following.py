@@ -15,7 +15,7 @@ from tekso.framework.run import checkpoint_files
 from tekso.framework.run.checkpoints import Checkpoint, Checkpoints, Description
 from tekso.framework.run.pace import Reading
 from tekso.framework.run.report.console import Console, Style
-from tekso.framework.run.report.report import Report
+from tekso.framework.run.report.report import BEFORE_STEPS, Report, phase
 from tekso.framework.run.tensor_files import Piece
 from tekso.framework.run.time_use import TimeUse
 from tekso.framework.task import Scored
@@ -80,6 +80,7 @@ class FollowingReport(Report):
 
     def __init__(self) -> None:
         self.time_use = TimeUse()
+        self.phase = BEFORE_STEPS
 
     def go_on_from(self, step: int) -> None:
         """Does nothing."""
@@ -120,7 +121,8 @@ class FollowingReport(Report):
         """Does nothing."""
 
     def progress(self, step: int, doing: str = "") -> None:
-        """Does nothing."""
+        """Shows nothing."""
+        self.phase = phase(step, doing)
 
     def draw_curves_if_old(self) -> None:
         """Does nothing."""

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from tekso.framework import execution, files, task_results, watchdog
+from tekso.framework import execution, files, out_of_memory, task_results, watchdog
 from tekso.framework.counting import counted
 from tekso.framework.execution.update_gate import UpdateGate
 from tekso.framework.planning.measured_step import measured_step_of
@@ -32,7 +32,7 @@ from tekso.framework.run.job import Job
 from tekso.framework.run.process_group import ProcessGroup
 from tekso.framework.run.report import summary
 from tekso.framework.run.report.lines import size, wrapped
-from tekso.framework.run.report.report import Report
+from tekso.framework.run.report.report import BEFORE_STEPS, Report
 from tekso.framework.run.skip_notices import SkipNotices
 from tekso.framework.run.step_calls import AroundSteps
 from tekso.framework.run.step_profile import StepProfile
@@ -46,7 +46,8 @@ from tekso.framework.task import Task
 def train(job: Job) -> int:
     """Trains, from the newest good checkpoint if there is one; returns the exit code."""
     try:
-        with job.meet(job.goes_on) as group:
+        explaining = out_of_memory.explaining(lambda: BEFORE_STEPS, job.goes_on)
+        with job.meet(job.goes_on) as group, explaining:
             return _train(job, group)
     except BaseException:
         if job.is_first:
@@ -77,7 +78,7 @@ def _train(job: Job, group: ProcessGroup) -> int:
         use = time_use.TimeUse(job.begin)
         report = Report(job.logdir, job.console, title=job.model, steps=run.steps, time_use=use)
     try:
-        with group.explaining():
+        with out_of_memory.explaining(lambda: report.phase, job.goes_on), group.explaining():
             input_checks.check_lasts(parts.input, run.steps)
             metric_names.check(job.tree, parts.task, parts.eval_inputs)
             profile = _profile(job)
@@ -301,6 +302,8 @@ def _introduce_parts(job: Job, parts: Assembly, notices: SkipNotices) -> None:
     job.console.line(f"  execution: {_placed(parts)}")
     for line in parts.warnings:
         job.console.line(line, "warning")
+    if (limit := out_of_memory.limit_bytes()) is not None:
+        job.console.line(f"  {out_of_memory.limit_text(limit)}")
 
 
 def _placed(parts: Assembly) -> str:

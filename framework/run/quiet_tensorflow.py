@@ -13,6 +13,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 
+from tekso.framework import out_of_memory
 from tekso.framework.run.lazy_keras import lazy_keras
 
 _CHATTER = re.compile(
@@ -44,6 +45,7 @@ def quiet() -> Iterator[None]:
 
 def import_tensorflow() -> None:
     """Imports TensorFlow, without Keras, and sets its Python logger to errors only."""
+    out_of_memory.save_address_space()
     if "tensorflow" in sys.modules:
         return
     with quiet(), lazy_keras():

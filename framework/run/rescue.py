@@ -14,7 +14,7 @@ import os
 import tempfile
 from collections.abc import Iterator
 
-from tekso.framework import files, out_of_space
+from tekso.framework import files, out_of_memory, out_of_space
 from tekso.framework.run.checkpoint_errors import CheckpointError, DiskFullError, WriteError
 from tekso.framework.run.checkpoints import Checkpoints
 from tekso.framework.run.job import Job, checkpoints_of
@@ -45,7 +45,8 @@ def _is_of_logdir(error: Exception, logdir: Logdir) -> bool:
     if not isinstance(error, OSError):
         return True
     is_inside = str(error.filename or "").startswith(logdir.path + "/")
-    return is_inside and out_of_space.code_of(error) is None
+    is_of_files = out_of_space.code_of(error) is None and out_of_memory.reason_of(error) is None
+    return is_inside and is_of_files
 
 
 def _save(job: Job, loop: TrainingLoop, report: Report) -> str:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tekso.framework import files
+from tekso.framework import files, out_of_memory
 from tekso.framework.execution.shards import Shard, Slices, is_sliceable, whole
 from tekso.framework.run import index_check
 from tekso.framework.run.checkpoint_errors import (
@@ -86,7 +86,9 @@ class TensorFiles:
             self.shapes: dict[str, Sequence[int]] = self._reader.get_variable_to_shape_map()
             self.dtypes: dict[str, tf.DType] = self._reader.get_variable_to_dtype_map()
             index_check.check_tensors(prefix, self.shapes, self.dtypes)
-        except (ValueError, OSError, MemoryError, tf.errors.OpError) as error:
+        except (ValueError, OSError, tf.errors.OpError) as error:
+            if out_of_memory.reason_of(error) is not None:
+                raise
             reason = f"TensorFlow cannot read it: {first_line(error)}"
             raise DamagedCheckpointError(reason) from error
 
@@ -127,6 +129,8 @@ class TensorFiles:
         try:
             return read()
         except (ValueError, RuntimeError, tf.errors.OpError) as error:
+            if out_of_memory.reason_of(error) is not None:
+                raise
             folder, name = os.path.split(self._prefix)
             if not files.exists(folder):
                 raise DeletedCheckpointError(folder) from error

@@ -34,6 +34,7 @@ def main() -> int:
     ways = ", ".join(killer.FORMS)
     parser.add_argument("--only", default=",".join(killer.FORMS), help=f"with commas: {ways}")
     parser.add_argument("--no_damage", action="store_true", help="damages no files")
+    parser.add_argument("--phases", default="", help="with commas: only these, such as save")
     flags = parser.parse_args()
     names = flags.only.split(",")
     if unknown := [name for name in names if name not in killer.FORMS]:
@@ -42,7 +43,11 @@ def main() -> int:
     for name in names:
         with tempfile.TemporaryDirectory() as folder:
             one = killer.Killer(
-                killer.FORMS[name], Path(folder), seed=flags.seed, damages=not flags.no_damage
+                killer.FORMS[name],
+                Path(folder),
+                seed=flags.seed,
+                damages=not flags.no_damage,
+                phases=tuple(filter(None, flags.phases.split(","))),
             )
             try:
                 one.run(flags.kills)

@@ -59,6 +59,10 @@ FORMS = {
     "mesh_of_two_processes": Form(
         _set("mesh_sharded", "mesh=data:2", "rules=data", "xla=none"), processes=2
     ),
+    "four_processes": Form(_set("data_parallel", "xla=none"), processes=4),
+    "mesh_of_four_processes": Form(
+        _set("mesh_sharded", "mesh=data:2;model:2", "rules=2d", "xla=none"), processes=4
+    ),
 }
 
 

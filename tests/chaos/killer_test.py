@@ -52,3 +52,12 @@ def test_an_unknown_way_to_execute_is_one_line() -> None:
     program = Path(killer.__file__).with_name("kill_runs.py")
     done = processes.run([str(program), "--only=nothing"])
     assert done.returncode == 2 and "--only has nothing; expected some of" in done.stderr
+
+
+@pytest.mark.slow
+def test_checkpoints_of_two_and_four_processes_that_are_killed_while_they_write() -> None:
+    """kill_writes.py does it at length."""
+    program = Path(killer.__file__).with_name("kill_writes.py")
+    done = processes.run([str(program), "--kills=3", "--seed=1"])
+    assert done.returncode == 0, done.stderr
+    assert "3 kills" in done.stdout and "no bit lost" in done.stdout

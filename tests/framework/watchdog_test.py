@@ -76,6 +76,36 @@ def test_repeated_signal_ends_a_wait_that_holds_the_lock(tmp_path: Path) -> None
     assert "SIGTERM was repeated" in process.communicate(timeout=60)[1]
 
 
+LIMITED = """
+import resource
+from tekso.framework import out_of_memory
+limit = out_of_memory.used_bytes() + {headroom}
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+with watchdog.watching(limit_s=60, program="it", path="/nowhere", advice="go on"):
+    with watchdog.waiting("step 2 of the devices"):
+        guard = open(f"/proc/self/task/{{os.getpid()}}/children").read().strip()
+        ignored = lambda: open(f"/proc/{{guard}}/status").read().split("SigIgn:")[1].split()[0]
+        while not int(ignored(), 16) & 2:  # it ignores SIGINT as soon as it watches
+            time.sleep(0.001)
+        {end}
+"""
+
+
+@pytest.mark.parametrize(
+    ("headroom", "end", "is_told"),
+    [(10**6, "os.abort()", True), (10**6, "pass", False), (10**10, "os.abort()", False)],
+)
+def test_a_crash_without_address_space_is_explained(
+    tmp_path: Path, headroom: int, end: str, is_told: bool
+) -> None:
+    code = LIMITED.format(headroom=headroom, end=end)
+    process = start(tmp_path, code, limit_s=0)  # the watchdog of the code watches
+    told = process.communicate(timeout=60)[1]
+    assert process.returncode == (-signal.SIGABRT if "abort" in end else 0)
+    assert ("it: the process ended without a message in step 2 of the devices" in told) == is_told
+    assert told.rstrip().endswith("; go on") == is_told
+
+
 def test_interruptible_wait_raises_and_nothing_is_left(tmp_path: Path) -> None:
     code = (
         "try:\n"

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
+from tekso.framework import out_of_memory
 from tekso.framework.context import StepContext
 from tekso.framework.layer import Layer
 from tekso.models.layers.linear import Linear
@@ -74,6 +75,27 @@ def test_a_mistake_of_a_user_is_shown_with_its_line(
         "    return {}['a']",
         "  --traceback prints the whole traceback",
     ]
+
+
+def test_too_little_memory_is_one_line_with_the_place(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = "import numpy\ndef f():\n    return numpy.zeros(2**57)\n"
+    theirs = written(tmp_path, "mine.layers", source)
+    place = f"  (at {tmp_path}/code.py:3, in f)"
+    lines = shown(theirs["f"], capsys)
+    assert lines[0].startswith(
+        "tekso-some: out of memory: Unable to allocate 1.00 EiB for an array"
+    )
+    assert lines[1:] == [place, "    return numpy.zeros(2**57)"]
+
+    def explained() -> None:
+        with out_of_memory.explaining(lambda: "after step 3", lambda: ", which resumes"):
+            theirs["f"]()
+
+    lines = shown(explained, capsys)
+    assert lines[0].startswith("tekso-some: out of memory after step 3: Unable to allocate 1.00")
+    assert lines[1] == place
 
 
 OWN = """

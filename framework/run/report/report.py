@@ -26,6 +26,7 @@ from tekso.framework.run.report.tensorboard import TensorBoardEvents
 from tekso.framework.run.time_use import TimeUse, valid
 from tekso.framework.task import Scored
 
+BEFORE_STEPS = "before the first step"
 _CURVES_EVERY_S = 20.0
 _CHECK_EVERY_S = 1.0
 _NO_FIGURES = (SPLIT, STEP, "eval_seconds", "elapsed_seconds", SECONDS)  # of a record
@@ -40,6 +41,9 @@ class Report:
       title: title of the run: the key of its experiment.
       steps: number of steps of the whole run.
       time_use: measures what the time is spent on; every record has its seconds.
+
+    Attributes:
+      phase: when something happens now; see `phase`.
     """
 
     def __init__(
@@ -58,6 +62,7 @@ class Report:
         self._weights = MetricsLog(logdir.file("weights.jsonl"))
         self._marks = MetricsLog(logdir.file("progress.jsonl"))
         self._events = TensorBoardEvents(logdir.events)
+        self.phase = BEFORE_STEPS
         self._seen = 0.0  # units that training has processed, in all processes of the run
         self._begin = time.perf_counter()
         self._drawn = time.perf_counter()  # short runs draw curves only at their end
@@ -192,6 +197,7 @@ class Report:
         Raises:
           LogdirLostError: the logdir was removed or replaced; it is checked once a second.
         """
+        self.phase = phase(step, doing)
         if time.perf_counter() - self._checked >= _CHECK_EVERY_S:
             self._checked = time.perf_counter()
             self._logdir.check()
@@ -209,12 +215,13 @@ class Report:
           references: bits per byte of other methods for comparison, {name: bits per byte}.
         """
         self._logdir.check()
-        picture = curves.draw(self._log.read(), title=self._title, references=references)
         try:
+            picture = curves.draw(self._log.read(), title=self._title, references=references)
             if picture is not None:
                 files.write_atomically(self._logdir.curves, picture)
-        except OSError as error:  # a failed picture must not end a run
-            self._console.line(f"cannot write {self._logdir.curves}: {error.strerror}", "warning")
+        except (OSError, MemoryError) as error:  # a failed picture must not end a run
+            reason = getattr(error, "strerror", None) or "out of memory"
+            self._console.line(f"cannot write {self._logdir.curves}: {reason}", "warning")
         self._drawn = time.perf_counter()
 
     def metrics(self) -> bytes:
@@ -240,6 +247,11 @@ class Report:
         self._marks.close()
         self._events.close()
         self._console.close()
+
+
+def phase(step: int, doing: str = "") -> str:
+    """Returns when something happens, for messages: "after step 3 (evaluating dev)"."""
+    return f"after step {step}" + (f" ({doing})" if doing else "")
 
 
 def _most_seconds(records: Sequence[Record]) -> Mapping[str, float]:

@@ -1,0 +1,106 @@
+"""Errors of an allocation without memory for it, and the limit of the address space."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import re
+import resource
+from collections.abc import Callable, Iterator
+
+_OF_LIBRARIES = re.compile(  # TensorFlow, XLA, and C++ in general
+    r"(OOM when allocating|[Oo]ut of memory|[Cc]annot allocate memory|std::bad_alloc)"
+    r".*?(?=\s*(\[Op:|\{\{|\[\[|\n|$))"
+)
+_MALLOC_ARENA_MAX = -8
+WHAT_TO_DO = "reduce the batch size or the model"
+
+
+class OutOfMemoryError(MemoryError):
+    """There is not enough memory; the text says for what, when, and what to do."""
+
+
+def reason_of(error: BaseException) -> str | None:
+    """Returns what could not be allocated; None for an error with another reason."""
+    text = str(getattr(error, "message", "") or error)
+    if isinstance(error, MemoryError):
+        return text.partition("\n")[0] or "no memory for an object of Python"
+    if isinstance(error, OSError):
+        return text if error.errno == errno.ENOMEM else None
+    if "can't start new thread" in text and limit_bytes() is not None:
+        return "no memory for the stack of a thread"
+    found = _OF_LIBRARIES.search(text)
+    return found[0].strip() if found else None
+
+
+def explained(error: BaseException, *, when: str = "", again: str = "") -> str | None:
+    """Returns the text about an error of memory; None for an error with another reason.
+
+    Args:
+      error: the error.
+      when: what the command was doing: "at step 3".
+      again: what follows "repeat the command".
+    """
+    if isinstance(error, OutOfMemoryError):
+        return str(error)
+    reason = reason_of(error)
+    if reason is None:
+        return None
+    first = f"out of memory {when}".rstrip()
+    limit = limit_bytes()
+    if limit is None:
+        return f"{first}: {reason}. {_sentence(WHAT_TO_DO)}, and repeat the command{again}"
+    return (
+        f"{first}: {reason}. {_sentence(limit_text(limit))}: increase the limit, or "
+        f"{WHAT_TO_DO}, and repeat the command{again}"
+    )
+
+
+@contextlib.contextmanager
+def explaining(when: Callable[[], str], again: Callable[[], str]) -> Iterator[None]:
+    """Converts errors of memory in the block to an OutOfMemoryError; see `explained`."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, OutOfMemoryError) or reason_of(error) is None:
+            raise
+        text = explained(error, when=when(), again=again())
+        raise OutOfMemoryError(text) from error
+
+
+def limit_bytes() -> int | None:
+    """Returns the limit of the address space (`ulimit -v`); None if there is none."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return None if limit == resource.RLIM_INFINITY else limit
+
+
+def used_bytes() -> int:
+    """Returns how much of its address space this process uses."""
+    try:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[0]) * resource.getpagesize()
+    except (OSError, ValueError):  # not Linux
+        return 0
+
+
+def limit_text(limit: int) -> str:
+    """Returns a text about the limit, and how much is in use."""
+    return (
+        f"the address space is limited to {limit / 1e6:,.0f} MB (ulimit -v), of which "
+        f"{used_bytes() / 1e6:,.0f} MB are in use"
+    )
+
+
+def save_address_space() -> None:
+    """Lets malloc reserve less address space, if it is limited.
+
+    Every arena reserves 64 MB, and there may be eight for each core.
+    """
+    if limit_bytes() is not None:
+        with contextlib.suppress(OSError, AttributeError):  # another C library than glibc
+            ctypes.CDLL(None).mallopt(_MALLOC_ARENA_MAX, 1)
+
+
+def _sentence(text: str) -> str:
+    return text[0].upper() + text[1:]
