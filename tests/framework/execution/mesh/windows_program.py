@@ -338,5 +338,6 @@ def main() -> None:
 
 if __name__ == "__main__":
     devices.setup_cpu(logical_devices=LAYOUT.mesh.size, threads_per_op=1)
+    devices.set_graph_optimizer(False)  # it takes longer than the ops themselves
     MESH = dtensor.create_mesh(list(LAYOUT.mesh.axes), devices=NAMES)
     main()
