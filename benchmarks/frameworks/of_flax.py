@@ -150,7 +150,7 @@ def build(workload: workloads.Workload, weights: Weights, variant: str) -> Built
     if isinstance(workload, workloads.BeamSearch):
         raise UnsupportedError("Flax has no beam search")
     if isinstance(workload, workloads.AmoebaNet):
-        raise UnsupportedError("AmoebaNet is compared with PyTorch only")
+        raise UnsupportedError("AmoebaNet is compared with PyTorch and Keras only")
     if isinstance(workload, workloads.Conformer | workloads.FrontEnd):
         raise UnsupportedError("speech is compared with PyTorch only")
     batch = workload.batch()

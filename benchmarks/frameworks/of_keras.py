@@ -12,6 +12,7 @@ from keras import layers, ops
 
 from benchmarks import workloads
 from benchmarks.frameworks import Built, UnsupportedError, Weights
+from benchmarks.frameworks.keras_amoebanet import AmoebaNet
 
 
 class _Table(layers.Layer):
@@ -136,8 +137,6 @@ def build(workload: workloads.Workload, weights: Weights, variant: str) -> Built
     """Returns the workload; the variant is "graph" or "xla"."""
     if isinstance(workload, workloads.BeamSearch):
         raise UnsupportedError("Keras has no beam search")
-    if isinstance(workload, workloads.AmoebaNet):
-        raise UnsupportedError("AmoebaNet is compared with PyTorch only")
     if isinstance(workload, workloads.Conformer | workloads.FrontEnd):
         raise UnsupportedError("speech is compared with PyTorch only")
     batch = workload.batch()
@@ -145,6 +144,8 @@ def build(workload: workloads.Workload, weights: Weights, variant: str) -> Built
         model, x = _transformer(workload, weights), batch["ids"]
     elif isinstance(workload, workloads.Lstm):
         model, x = _lstm(workload, weights), batch["ids"]
+    elif isinstance(workload, workloads.AmoebaNet):
+        model, x = AmoebaNet(workload, weights).model, batch["x"]
     else:
         model, x = _resnet(workload, weights), batch["x"]
     model.compile(

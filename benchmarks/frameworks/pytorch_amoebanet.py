@@ -10,19 +10,8 @@ from torch import nn
 
 from benchmarks import workloads
 from benchmarks.frameworks import Weights
+from benchmarks.frameworks.amoebanet_cells import OPERATIONS, OUTPUTS
 from benchmarks.frameworks.pytorch_modules import put
-
-NORMAL = (
-    *((1, "1x1"), (1, "max3"), (1, "none"), (0, "1x7_7x1"), (0, "1x1"), (0, "1x7_7x1")),
-    *((2, "max3"), (2, "none"), (1, "avg3"), (5, "1x1")),
-)
-REDUCTION = (
-    *((0, "max2"), (0, "max3"), (2, "none"), (1, "3x3"), (2, "1x7_7x1"), (2, "max3")),
-    *((3, "none"), (1, "max2"), (2, "avg3"), (3, "1x1")),
-)
-"""(state, operation) of the five sums of a cell."""
-
-OUTPUTS = {"normal": (0, 3, 4, 6), "reduction": (4, 5, 6)}
 
 
 class AmoebaNet(nn.Module):
@@ -67,7 +56,7 @@ class Cell(nn.Module):
         path: str,
     ) -> None:
         super().__init__()
-        self.table = NORMAL if kind == "normal" else REDUCTION
+        self.table = OPERATIONS[kind]
         self.outputs = OUTPUTS[kind]
         self.first = Unit(dims[1], dim, (1, 1), 1, weights, f"{path}/first")
         self.second: nn.Module = nn.Identity()
