@@ -120,8 +120,10 @@ class CaptionFiles(CaptionSource):
             elif not captions:
                 self.skips.add(Origin(path), "the image has no caption")
         if not self._paths:
+            left_out = f"; {self.skips.report}" if self.skips.report.count else ""
             raise InputError(
                 f"{self.describe()}: the split {split} has no image with a caption{self._hint()}"
+                f"{left_out}"
             )
 
     def _records(self, split: Split) -> Iterable[tuple[str, Sequence[Caption]]]:

@@ -128,6 +128,7 @@ class ImageArrays(ImageSource):
             return _read_npz(own)
         check_fractions(p)
         arrays = _read_npz(p.file)
+        _check_counts(p.file, arrays)
         fractions = held_out_fractions(p, "file")
         rows = slice(*part(len(arrays.get(LABELS, ())), split, *fractions))
         return {name: array[rows] for name, array in arrays.items()}
@@ -202,6 +203,21 @@ def as_labels(what: str, value: Any, count: int) -> npt.NDArray[np.int64]:
     if labels.min() < 0:
         raise InputError(f"{what}: label {labels.min()} is negative: number the classes from 0")
     return labels.astype(np.int64)
+
+
+def _check_counts(path: str, arrays: Mapping[str, np.ndarray]) -> None:
+    """Checks that there are as many labels as images, before both are split.
+
+    Raises:
+      InputError: there are not.
+    """
+    counts = {array.shape[:1] for array in arrays.values()}
+    if len(arrays) == 2 and (len(counts) > 1 or () in counts):
+        images, labels = (list(arrays[name].shape) for name in (IMAGES, LABELS))
+        raise InputError(
+            f"{path}: {IMAGES!r} is {images} and {LABELS!r} is {labels}, but there must be one "
+            "label per image"
+        )
 
 
 def _read_npz(path: str) -> dict[str, np.ndarray]:

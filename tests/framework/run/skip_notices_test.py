@@ -29,3 +29,14 @@ def test_every_skipped_record_is_shown_once_when_it_is_found() -> None:
     assert len(lines) == 2
     assert lines[1].startswith("input: 150 skipped\n  many, byte 0: damaged\n")
     assert lines[1].endswith("\n  … and 145 more")
+
+
+def test_records_of_several_sources_are_shown_whichever_comes_first() -> None:
+    one, other, lines = Skips(9, what="one"), Skips(9, what="other"), []
+    mixture: Any = SimpleNamespace(skipped=lambda: one.report + other.report)
+    notices = SkipNotices({"input": mixture}, lines.append)
+    other.add(Origin("other.png"), "damaged")
+    notices.show()
+    one.add(Origin("one.png"), "damaged")
+    notices.show()
+    assert lines == [f"input: 1 skipped\n  {name}.png: damaged" for name in ("other", "one")]

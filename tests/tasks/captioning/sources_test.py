@@ -138,6 +138,12 @@ def test_columns_of_a_table_must_fit(tmp_path: Path, params: Any, message: str) 
         table(tmp_path, "a.png\ta dog\ten\n", **params)
 
 
+def test_without_captions_the_error_names_what_was_left_out(tmp_path: Path) -> None:
+    reason = r"no image with a caption; 1 skipped\n.*has 2 columns, but needs 3"
+    with pytest.raises(InputError, match=reason):
+        table(tmp_path, "a.png\ta dog\n", languages=["en"], language_column=3)
+
+
 def test_a_table_that_is_no_text_is_named(tmp_path: Path) -> None:
     (tmp_path / "t.tsv").write_bytes(b"a.png\t\xff\n")
     with pytest.raises(InputError, match="not UTF-8 at byte 6"):

@@ -75,6 +75,18 @@ def test_wrong_arrays_are_named(images: Any, labels: Any, reason: str) -> None:
         of_arrays(images, labels)
 
 
+@pytest.mark.parametrize(("images", "labels"), [(10, 9), (9, 10), (10, None)])
+def test_an_npz_file_has_a_label_for_every_image(
+    tmp_path: Path, images: int, labels: int | None
+) -> None:
+    shape = [] if labels is None else [labels]
+    arrays = {"images": np.zeros((images, 2, 2), np.uint8), "labels": np.zeros(shape, np.int64)}
+    np.savez(tmp_path / "a.npz", **arrays)  # type: ignore[arg-type]
+    for split in ("train", "dev"):
+        with pytest.raises(InputError, match=rf"'images' is \[{images}, 2, 2\] and 'labels'"):
+            ImageArrays.Params(file=str(tmp_path / "a.npz")).instantiate(split=split)
+
+
 def test_a_damaged_npz_file_is_named(tmp_path: Path) -> None:
     path = tmp_path / "a.npz"
     path.write_bytes(b"PK\x03\x04 no archive")
