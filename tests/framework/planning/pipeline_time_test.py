@@ -51,10 +51,23 @@ def test_stages_run_side_by_side_if_there_are_cores() -> None:
     assert time(found).seconds == pytest.approx((M + 1) * 4.0)  # GPipe's bubble
     assert time(found).core_seconds == pytest.approx(2 * M * 4.0)
     assert time(found, cores=1).seconds == pytest.approx(2 * M * 4.0)
-    assert time(found, update=6.0).core_seconds == pytest.approx(2 * M * 4.0 + 6.0)
+    updated = time(found, update=6.0)
+    assert updated.core_seconds == pytest.approx(2 * M * 4.0 + 6.0)
+    sizes = [stage.weight_bytes for stage in found.stages]
+    share = max(sizes) / sum(sizes)
+    assert 0.5 < share < 1 and updated.seconds == pytest.approx((M + 1) * 4.0 + 6.0 * share)
     again = with_passes(mlp(schedule="gpipe", rematerialize="all"), equal, equal)
     # The last stage has no outputs, so it computes its forward pass once.
     assert time(again).core_seconds == pytest.approx(M * (5.0 + 4.0))
+
+
+def test_gradients_of_weights_fill_the_bubble_of_zero_bubble_schedules() -> None:
+    found = with_passes(mlp(schedule="zero_bubble_h1"), *[PassSeconds(1.0, 1.0, 2.0)] * 2)
+    other = with_passes(mlp(schedule="zero_bubble_h1"), *[PassSeconds(1.0, 2.0, 1.0)] * 2)
+    assert time(found).core_seconds == time(other).core_seconds == pytest.approx(2 * M * 4.0)
+    # The last stage waits for one forward pass, and then the first for one gradient of inputs.
+    assert time(found).seconds == pytest.approx(M * 4.0 + 1.0)
+    assert time(other).seconds == pytest.approx(M * 4.0 + 2.0)
 
 
 def test_calls_run_one_after_the_other() -> None:
