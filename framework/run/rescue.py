@@ -41,7 +41,7 @@ def run(job: Job, loop: TrainingLoop, report: Report, first_step: int) -> Outcom
 
 
 def _is_of_logdir(error: Exception, logdir: Logdir) -> bool:
-    """Whether an error means that the logdir is unusable, rather than that disk or memory is full."""
+    """Whether an error means that the logdir is unusable, not that there is no disk or memory."""
     if not isinstance(error, OSError):
         return True
     is_inside = str(error.filename or "").startswith(logdir.path + "/")
