@@ -1,4 +1,6 @@
-"""Computes the saved activations of each piece: bytes per micro-batch, without allocating any.
+"""Computes the saved activations of each piece, and the time of its passes, for a micro-batch.
+
+Nothing is allocated. Times are computed if the speed of this machine is given.
 
 A piece and its gradients are traced, and the graph is cut as the graph of a stage is cut: into
 forward pass, gradients of inputs, and gradients of weights. Pieces that share a trace
@@ -125,16 +127,24 @@ def saved_bytes(
       machine: speed of a core of this machine; None: times are not computed.
       fuse: compiles elementwise clusters.
     """
-    computed: set[str] = set()  # names of values that pieces have computed so far
+    computed = _computed_inputs(traces)
+    of_piece = {id(piece): names for piece, names in zip(pieces, computed, strict=True)}
 
     def find(piece: Piece, trace: PieceTrace, own: Mapping[str, WeightSpec], given: Flow) -> Any:
         size, learned = num_examples(batch), trained & own.keys()
         both = piece_gradients(piece, own, learned, given, trace, size, fuse=fuse)
-        found = _kept(both, given, trace, computed, machine)
-        computed.update(trace.writes)
-        return found
+        return _kept(both, given, trace, of_piece[id(piece)], machine)
 
-    return of_each(pieces, traces, specs, batch, find)
+    return of_each(pieces, traces, specs, batch, find, apart=computed)
+
+
+def _computed_inputs(traces: Sequence[PieceTrace]) -> list[frozenset[str]]:
+    """Returns the names of the inputs of each piece that earlier pieces have computed."""
+    found, written = [], set[str]()
+    for trace in traces:
+        found.append(trace.reads & written)
+        written.update(trace.writes)
+    return found
 
 
 def together(saved: Sequence[SavedBytes], *, least: float = 0.0) -> tuple[float, float]:
