@@ -19,15 +19,17 @@ class SkipNotices:
 
     def __init__(self, inputs: Mapping[str, Input], warn: Callable[[str], None]) -> None:
         self._inputs, self._warn = inputs, warn
-        self._shown = dict.fromkeys(inputs, 0)
+        self._shown = dict.fromkeys(inputs, SkipReport())
 
     def show(self) -> None:
         """Shows what was skipped since the last call."""
         for name, input in self._inputs.items():
             report, shown = input.skipped(), self._shown[name]
-            if report.count > shown:
-                self._shown[name] = report.count
-                self._warn(f"{name}: {SkipReport(report.count - shown, report.named[shown:])}")
+            if report.count > shown.count:
+                self._shown[name] = report
+                # The report of several sources has those of the first one first.
+                new = tuple(skip for skip in report.named if skip not in shown.named)
+                self._warn(f"{name}: {SkipReport(report.count - shown.count, new)}")
 
     @contextlib.contextmanager
     def around(self, first: int, last: int) -> Iterator[None]:
