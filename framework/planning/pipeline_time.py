@@ -57,9 +57,9 @@ class PipelineTime:
     """The time of a step.
 
     Attributes:
-      seconds: time that passes.
-      core_seconds: time of all cores together.
-      start_seconds: time of the calls among it.
+      seconds: elapsed time.
+      core_seconds: CPU time of all cores together.
+      start_seconds: the part of `core_seconds` in calls of functions from Python.
     """
 
     seconds: float
