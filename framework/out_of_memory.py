@@ -1,4 +1,13 @@
-"""Errors of an allocation without memory for it, and the limit of the address space."""
+"""Errors of an allocation without memory for it, and the limit of the address space.
+
+    reason_of      recognises such an error by type or text: Python, NumPy, the operating system,
+                   TensorFlow and XLA raise different ones, and those of checkpoints and files would
+                   otherwise be taken for damage
+    explaining     in a run: converts it to an OutOfMemoryError that says when, and what resumes
+    explained      the text; `tools/command_errors.py` prints it for all other commands
+
+If C++ code crashes instead, `watchdog_guard.py` reports it.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +23,7 @@ _OF_LIBRARIES = re.compile(  # TensorFlow, XLA, and C++ in general
     r".*?(?=\s*(\[Op:|\{\{|\[\[|\n|$))"
 )
 _MALLOC_ARENA_MAX = -8
-WHAT_TO_DO = "reduce the batch size or the model"
+_WHAT_TO_DO = "reduce the batch size or the model"
 
 
 class OutOfMemoryError(MemoryError):
@@ -50,10 +59,10 @@ def explained(error: BaseException, *, when: str = "", again: str = "") -> str |
     first = f"out of memory {when}".rstrip()
     limit = limit_bytes()
     if limit is None:
-        return f"{first}: {reason}. {_sentence(WHAT_TO_DO)}, and repeat the command{again}"
+        return f"{first}: {reason}. {_sentence(_WHAT_TO_DO)}, and repeat the command{again}"
     return (
         f"{first}: {reason}. {_sentence(limit_text(limit))}: increase the limit, or "
-        f"{WHAT_TO_DO}, and repeat the command{again}"
+        f"{_WHAT_TO_DO}, and repeat the command{again}"
     )
 
 

@@ -15,6 +15,8 @@ could then act, and no signal handler runs. So another process watches it:
 The handlers of these signals are functions of C (`faulthandler`, `_exit`), which need no lock. Only
 the interruption is an exception in Python: it lets the program save what it has.
 
+If the address space is limited, the guard also reports a crash for lack of it.
+
 A wait has a number of its own, so every new wait is progress. Time in which the process is
 suspended does not count. After SIGINT or SIGTERM, a wait may last half a minute, or twice as long
 as the longest wait so far.

@@ -1,5 +1,8 @@
 """The process that watches another one for its watchdog; see `watchdog.py`.
 
+It ends a process whose wait lasts too long. If the process itself ends without ending its guard,
+and had used most of a limited address space, the guard writes that this is probably the reason.
+
 It imports nothing of Tekso, so that it starts in milliseconds and needs little memory.
 """
 
@@ -103,13 +106,14 @@ def main() -> None:
     """Watches the parent process until it ends."""
     about = json.loads(sys.argv[1])
     pid, memory, signals = about["pid"], about["memory"], about["signals"]
-    peak, limit = address_space_peak(pid), about["address_space"]
+    peak, limit = _address_space_peak(pid), about["address_space"]
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # they are for the parent
         signal.signal(number, signal.SIG_IGN)
     guard = Guard(lambda: read_waits(os.pread(memory, SLOT.size * SLOTS, 0)))
     before = time.monotonic()
     while True:
-        peak = max(peak, address_space_peak(pid)) if limit else 0
+        # It is read all the time, because the kernel does not know it of a process that has ended.
+        peak = max(peak, _address_space_peak(pid)) if limit else 0
         readable, _, _ = select.select([signals], [], [], _POLL_LIMITED_S if limit else POLL_S)
         received = os.read(signals, 64) if readable else b""
         if os.getppid() != pid or (readable and not received):  # it ended without ending the guard
@@ -127,7 +131,7 @@ def main() -> None:
                 return
 
 
-def address_space_peak(pid: int) -> int:
+def _address_space_peak(pid: int) -> int:
     """Returns the peak of the address space of a process in bytes; 0 if it is unknown."""
     try:
         with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:

@@ -146,6 +146,14 @@ def free_addresses(count: int) -> list[str]:
     return [f"localhost:{port}" for port in ports]
 
 
+def wait_for(*started: processes.Process) -> None:
+    """Waits until all processes have ended without an error."""
+    deadline = time.monotonic() + DEADLINE_S
+    for process in started:
+        _, errors = process.communicate(timeout=max(0.1, deadline - time.monotonic()))
+        assert process.returncode == 0, errors[-3000:]
+
+
 class Trainer:
     """A process of the trainer."""
 

@@ -4,6 +4,7 @@
   sentence.
 - An error in the user's own code, or caused by values that this code passes to a layer or to
   TensorFlow: the message, the line of code and the layer.
+- Too little memory, whatever raises it: what was allocated, and what to do.
 - Any other error may be a bug in Tekso: the message and the line of code. The whole traceback is
   written to a file.
 """
@@ -67,10 +68,10 @@ def run(program: str, action: Callable[[], int], *, show_traceback: bool = False
         return FAILED
     except Exception as error:
         of_graph, place = _graph_error(error)
-        cause = error.__cause__ or error
         if show_traceback:
             traceback.print_exc()
         elif (text := out_of_memory.explained(error)) is not None:
+            cause = error.__cause__ or error  # of an OutOfMemoryError
             _report(program, f"{text}{_graph_error(cause)[1] or _places(cause)}")
         elif of_graph:
             _report(program, f"{type(error).__name__}: {of_graph}{place}\n{_MORE}")

@@ -6,7 +6,7 @@ The speeds are those of one core, or of all cores if one op at a time uses them.
                             bandwidth for as many bytes
     convolution             operations / rate at its operations per byte
     copy                    bytes read and written / bandwidth
-    exponential, …          elements / rate
+    exponential, …          elements / rate, or as any other op, whichever is longer
     other                   bytes read and written / bandwidth for as many bytes
     cluster of XLA          bytes that its loops read and write, as above, plus the elements of
                             their ops

@@ -107,6 +107,8 @@ def of_each(
     specs: Mapping[str, WeightSpec],
     batch: Signature,
     find: Callable[[Piece, PieceTrace, dict[str, WeightSpec], Flow], T],
+    *,
+    apart: Sequence[Any] | None = None,
 ) -> list[T]:
     """Returns the result of `find` for every piece; it runs once for pieces with the same trace.
 
@@ -117,16 +119,18 @@ def of_each(
       batch: signature of a micro-batch.
       find: called as `find(piece, trace, own, given)` with the specs of the weights and of the
         values of the flow that the piece reads.
+      apart: a value for each piece; pieces with other values have results of their own.
     """
     flow, paths = flow_of(batch), sorted(specs)
-    known: dict[int, T] = {}
-    for piece, trace in zip(pieces, traces, strict=True):
-        if id(trace) not in known:
+    known: dict[Any, T] = {}
+    keys = list(zip(map(id, traces), apart or [None] * len(traces), strict=True))
+    for piece, trace, key in zip(pieces, traces, keys, strict=True):
+        if key not in known:
             own = {path: rows_of(specs[path], piece.rows) for path in piece.weights(paths)}
             given = {name: flow[name] for name in sorted(flow) if name in trace.reads}
-            known[id(trace)] = find(piece, trace, own, given)
+            known[key] = find(piece, trace, own, given)
         flow = {**flow, **trace.writes}
-    return [known[id(trace)] for trace in traces]
+    return [known[key] for key in keys]
 
 
 def _kind(piece: Piece, own: Mapping[str, WeightSpec], flow: Flow) -> Any:

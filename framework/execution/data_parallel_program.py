@@ -346,9 +346,9 @@ class DataParallelProgram(ExecutionProgram):
         own: dict[str, tuple[Any, Any]] = self._eval(placed, first, size)
         if self._processes.size == 1:
             return own
-        # These sums are not in the program: a process may trace it when others do not. If a layer
-        # sums in it, such as a loss over all examples, their batches have the same dims but for
-        # the number of examples, and all trace it when the size of the global batch is new.
+        # These sums are not in the program, because a process may trace it when others do not. A
+        # program with a loss over all examples has sums in it: its batches differ only in their
+        # number of examples, and the size of the global batch makes all processes trace it at once.
         sums = self._processes.of_numbers([float(x) for x in tf.nest.flatten(own)])
         packed: dict[str, tuple[Any, Any]] = tf.nest.pack_sequence_as(own, sums)
         return packed

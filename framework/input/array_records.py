@@ -15,7 +15,7 @@ import numpy as np
 from tekso.framework import files
 from tekso.framework.input.line_index import Chosen
 from tekso.framework.input.record_files import RecordFiles
-from tekso.framework.input.skips import BadRecordError, InputError, Origin
+from tekso.framework.input.skips import BadRecordError, InputError, Origin, first_line
 from tekso.framework.input.sources import Digest
 from tekso.framework.input.splits import Split, part
 from tekso.framework.input.text_files import FileChoice
@@ -90,7 +90,7 @@ class ArrayRecords(RecordFiles):
             files.read(path, 0, 1)  # the reader does not report a missing file
             count = int(self._reader(path).num_records())
         except (OSError, RuntimeError, ValueError) as error:
-            self.skips.add(Origin(path), getattr(error, "strerror", None) or _first_line(error))
+            self.skips.add(Origin(path), getattr(error, "strerror", None) or _reason(error))
             return 0
         if count > _RECORDS_A_BYTE * files.size_bytes(path):
             self.skips.add(Origin(path), f"damaged: it cannot have {count} records")
@@ -122,7 +122,7 @@ class ArrayRecords(RecordFiles):
         try:
             (record,) = self._reader(origin.file).read([number])
         except (RuntimeError, ValueError) as error:
-            raise BadRecordError(origin, _first_line(error)) from error
+            raise BadRecordError(origin, _reason(error)) from error
         return self._record(record, origin)
 
     def _read_all(self) -> Iterator[tuple[Origin, Any]]:
@@ -169,5 +169,5 @@ def _reader(path: str) -> Any:
     return array_record_module.ArrayRecordReader(path, options)
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).partition("; at byte")[0].partition("\n")[0]
+def _reason(error: Exception) -> str:
+    return first_line(error).partition("; at byte")[0]

@@ -55,6 +55,11 @@ def reason_of(error: Exception) -> str:
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
+def first_line(error: Exception) -> str:
+    """Returns the first line of the text of an error, or its type if it has none."""
+    return str(error).strip().partition("\n")[0] or type(error).__name__
+
+
 @dataclasses.dataclass(frozen=True)
 class Skip:
     """One skipped file or record, at an `Origin`."""

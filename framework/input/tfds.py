@@ -10,7 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from tekso.framework.input.skips import BadRecordError, InputError, Origin, reason_of
+from tekso.framework.input.skips import (
+    BadRecordError,
+    InputError,
+    Origin,
+    first_line,
+    reason_of,
+)
 from tekso.framework.input.sources import Source, digest
 from tekso.framework.input.splits import Split
 from tekso.framework.input.tfds_shards import TfdsShards
@@ -161,7 +167,7 @@ class Tfds(Source):
         except BadRecordError as error:  # with the file and the byte
             return BadRecordError(self.origin(index), str(error))
         except (DecodeError, KeyError, RuntimeError, ValueError) as error:
-            return BadRecordError(self.origin(index), f"it cannot be read: {_first_line(error)}")
+            return BadRecordError(self.origin(index), f"it cannot be read: {first_line(error)}")
         return self._record(example, index)
 
     def _read_all(self) -> Iterator[tuple[Origin, Any]]:
@@ -219,10 +225,6 @@ def _rows(examples: dict[str, np.ndarray]) -> Iterator[dict[str, Any]]:
         yield dict(zip(examples, values, strict=True))
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0] or type(error).__name__
-
-
 def _builder(name: str, data_dir: str | None, setting: str) -> Any:
     import tensorflow_datasets as tfds
 
@@ -233,9 +235,8 @@ def _builder(name: str, data_dir: str | None, setting: str) -> Any:
         close = difflib.get_close_matches(name, known, n=3)
         hint = f"; did you mean {', '.join(close)}?" if close else ""
         where = f" in {data_dir}" if data_dir else ""
-        first_line = str(error).strip().partition("\n")[0]
         raise InputError(
-            f"TFDS has no data set {name!r}{where}{hint or f': {first_line}'}"
+            f"TFDS has no data set {name!r}{where}{hint or f': {first_line(error)}'}"
         ) from error
     if not _is_prepared(builder):
         argument = f", data_dir={data_dir!r}" if data_dir else ""

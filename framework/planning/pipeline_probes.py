@@ -1,7 +1,13 @@
-"""Probes of what a pipeline adds to a step: training steps of models with next to no work.
+"""Measures what the host needs to start the work of a pipeline; a program, see `pipeline_time.py`.
 
-A model is a chain of links, one for each stage, with weights of four elements. What a step takes
-then is the time in which the host calls the functions of the stages.
+It trains chains of links, one for each stage, whose weights have four elements. Nearly nothing is
+computed, so the CPU time of a step is that of the calls. With S stages, M micro-batches and W
+weights of each stage, it is
+
+    step_s + S (stage_s + W weight_s) + 2 S M (action_s + W argument_s)
+
+because a micro-batch has two actions for each stage, forward and backward. Real pipelines are
+measured, since their calls are spread over the engine, the step and TensorFlow.
 """
 
 from __future__ import annotations
@@ -28,12 +34,10 @@ from tekso.framework.task import Batch, LossSums, Task
 from tekso.framework.theta import Theta
 
 _WIDTH = 4
-
-
 _EXAMPLES = 64
 _SHAPES = ((2, 1, 1), (2, 8, 1), (2, 1, 9), (2, 8, 9), (4, 1, 1))
-"""(stages, micro-batches, weights of a stage)."""
-_STEPS = 8
+"""(stages, micro-batches, weights of a stage): as many as there are unknown times."""
+_STEPS = 8  # between two readings of the clock
 _REPEATS = 4
 
 
@@ -47,13 +51,16 @@ def main() -> None:
 def starts_of(times: dict[tuple[int, int, int], float]) -> dict[str, float]:
     """Returns the fields of `PipelineStarts` from the times of the steps of `_SHAPES`.
 
-    A micro-batch has two actions for each stage, forward and backward.
+    It solves the equations of the module's docstring, one unknown after the other, so that noise
+    makes none negative.
     """
     small, long, wide, both, deep = (times[shape] for shape in _SHAPES)
+    # `long` has 7 more micro-batches than `small`, of 4 actions each; `wide` has 8 more weights in
+    # each of 2 stages; `deep` has 2 more stages.
     of_argument = max(0.0, (both - long - wide + small) / (4 * 7 * 8))
     of_action = max(0.0, (long - small) / (4 * 7) - of_argument)
     of_weight = max(0.0, (wide - small) / (2 * 8) - 2 * of_argument)
-    action = of_action + of_argument
+    action = of_action + of_argument  # with its one weight
     of_stage = max(0.0, (deep - small - 4 * action - 2 * of_weight) / 2)
     rest = small - 2 * of_stage - 4 * action - 2 * of_weight
     return {

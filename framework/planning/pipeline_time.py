@@ -1,12 +1,15 @@
 """Estimates the time of a step of a pipeline whose stages run on the cores of this machine.
 
-    action      ops of a pass of the stage, and the call of its function from Python
+    action      ops of a pass of the stage (`PassSeconds`), and the call of its function from Python
     schedule    simulated with these times: a device for each stage
     step        the schedule, the update of the stage that has most weights, and calls for every
                 stage and weight
 
 Devices share the cores, and only one thread at a time runs Python. So a schedule takes at least its
 CPU time divided by the number of cores, and at least the time of all its calls.
+
+`saved_bytes.py` prices the passes with the speeds of `costs/`; `pipeline_probes.py` measures the
+calls.
 """
 
 from __future__ import annotations
@@ -54,9 +57,9 @@ class PipelineTime:
     """The time of a step.
 
     Attributes:
-      seconds: time that passes.
-      core_seconds: time of all cores together.
-      start_seconds: time of the calls among it.
+      seconds: elapsed time.
+      core_seconds: CPU time of all cores together.
+      start_seconds: the part of `core_seconds` in calls of functions from Python.
     """
 
     seconds: float
@@ -71,13 +74,11 @@ def measured_starts() -> PipelineStarts:
     Raises:
       ExecutionError: the process of the probes ended with an error.
     """
-    return PipelineStarts(
-        **this_machine.stored("pipeline", lambda: this_machine.printed_by(_PROBES), _fields)
-    )
+    return this_machine.stored("pipeline", lambda: this_machine.printed_by(_PROBES), _of_record)
 
 
-def _fields(values: dict[str, float]) -> dict[str, float]:
-    return {field.name: float(values[field.name]) for field in dataclasses.fields(PipelineStarts)}
+def _of_record(values: dict[str, float]) -> PipelineStarts:
+    return PipelineStarts(*(float(values[f.name]) for f in dataclasses.fields(PipelineStarts)))
 
 
 def pipeline_time(
@@ -96,6 +97,9 @@ def pipeline_time(
       machine: speed of a core.
       update_s: time of the ops of the update of all weights.
       cores: number of cores.
+
+    Raises:
+      ValueError: the figures have no times, because they were computed without a machine.
     """
     plan, times, calls = figures.plan, {}, {}
     for stage in figures.stages:
@@ -107,15 +111,15 @@ def pipeline_time(
     makespan = simulate(actions, num_devices=plan.num_devices, durations=times).makespan
     repeats = plan.num_replicas * plan.num_parts
     work = repeats * math.fsum(times[a.stage, a.kind] for a in actions)
-    called = repeats * math.fsum(calls[a.stage, a.kind] for a in actions)
+    in_calls = repeats * math.fsum(calls[a.stage, a.kind] for a in actions)
     weights = sum(len(stage.stage.weights) for stage in figures.stages)
     fixed = starts.step_s + plan.num_replicas * len(figures.stages) * starts.stage_s
     fixed += weights * starts.weight_s
     total = math.fsum(stage.weight_bytes for stage in figures.stages) or 1.0
-    largest = max(stage.weight_bytes for stage in figures.stages) / total
-    passes = max(plan.num_parts * makespan, work / cores, called)
-    updated = update_s * max(largest, 1.0 / cores)
-    return PipelineTime(passes + updated + fixed, work + update_s + fixed, called + fixed)
+    largest_share = max(stage.weight_bytes for stage in figures.stages) / total
+    schedule = max(plan.num_parts * makespan, work / cores, in_calls)
+    update = update_s * max(largest_share, 1.0 / cores)
+    return PipelineTime(schedule + update + fixed, work + update_s + fixed, in_calls + fixed)
 
 
 def _ops_seconds(

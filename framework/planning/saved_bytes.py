@@ -1,4 +1,6 @@
-"""Computes the saved activations of each piece: bytes per micro-batch, without allocating any.
+"""Computes the saved activations of each piece, and the time of its passes, for a micro-batch.
+
+Nothing is allocated. Times are computed if the speed of this machine is given.
 
 A piece and its gradients are traced, and the graph is cut as the graph of a stage is cut: into
 forward pass, gradients of inputs, and gradients of weights. Pieces that share a trace
@@ -125,16 +127,24 @@ def saved_bytes(
       machine: speed of a core of this machine; None: times are not computed.
       fuse: compiles elementwise clusters.
     """
-    made: set[str] = set()  # names of values that pieces have computed so far
+    computed = _computed_inputs(traces)
+    of_piece = {id(piece): names for piece, names in zip(pieces, computed, strict=True)}
 
     def find(piece: Piece, trace: PieceTrace, own: Mapping[str, WeightSpec], given: Flow) -> Any:
         size, learned = num_examples(batch), trained & own.keys()
         both = piece_gradients(piece, own, learned, given, trace, size, fuse=fuse)
-        found = _kept(both, given, trace, made, machine)
-        made.update(trace.writes)
-        return found
+        return _kept(both, given, trace, of_piece[id(piece)], machine)
 
-    return of_each(pieces, traces, specs, batch, find)
+    return of_each(pieces, traces, specs, batch, find, apart=computed)
+
+
+def _computed_inputs(traces: Sequence[PieceTrace]) -> list[frozenset[str]]:
+    """Returns the names of the inputs of each piece that earlier pieces have computed."""
+    found, written = [], set[str]()
+    for trace in traces:
+        found.append(trace.reads & written)
+        written.update(trace.writes)
+    return found
 
 
 def together(saved: Sequence[SavedBytes], *, least: float = 0.0) -> tuple[float, float]:
@@ -219,7 +229,7 @@ def _kept(
     both: PieceGradients,
     given: Flow,
     trace: PieceTrace,
-    made: Set[str],
+    computed: Set[str],
     machine: MachineSpeed | None,
 ) -> SavedBytes:
     signature = [*both.weights, *both.inputs, *both.seeds]
@@ -246,17 +256,17 @@ def _kept(
     written = {name: nest for name, nest in trace.writes.items() if name not in (LOSS_SUM, METRICS)}
     roots = [same[tensor.name].name for tensor in outputs[:-1]]  # the last is the loss
     seeds = [t for t in cut.late if t.shape.rank]
+    seconds = None
+    if machine is not None:
+        gradients = of_weights, _of_computed(of_inputs, given, computed)
+        seconds = _seconds(cut, concrete, outputs, gradients, machine)
     return SavedBytes(
         _bytes(cut.saved_for(concrete.outputs), names, same, trace),
         _bytes(halves, names, same, trace),
         {leaf: names.get(root, root) for leaf, root in zip(_leaves(written), roots, strict=True)},
         _working(cut, concrete, of_inputs, seeds, least=0.0),
         _working(cut, concrete, of_inputs, seeds, least=COUNTED_BYTES),
-        None
-        if machine is None
-        else _seconds(
-            cut, concrete, outputs, (of_weights, _of_made(of_inputs, given, made)), machine
-        ),
+        seconds,
     )
 
 
@@ -267,6 +277,7 @@ def _seconds(
     gradients: tuple[Sequence[Any], Sequence[Any]],
     machine: MachineSpeed,
 ) -> PassSeconds:
+    """Returns the time of the passes; `gradients` are those of weights, and those of inputs."""
     graph = concrete.graph
     there, same = _given_to_backward(cut, concrete), _same_memory(graph)
     of_weights, of_inputs = gradients
@@ -285,10 +296,10 @@ def _seconds(
     return PassSeconds(*(seconds_of(graph, ops, machine) for ops in chosen))
 
 
-def _of_made(gradients: Sequence[Any], given: Flow, made: Set[str]) -> list[Any]:
+def _of_computed(gradients: Sequence[Any], given: Flow, computed: Set[str]) -> list[Any]:
     """Returns the gradients of inputs that pieces have computed; a batch gets none."""
     names = [n for n, nest in given.items() for leaf in tensors(nest) if leaf.dtype.is_floating]
-    return [g for g, name in zip(gradients, names, strict=True) if name in made]
+    return [g for g, name in zip(gradients, names, strict=True) if name in computed]
 
 
 def _given_to_backward(cut: GraphCut, concrete: Any) -> set[str]:

@@ -41,12 +41,12 @@ def run(job: Job, loop: TrainingLoop, report: Report, first_step: int) -> Outcom
 
 
 def _is_of_logdir(error: Exception, logdir: Logdir) -> bool:
-    """Whether an error means that the logdir cannot be used, rather than that a disk is full."""
+    """Whether an error means that the logdir is unusable, not that there is no disk or memory."""
     if not isinstance(error, OSError):
         return True
     is_inside = str(error.filename or "").startswith(logdir.path + "/")
-    is_of_files = out_of_space.code_of(error) is None and out_of_memory.reason_of(error) is None
-    return is_inside and is_of_files
+    of_disk = out_of_space.code_of(error) is not None
+    return is_inside and not of_disk and out_of_memory.reason_of(error) is None
 
 
 def _save(job: Job, loop: TrainingLoop, report: Report) -> str:

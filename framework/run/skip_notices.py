@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping
 
 from tekso.framework.input.input import Input
-from tekso.framework.input.skips import Skip, SkipReport
+from tekso.framework.input.skips import SkipReport
 
 
 class SkipNotices:
@@ -19,19 +19,17 @@ class SkipNotices:
 
     def __init__(self, inputs: Mapping[str, Input], warn: Callable[[str], None]) -> None:
         self._inputs, self._warn = inputs, warn
-        self._counts = dict.fromkeys(inputs, 0)
-        self._named: dict[str, set[Skip]] = {name: set() for name in inputs}
+        self._shown = dict.fromkeys(inputs, SkipReport())
 
     def show(self) -> None:
         """Shows what was skipped since the last call."""
         for name, input in self._inputs.items():
-            report, before = input.skipped(), self._counts[name]
-            if report.count > before:
-                # A mixture names what the first of its sources skipped first, whenever that was.
-                new = tuple(skip for skip in report.named if skip not in self._named[name])
-                self._counts[name] = report.count
-                self._named[name].update(new)
-                self._warn(f"{name}: {SkipReport(report.count - before, new)}")
+            report, shown = input.skipped(), self._shown[name]
+            if report.count > shown.count:
+                self._shown[name] = report
+                # The report of several sources has those of the first one first.
+                new = tuple(skip for skip in report.named if skip not in shown.named)
+                self._warn(f"{name}: {SkipReport(report.count - shown.count, new)}")
 
     @contextlib.contextmanager
     def around(self, first: int, last: int) -> Iterator[None]:

@@ -11,6 +11,7 @@ import json
 import unittest.mock
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ import pytest
 
 from tekso.framework.execution.shards import of_arrays
 from tekso.framework.experiment import EarlyStopping, Run, Tree
+from tekso.framework.input.skips import Skip, SkipReport
 from tekso.framework.run import checkpoint_modes
 from tekso.framework.run.checkpoints import Checkpoints, Description
 from tekso.framework.run.logdir import Logdir
@@ -48,9 +50,10 @@ class FakeTask:
 
 
 class FakeParts:
+    eval_inputs: dict[str, Any] = {}  # noqa: RUF012
+
     def __init__(self) -> None:
         self.program, self.task = FakeProgram(), FakeTask()
-        self.eval_inputs: dict[str, Any] = {}
 
     def eval_batches(self) -> Any:
         return {"dev": lambda start: iter([{"x": np.zeros(2)}])}
@@ -71,7 +74,7 @@ class FakeJob:
         self.tree: Any = Tree.Params(task=task, run=run, eval_inputs={"dev": Run.Params()})
         self.logdir.experiment = lambda: (self.model, self.tree)  # type: ignore[method-assign]
 
-    def meet(self) -> Any:
+    def meet(self, *, checkpoint: str = "") -> Any:
         return contextlib.nullcontext(ProcessGroup())
 
     def assemble(self, group: ProcessGroup, *, trains: bool) -> FakeParts:
@@ -114,6 +117,20 @@ def test_checkpoints_are_evaluated_in_order_until_the_last_step(tmp_path: Path) 
         30: 3.0,
     }
     assert job.follow() == {10: 1.0, 20: 2.0, 30: 3.0}  # nothing is evaluated twice
+
+
+def test_skipped_records_are_shown_once_by_each_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job: Any = FakeJob(tmp_path, steps=20)
+    job.save(10, 20)
+    report = SkipReport(1, (Skip("a.png", None, "damaged"),))
+    monkeypatch.setattr(FakeParts, "eval_inputs", {"dev": SimpleNamespace(skipped=lambda: report)})
+    job.follow()
+    assert job.output.getvalue().count("warning: dev: 1 skipped\n  a.png: damaged") == 1
+    job.try_task = lambda parts, is_new: None
+    checkpoint_modes.evaluate(job, job.checkpoints().open("20"))
+    assert job.output.getvalue().count("warning: dev: 1 skipped\n  a.png: damaged") == 2
 
 
 def test_waits_for_the_first_checkpoint(tmp_path: Path) -> None:

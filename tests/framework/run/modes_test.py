@@ -1,4 +1,4 @@
-"""What training does and says before it builds anything slow."""
+"""What training does and says: before it builds anything slow, and about faults of its input."""
 
 from __future__ import annotations
 
@@ -9,15 +9,66 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
+from small_tasks import Flowers, classifier
 
+from tekso.framework.execution import DataParallel
 from tekso.framework.execution.shards import of_arrays
 from tekso.framework.exit_codes import ExitCode
+from tekso.framework.experiment import Run, Tree
+from tekso.framework.input.skips import Origin, SkipReport, Skips
+from tekso.framework.learner import Learner
+from tekso.framework.optimizers.sgd import SGD
+from tekso.framework.out_of_memory import OutOfMemoryError
 from tekso.framework.run import modes
 from tekso.framework.run.checkpoints import Checkpoints, Description
 from tekso.framework.run.job import Job
 from tekso.framework.run.logdir import Logdir
 from tekso.framework.run.report.console import PlainConsole
+from tekso.framework.schedules import Constant
 from tekso.params.lm.python_source import Tiny
+
+
+class Faulty(Flowers):
+    """Skips an example of its third batch; there is no memory for the fifth."""
+
+    class Params(Flowers.Params):
+        """Params of Faulty."""
+
+    def __init__(self, params: Any, **kwargs: Any) -> None:
+        super().__init__(params, **kwargs)
+        self._skips = Skips(9, what="flowers")
+
+    def batch(self, step: int) -> Any:
+        """See Flowers."""
+        if step == 2:
+            self._skips.add(Origin("flowers", 7, "record"), "damaged")
+        if step == 4:
+            raise MemoryError("Unable to allocate 9 GiB")
+        return super().batch(step)
+
+    def skipped(self) -> SkipReport:
+        """See Input."""
+        return self._skips.report
+
+
+def test_faults_of_the_input_are_shown_during_the_run(tmp_path: Path) -> None:
+    tree = Tree.Params(
+        task=classifier(3),
+        learner=Learner.Params(optimizer=SGD.Params(), schedule=Constant.Params(value=0.1)),
+        input=Faulty.Params(batch_size=4),
+        execution=DataParallel.Params(towers=1, xla="none"),
+        run=Run.Params(steps=6),
+    )
+    output = io.StringIO()
+    job = Job(
+        model="a.B", tree=tree, registered=tree.copy(), logdir=Logdir(str(tmp_path)),
+        console=PlainConsole(output),
+    )  # fmt: skip
+    with pytest.raises(OutOfMemoryError) as caught:
+        modes.train(job)
+    assert str(caught.value).startswith("out of memory after step 4: Unable to allocate 9 GiB. ")
+    assert output.getvalue().count("warning: input: 1 skipped\n  flowers, record 7: dam") == 1
 
 
 def test_a_run_that_is_past_its_last_step_stays_as_it_is(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -36,13 +35,6 @@ def trainer(logdir: Path, *flags: str) -> processes.Process:
     )
 
 
-def ended(*started: processes.Process) -> None:
-    deadline = time.monotonic() + clusters.DEADLINE_S
-    for process in started:
-        _, errors = process.communicate(timeout=max(0.1, deadline - time.monotonic()))
-        assert process.returncode == 0, errors[-3000:]
-
-
 def figures(logdir: Path) -> dict[tuple[int, str], dict[str, float]]:
     """Returns losses and metrics of the tasks by step and split."""
     records = [json.loads(line) for line in (logdir / "metrics.jsonl").read_text().splitlines()]
@@ -61,7 +53,7 @@ def figures(logdir: Path) -> dict[tuple[int, str], dict[str, float]]:
 def alone(request: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
     """The logdir of one process, and its settings."""
     logdir = tmp_path_factory.mktemp("alone")
-    ended(trainer(logdir, *request.param))
+    clusters.wait_for(trainer(logdir, *request.param))
     return logdir, request.param
 
 
@@ -76,7 +68,7 @@ def assert_equal(logdir: Path, alone: Path, tolerance: float) -> None:
 def test_two_processes_compute_what_one_does(alone: tuple[Path, list[str]], tmp_path: Path) -> None:
     logdir, settings = alone
     cluster = f"--cluster={','.join(clusters.free_addresses(2))}"
-    ended(*(trainer(tmp_path, *settings, cluster, f"--process={i}") for i in range(2)))
+    clusters.wait_for(*(trainer(tmp_path, *settings, cluster, f"--process={i}") for i in range(2)))
     assert_equal(tmp_path, logdir, 1e-5)  # sums over processes have another order
 
 
@@ -101,5 +93,5 @@ def test_a_parameter_server_and_one_worker_compute_what_one_process_does(
         f"--set=execution.updates.workers=['{worker}']",
         f"--set=execution.updates.parameter_servers=['{server}']",
     ]
-    ended(trainer(tmp_path, *settings, *updates))
+    clusters.wait_for(trainer(tmp_path, *settings, *updates))
     assert_equal(tmp_path, logdir, 1e-6)
