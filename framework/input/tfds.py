@@ -165,7 +165,7 @@ class Tfds(Source):
         return self._record(example, index)
 
     def _read_all(self) -> Iterator[tuple[Origin, Any]]:
-        if self._format == "array_record":
+        if self._format == "array_record" or not self._is_complete():
             yield from super()._read_all()
             return
         import tensorflow as tf
@@ -198,6 +198,10 @@ class Tfds(Source):
                 f"{self.describe()}, split {self._split}: record {index} cannot be read: "
                 f"{error.message}. Prepare the data set again."
             ) from error
+
+    def _is_complete(self) -> bool:
+        """Returns whether no file lacks records: TFDS would go on with those of the next file."""
+        return self._serialized is None or self._serialized.is_complete
 
     def _record(self, example: dict[str, Any], index: int) -> Any:
         """Returns the record of an example; a BadRecordError if it is malformed."""

@@ -154,3 +154,23 @@ def test_a_damaged_record_is_named_with_its_file(data_dir: Path) -> None:
         assert "is truncated by the end of the file" in str(input.skipped())
     finally:
         path.write_bytes(whole)
+
+
+@pytest.mark.parametrize("data_dir", ["tfrecord"], indirect=True)
+def test_a_file_that_lacks_its_last_records_does_not_shift_those_of_the_next(
+    data_dir: Path,
+) -> None:
+    (path,) = data_dir.glob("**/*-train.tfrecord-*")
+    whole = path.read_bytes()
+    offsets = walk(io.BytesIO(whole), len(whole)).offsets
+    source = images(data_dir, "train+damaged", max_skipped=3).source
+    wanted = [record.label for _, record in source.instantiate().records()]
+    assert len(wanted) == 2 * COUNT
+    try:
+        path.write_bytes(whole[: offsets[-3]])
+        short = source.instantiate()
+        found = {origin.offset: record.label for origin, record in short.records()}
+        assert found == {i: wanted[i] for i in range(2 * COUNT) if not COUNT - 3 <= i < COUNT}
+        assert f"{path}, byte {offsets[-3]}: only {COUNT - 3} records" in str(short.skipped())
+    finally:
+        path.write_bytes(whole)
