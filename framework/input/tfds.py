@@ -160,7 +160,7 @@ class Tfds(Source):
             )
         except BadRecordError as error:  # with the file and the byte
             return BadRecordError(self.origin(index), str(error))
-        except (DecodeError, KeyError, RuntimeError, ValueError) as error:
+        except (DecodeError, KeyError, OSError, RuntimeError, ValueError) as error:
             return BadRecordError(self.origin(index), f"it cannot be read: {_first_line(error)}")
         return self._record(example, index)
 

@@ -12,7 +12,8 @@ import pytest
 import tensorflow_datasets as tfds
 from input_parts import part_of
 
-from tekso.framework.input.skips import InputError
+from tekso.framework.input.skips import BadRecordError, InputError
+from tekso.framework.input.tfds import Tfds
 from tekso.framework.input.tfrecords import walk
 from tekso.tasks.image.input import Images
 from tekso.tasks.image.steps import Flip
@@ -110,6 +111,14 @@ def test_a_damaged_image_is_named_counted_and_replaced(data_dir: Path) -> None:
     assert str(skip) == "tiny_pictures/1.0.0/damaged, record 7: not an image in a known format"
     with pytest.raises(InputError, match=r"more than source\.max_skipped=0 are malformed"):
         images(data_dir, "damaged", max_skipped=0).instantiate().batch(0)
+
+
+def test_an_image_that_tfds_cannot_decode_is_a_malformed_record(data_dir: Path) -> None:
+    params = Tfds.Params(name="tiny_pictures", data_dir=str(data_dir), feature="")
+    source = params.set(splits={"train": "damaged"}).instantiate()
+    with pytest.raises(BadRecordError, match=rf"damaged, record {DAMAGED}: it cannot be read: "):
+        source[DAMAGED]
+    np.testing.assert_array_equal(source[DAMAGED + 1]["pixels"], PIXELS[DAMAGED + 1])
 
 
 def test_parts_are_rows_of_the_batch_of_one_process(data_dir: Path) -> None:
