@@ -85,7 +85,9 @@ def comparison(own: Arrays, other: Arrays) -> tuple[list[str], float]:
         if name.startswith((WEIGHTS, BATCH)):
             continue
         scale = max(float(np.abs(array).max()), 1e-3)
-        difference = float(np.abs(array - other[name]).max()) / scale
+        difference = float("inf")  # arrays of other shapes may not be broadcast
+        if other[name].shape == array.shape:
+            difference = float(np.abs(array - other[name]).max()) / scale
         mode, kind, *path = name.split("/", 2)
         of_kind = differences.setdefault(f"{mode} {kind}", {})
         of_kind["".join(path)] = difference if np.isfinite(difference) else float("inf")

@@ -13,13 +13,19 @@ import pytest
 PROGRAM = Path(dims_program.__file__)
 MOMENT = "learner/model/w/first_moment"
 BIAS = "learner/model/keys/b/first_moment"
+MEAN = "weights/model/norm/moving_mean"
 GRADIENT = np.array([[0.3, -0.2], [0.1, 0.4]])
 
 
 def results(**changes: Any) -> dict[str, Any]:
     found: dict[str, Any] = {
         "sums": {"step 0 loss": 2.0, "accuracy sum": 3.0},
-        "changes": {"weights/model/w": -GRADIENT, MOMENT: GRADIENT, BIAS: np.full(2, 1e-9)},
+        "changes": {
+            "weights/model/w": -GRADIENT,
+            MEAN: GRADIENT,
+            MOMENT: GRADIENT,
+            BIAS: np.full(2, 1e-9),
+        },
         "decoded": [{"text": "a", "score": -1.5}],
     }
     return {name: changes.get(name, value) for name, value in found.items()}
@@ -38,6 +44,8 @@ def changes(**of_keys: Any) -> dict[str, Any]:
         # The optimizer scales up a gradient that is zero but for rounding.
         (results(changes=changes(**{BIAS: np.full(2, -1e-9), "weights/model/w": GRADIENT})), ""),
         (results(changes=changes(**{MOMENT: np.full([2, 2], np.nan)})), MOMENT),
+        # Weights that no optimizer changes have no moments.
+        (results(changes=changes(**{MEAN: GRADIENT.T})), f"{MEAN} moved by 0.548"),
         (results(sums={"step 0 loss": 2.0, "accuracy sum": 4.0}), "accuracy sum 3 is 4"),
         (results(sums={"step 0 loss": 2.0001, "accuracy sum": 3.0}), ""),
         (results(decoded=[{"text": "b", "score": -1.5}]), "decoded"),

@@ -166,12 +166,12 @@ class Tfds(Source):
             )
         except BadRecordError as error:  # with the file and the byte
             return BadRecordError(self.origin(index), str(error))
-        except (DecodeError, KeyError, RuntimeError, ValueError) as error:
+        except (DecodeError, KeyError, OSError, RuntimeError, ValueError) as error:
             return BadRecordError(self.origin(index), f"it cannot be read: {first_line(error)}")
         return self._record(example, index)
 
     def _read_all(self) -> Iterator[tuple[Origin, Any]]:
-        if self._format == "array_record":
+        if self._format == "array_record" or not self._is_complete():
             yield from super()._read_all()
             return
         import tensorflow as tf
@@ -204,6 +204,10 @@ class Tfds(Source):
                 f"{self.describe()}, split {self._split}: record {index} cannot be read: "
                 f"{error.message}. Prepare the data set again."
             ) from error
+
+    def _is_complete(self) -> bool:
+        """Returns whether no file lacks records: TFDS would go on with those of the next file."""
+        return self._serialized is None or self._serialized.is_complete
 
     def _record(self, example: dict[str, Any], index: int) -> Any:
         """Returns the record of an example; a BadRecordError if it is malformed."""

@@ -36,6 +36,15 @@ class TfdsShards:
                 with files.open(path) as file:
                     self._frames[path] = walk(file, files.size_bytes(path))
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether every file has as many records as the data set says."""
+        counts = (len(self._frames[path].offsets) for path in self._paths)
+        return all(
+            count == one.examples_in_shard
+            for count, one in zip(counts, self._instructions, strict=True)
+        )
+
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
 

@@ -320,6 +320,8 @@ def test_arrays_are_compared_by_their_largest_elements() -> None:
     ]
     other["eval/logits"] = np.array([2.0, np.nan])
     assert image_gradients.comparison(own, other)[1] == np.inf
+    other["eval/logits"], other["train/gradients/b"] = own["eval/logits"], np.zeros(1)
+    assert image_gradients.comparison(own, other)[1] == np.inf
     with pytest.raises(KeyError):
         image_gradients.comparison({**own, "train/gradients/c": np.ones(1)}, other)
 

@@ -174,8 +174,10 @@ def live(folder: Path, size: int, drawn: random.Random) -> tuple[str, float]:
     addresses = tuple(clusters.free_addresses(size))
     received, sent = os.pipe()
     pids = [fork(lambda p=p: write(folder, addresses, p, sent)) for p in range(size)]
+    os.close(sent)
     for _ in range(size * drawn.randint(1, 3)):  # some checkpoints are complete
-        os.read(received, 1)
+        if not os.read(received, 1):  # nobody can write any more
+            raise AssertionError(f"exit codes {[ended(pid) for pid in pids]} before a checkpoint")
     complete = newest(folder)
     time.sleep(drawn.uniform(0.0, 0.15))
     killed = pids if drawn.random() < 0.25 else [drawn.choice(pids)]
@@ -186,7 +188,6 @@ def live(folder: Path, size: int, drawn: random.Random) -> tuple[str, float]:
     codes = [ended(pid) for pid in pids]
     seconds = time.monotonic() - begin
     os.close(received)
-    os.close(sent)
     wanted = [-signal.SIGKILL if pid in killed else LOST for pid in pids]
     if codes != wanted:
         raise AssertionError(f"exit codes {codes}, expected {wanted}")

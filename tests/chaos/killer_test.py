@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import shutil
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 sys.path.append(str(Path(__file__).parent))
 
+import kill_writes
 import killer
 
 
@@ -61,3 +63,11 @@ def test_checkpoints_of_two_and_four_processes_that_are_killed_while_they_write(
     done = processes.run([str(program), "--kills=3", "--seed=1"])
     assert done.returncode == 0, done.stderr
     assert "3 kills" in done.stdout and "no bit lost" in done.stdout
+
+
+def test_writers_that_end_before_a_checkpoint_is_complete_are_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kill_writes, "write", lambda *_: 1)
+    with pytest.raises(AssertionError, match=r"exit codes \[1, 1\] before a checkpoint"):
+        kill_writes.live(tmp_path, 2, random.Random(0))

@@ -15,15 +15,13 @@ from tensorflow.experimental import dtensor
 def contradiction(op: tf.Operation) -> str | None:
     """Returns the axis that shards different contracted dims of an einsum's operands, or None.
 
-    It is found if one operand was constrained, and the other one was constrained or is a variable.
+    It is found if each operand was constrained or is a variable.
     """
     operands, _, result = op.get_attr("equation").decode().partition("->")
     names = operands.split(",")
-    sources = [_source(tensor) for tensor in op.inputs]
-    if len(names) != 2 or not any(source.type == "Relayout" for source in sources):
+    if len(names) != 2 or len(contracted := (set(names[0]) & set(names[1])) - set(result)) < 2:
         return None
-    contracted = (set(names[0]) & set(names[1])) - set(result)
-    layouts = [_layout(source) for source in sources]
+    layouts = [_layout(_source(tensor)) for tensor in op.inputs]
     one, other = (
         {axis: dim for dim, axis in zip(dims, layout, strict=False) if dim in contracted}
         for dims, layout in zip(names, layouts, strict=True)

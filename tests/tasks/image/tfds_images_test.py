@@ -12,7 +12,8 @@ import pytest
 import tensorflow_datasets as tfds
 from input_parts import part_of
 
-from tekso.framework.input.skips import InputError
+from tekso.framework.input.skips import BadRecordError, InputError
+from tekso.framework.input.tfds import Tfds
 from tekso.framework.input.tfrecords import walk
 from tekso.tasks.image.input import Images
 from tekso.tasks.image.steps import Flip
@@ -112,6 +113,14 @@ def test_a_damaged_image_is_named_counted_and_replaced(data_dir: Path) -> None:
         images(data_dir, "damaged", max_skipped=0).instantiate().batch(0)
 
 
+def test_an_image_that_tfds_cannot_decode_is_a_malformed_record(data_dir: Path) -> None:
+    params = Tfds.Params(name="tiny_pictures", data_dir=str(data_dir), feature="")
+    source = params.set(splits={"train": "damaged"}).instantiate()
+    with pytest.raises(BadRecordError, match=rf"damaged, record {DAMAGED}: it cannot be read: "):
+        source[DAMAGED]
+    np.testing.assert_array_equal(source[DAMAGED + 1]["pixels"], PIXELS[DAMAGED + 1])
+
+
 def test_parts_are_rows_of_the_batch_of_one_process(data_dir: Path) -> None:
     params = images(data_dir, "damaged").set(augment=[Flip.Params()], order="shuffled")
     one, other = params.instantiate(seed=3), params.instantiate(seed=3)
@@ -152,5 +161,25 @@ def test_a_damaged_record_is_named_with_its_file(data_dir: Path) -> None:
         input = images(data_dir, f"train[{COUNT - 9}:]").instantiate()
         assert input.batch(0)["weights"].tolist() == [1] * 8 + [0]
         assert "is truncated by the end of the file" in str(input.skipped())
+    finally:
+        path.write_bytes(whole)
+
+
+@pytest.mark.parametrize("data_dir", ["tfrecord"], indirect=True)
+def test_a_file_that_lacks_its_last_records_does_not_shift_those_of_the_next(
+    data_dir: Path,
+) -> None:
+    (path,) = data_dir.glob("**/*-train.tfrecord-*")
+    whole = path.read_bytes()
+    offsets = walk(io.BytesIO(whole), len(whole)).offsets
+    source = images(data_dir, "train+damaged", max_skipped=3).source
+    wanted = [record.label for _, record in source.instantiate().records()]
+    assert len(wanted) == 2 * COUNT
+    try:
+        path.write_bytes(whole[: offsets[-3]])
+        short = source.instantiate()
+        found = {origin.offset: record.label for origin, record in short.records()}
+        assert found == {i: wanted[i] for i in range(2 * COUNT) if not COUNT - 3 <= i < COUNT}
+        assert f"{path}, byte {offsets[-3]}: only {COUNT - 3} records" in str(short.skipped())
     finally:
         path.write_bytes(whole)

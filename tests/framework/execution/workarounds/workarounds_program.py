@@ -156,25 +156,33 @@ def sums_in_16_bits(place: Place, avoided: bool) -> bool:
 
 
 def contraction_of_two_dims(place: Place, avoided: bool) -> bool:
-    """An einsum over two dims, of which an axis shards one in x and the other in w."""
+    """An einsum over two dims, of which an axis shards one in x and the other in w.
+
+    x is constrained, or a weight like w.
+    """
     x, w = _values(8, 4, 2), _values(4, 2, 6)
     variable = tensors.new_variable(place.put(w, ("m", None, None)))
 
-    def contracted(axes: Layout) -> bool:
+    def contracted(axes: Layout, *, is_weight: bool) -> bool:
+        weight = tensors.new_variable(place.put(x, axes))
+
         def contract(x: tf.Tensor) -> tf.Tensor:
-            y = tf.einsum("abc,bcd->ad", tf.identity(place.reshard(x, axes)), variable)
+            given = weight if is_weight else tf.identity(place.reshard(x, axes))
+            y = tf.einsum("abc,bcd->ad", given, variable)
             if avoided:
                 refuse_unsupported(tf.compat.v1.get_default_graph())
             return y
 
         return _equal(place, _run(contract, place.put(x)), np.einsum("abc,bcd->ad", x, w))
 
+    wrong, right = (None, None, "m"), (None, "m", None)
     if not avoided:
-        return contracted((None, None, "m"))
-    with contextlib.suppress(ExecutionError):
-        contracted((None, None, "m"))
-        return False
-    return contracted((None, "m", None))
+        return contracted(wrong, is_weight=False) or contracted(wrong, is_weight=True)
+    for is_weight in (False, True):
+        with contextlib.suppress(ExecutionError):
+            contracted(wrong, is_weight=is_weight)
+            return False
+    return contracted(right, is_weight=False) and contracted(right, is_weight=True)
 
 
 def sums_over_dims_of_one_operand(place: Place, avoided: bool) -> bool:
