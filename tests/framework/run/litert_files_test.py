@@ -128,7 +128,7 @@ def test_a_file_that_the_interpreter_cannot_run_is_a_line(monkeypatch: pytest.Mo
             return run
 
     monkeypatch.setattr(litert, "interpreter", lambda data: Broken())
-    with pytest.raises(LiteRtError, match="run the int8 file .*44 .*; use --litert="):
+    with pytest.raises(LiteRtError, match=r"run the int8 file .*44 .*; use --litert="):
         int8_file()
 
 
