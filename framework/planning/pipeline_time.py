@@ -72,7 +72,12 @@ def measured_starts() -> PipelineStarts:
       ExecutionError: the process of the probes ended with an error.
     """
     return PipelineStarts(
-        **this_machine.stored("pipeline", lambda: this_machine.printed_by(_PROBES), _fields)
+        **this_machine.stored(
+            "pipeline",
+            lambda: this_machine.printed_by(_PROBES),
+            _fields,
+            cost="calls of pipeline stages, about 10 s of CPU time",
+        )
     )
 
 
