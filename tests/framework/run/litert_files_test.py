@@ -119,6 +119,19 @@ def test_padding_of_a_maximum_is_not_in_the_ranges(monkeypatch: pytest.MonkeyPat
     assert file.agreement is not None and file.agreement.equal >= 36  # of 40
 
 
+def test_gradients_of_gradients_give_no_warnings(caplog: pytest.LogCaptureFixture) -> None:
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    def twice(x: Any) -> Any:
+        return 2 * x, twice  # whose gradient is custom too
+
+    def double(theta: Any, x: Any, ctx: Any) -> dict[str, Any]:
+        scores = twice(x @ theta.w)
+        return {"scores": scores, "labels": tf.argmax(scores, 1, output_type=tf.int32)}
+
+    int8_file(function=double)
+    assert not caplog.records
+
+
 def test_a_file_that_the_interpreter_cannot_run_is_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     class Broken:
         def get_signature_runner(self) -> Any:
