@@ -82,4 +82,4 @@ def average_pool(ctx: StepContext, x: tf.Tensor, window: Window) -> tf.Tensor:
 @primitive(mesh=MESH, planning=RECORDED)
 def max_pool(ctx: StepContext, x: tf.Tensor, window: Window) -> tf.Tensor:
     """Returns the largest element of every window of images or volumes, as `convolution`."""
-    return windows.max_pool(x, window)
+    return windows.max_pool(x, window, by_edges=ctx.mode == "decode")

@@ -265,6 +265,13 @@ HOW: list[tuple[str, Run | TestedBy]] = [
         ),
     ),
     (
+        r"tekso-trainer .*--logdir=runs/new_head .*",
+        TestedBy(
+            "tests/framework/run/initial_weights_test.py"
+            "::test_several_checkpoints_and_weights_that_keep_their_initial_values"
+        ),
+    ),
+    (
         r"tekso-decode .*--input=pictures .*",
         TestedBy("tests/tools/decode_images_test.py::test_every_image_of_a_folder_gets_a_line"),
     ),

@@ -36,7 +36,7 @@ USED_IN: dict[str, tuple[str, ...]] = {
     "seed": (*_RUN, "export", "inspect_params"),
     "log_every": ("train", "inspect_params"),
     "deterministic": (*_RUN, "inspect_params"),
-    "warm_start": ("train", "inspect_params"),
+    "warm_start": ("train", "inspect_params", "plan"),
     "execution": (*_RUN, "inspect_params", "inspect_sharding", "inspect_pipeline", "plan"),
     "cpu_devices": (*_RUN, "inspect_sharding"),
     "auto": ("inspect_sharding", "plan"),

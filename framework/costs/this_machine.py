@@ -141,16 +141,19 @@ def measured() -> ThisMachine:
     Raises:
       ExecutionError: the process of the probes ended with an error.
     """
-    return stored("machine", _measure, _of_record)
+    return stored("machine", _measure, _of_record, cost="about 30 s of CPU time")
 
 
-def stored(name: str, measure: Callable[[], Any], read: Callable[[Any], T]) -> T:
+def stored(name: str, measure: Callable[[], Any], read: Callable[[Any], T], *, cost: str) -> T:
     """Returns what was measured on this machine before, from its file, or measures it.
+
+    A line on stderr says so before it measures.
 
     Args:
       name: beginning of the name of the file.
       measure: returns what the file stores as JSON.
       read: returns the result from that; a file for which it fails is written again.
+      cost: how long that takes, for the line.
     """
     path = _cache(name)
     if path.exists():
@@ -158,6 +161,11 @@ def stored(name: str, measure: Callable[[], Any], read: Callable[[Any], T]) -> T
             return read(json.loads(path.read_text()))
         except (ValueError, TypeError, KeyError, AttributeError):
             pass  # damaged: measure again
+    print(
+        f"measuring the speed of this machine ({cost}); the next plans read it from {path}",
+        file=sys.stderr,
+        flush=True,
+    )
     record = measure()
     found = read(record)
     try:

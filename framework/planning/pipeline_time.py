@@ -74,7 +74,12 @@ def measured_starts() -> PipelineStarts:
     Raises:
       ExecutionError: the process of the probes ended with an error.
     """
-    return this_machine.stored("pipeline", lambda: this_machine.printed_by(_PROBES), _of_record)
+    return this_machine.stored(
+        "pipeline",
+        lambda: this_machine.printed_by(_PROBES),
+        _of_record,
+        cost="calls of pipeline stages, about 10 s of CPU time",
+    )
 
 
 def _of_record(values: dict[str, float]) -> PipelineStarts:

@@ -210,8 +210,14 @@ def average_pool(x: tf.Tensor, window: Window) -> tf.Tensor:
     return total / counts
 
 
-def max_pool(x: tf.Tensor, window: Window) -> tf.Tensor:
+def max_pool(x: tf.Tensor, window: Window, *, by_edges: bool = False) -> tf.Tensor:
     """Returns the largest element of every window, without the padding.
+
+    Args:
+      x: the images.
+      window: the window.
+      by_edges: whether FIXED padding repeats the edges of images, which does not change the result,
+        instead of -inf. In exported graphs: int8 cannot represent -inf beside other numbers.
 
     Shapes:
       x: [batch, height, width, channels] or [batch, depth, height, width, channels]
@@ -227,6 +233,8 @@ def max_pool(x: tf.Tensor, window: Window) -> tf.Tensor:
             sizes=window.output_sizes(x),
             strides=window.strides,
         )
+    if by_edges and _same_if_equal(x, window).padding == "FIXED":
+        x, window = _with_edges(x, window), window._replace(padding="VALID")
     x, window = _with_known_padding(x, window, fill=float("-inf"))
     return tf.nn.max_pool2d(x, window.shape, window.strides, window.padding)
 
@@ -369,3 +377,12 @@ def _padded(x: tf.Tensor, window: Window, fill: float = 0.0) -> tf.Tensor:
     if not any(map(any, pads)):
         return x
     return tf.pad(x, [(0, 0), *pads, (0, 0)], constant_values=fill)
+
+
+def _with_edges(x: tf.Tensor, window: Window) -> tf.Tensor:
+    """Returns images padded by their first and last rows and columns."""
+    for d, size in enumerate(x.shape[1:-1]):
+        before, after = window.pads(size, d)
+        first, last = tf.gather(x, [0], axis=1 + d), tf.gather(x, [size - 1], axis=1 + d)
+        x = tf.concat([first] * before + [x] + [last] * after, 1 + d) if before + after else x
+    return x

@@ -228,7 +228,10 @@ class _Source:
             if len(found.shape) != len(spec.shape):
                 return f"{given}, and {wanted}: the number of dims differs"
             if spec.path not in self._partial:
-                return f"{given}, and {wanted}: add it to `partial` or to `ignore`"
+                return (
+                    f"{given}, and {wanted}: to keep its initial values, as of a new head, add it "
+                    f"to run.warm_start.{self.name}.ignore; to copy the common part, to .partial"
+                )
         return scale_problem(spec, found.keys[0], self._scales, self.weights.path)
 
     def unused_problems(self, used: Mapping[str, Iterable[str]]) -> list[str]:

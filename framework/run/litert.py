@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -54,8 +56,7 @@ def convert(
     if calibration:
         converter.representative_dataset = lambda: iter(map(dict, calibration))
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the converter warns about itself
+        with _without_warnings():
             data: bytes = converter.convert()
     except Exception as error:  # the class of the error differs between versions
         named = re.findall(r"tf\.\w+", str(error))
@@ -95,6 +96,23 @@ def interpreter(data: bytes) -> Any:
             warnings.simplefilter("ignore")  # a later TensorFlow will not have it
             return tf.lite.Interpreter(model_content=data)
     return litert_runtime.Interpreter(model_content=data)
+
+
+@contextlib.contextmanager
+def _without_warnings() -> Iterator[None]:
+    """Suppresses the converter's warnings: about itself, and about gradients, which it drops."""
+    logger = logging.getLogger("absl")
+
+    def is_shown(record: logging.LogRecord) -> bool:
+        return record.levelno >= logging.ERROR
+
+    logger.addFilter(is_shown)  # saving a model sets the level again
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.removeFilter(is_shown)
 
 
 def _names(numbers: type) -> dict[int, str]:

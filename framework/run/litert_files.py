@@ -161,6 +161,12 @@ def _agreement(
     equal = total = count = 0
     for example in quantization.examples(input, "held_out", COMPARED_EXAMPLES):
         wanted = np.asarray(trace(**example)[compared])
-        hits = np.asarray(runner(**example)[compared]) == wanted
+        try:
+            found = np.asarray(runner(**example)[compared])
+        except RuntimeError as error:
+            raise litert.LiteRtError(
+                f"LiteRT cannot run the int8 file that it has made: {error}; use --litert=float32"
+            ) from error
+        hits = found == wanted
         equal, total, count = equal + int(hits.sum()), total + hits.size, count + 1
     return Agreement(equal, total, count, quantization.unit, compared)

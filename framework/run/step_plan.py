@@ -47,6 +47,7 @@ _PIPELINES: dict[str, type[StagedExecution]] = {
     "pipelined": Pipelined,
     "spmd_pipelined": SpmdPipelined,
 }
+_MEASURED = "speeds of this machine are measured once; memory is without TensorFlow itself"
 _NO_STARTS = (
     "the time is without the start of ops, which takes most of the step of a small model on a CPU"
 )
@@ -192,8 +193,8 @@ def _on_this_machine(parts: StepParts) -> StepPlan:
     counted_state = math.fsum(size for size in weights + slots if size >= COUNTED_BYTES)
     cores = counted(graphs.cores, "core")
     notes = (
-        f"computes {layout_ranking.seconds_text(of_cores)} of one core, on {cores}",
-        "speeds of this machine are measured once; memory is without TensorFlow itself",
+        f"uses {layout_ranking.seconds_text(of_cores)} of CPU time, on {cores}",
+        _MEASURED,
     )
     return StepPlan(
         f"data_parallel, 1 device, {cores}", 1, memory, graphs.flops(), seconds, notes=notes,
@@ -268,7 +269,7 @@ def _pipelined(parts: StepParts, tree: Tree.Params) -> StepPlan:
         used, calls = (
             layout_ranking.seconds_text(x) for x in (time.core_seconds, time.start_seconds)
         )
-        notes.append(f"computes {used} of one core, {calls} of which are calls of functions")
+        notes += [f"uses {used} of CPU time, {calls} of it to call stages from Python", _MEASURED]
     elif device.name == THIS_MACHINE:
         notes.append(_NO_STARTS)
     text = f"{len(figures.stages)} stages × {counted(plan.num_replicas, 'replica')}"

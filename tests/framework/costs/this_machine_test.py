@@ -271,7 +271,7 @@ def test_a_loop_keeps_what_its_gradient_needs_and_an_unchanged_weight_once() -> 
 
 
 def test_the_speed_is_measured_once_and_a_damaged_cache_is_written_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     calls: list[Any] = []
@@ -287,6 +287,10 @@ def test_the_speed_is_measured_once_and_a_damaged_cache_is_written_again(
     measure = this_machine.measured.__wrapped__
     assert measure() == measure() == MACHINE and len(calls) == 2
     (path,) = (tmp_path / "tekso").iterdir()
+    assert capsys.readouterr().err == (
+        "measuring the speed of this machine (about 30 s of CPU time); the next plans read it from "
+        f"{path}\n"
+    )
     path.write_text("{")
     assert measure() == MACHINE and len(calls) == 4
     path.unlink()

@@ -105,6 +105,18 @@ def test_max_pool_gives_its_gradient_to_the_first_of_the_largest(name: str) -> N
         np.testing.assert_allclose(b, a, rtol=1e-14, atol=1e-15)
 
 
+@pytest.mark.parametrize("shape", [(1, 1), (3, 3), (5, 2), (4, 7)])
+@pytest.mark.parametrize("strides", [(1, 1), (2, 2), (3, 2)])
+def test_max_pool_with_edges_equals_that_with_infinity(
+    shape: tuple[int, int], strides: tuple[int, int]
+) -> None:
+    window = Window(shape, strides, (1, 1), "FIXED")
+    for sizes in ((7, 6), (1, 2), (4, 8)):
+        x = tf.constant(np.random.default_rng(0).normal(size=(2, *sizes, 3)))
+        found = windows.max_pool(x, window, by_edges=True)
+        np.testing.assert_array_equal(found, windows.max_pool(x, window))
+
+
 @pytest.mark.parametrize("multiplier", [1, 2])
 @pytest.mark.parametrize("name", [*WINDOWS, *DILATED])
 def test_depthwise_convolution_is_a_sum_over_the_window(name: str, multiplier: int) -> None:

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tekso.framework import window_ops
+from tekso.framework.context import StepContext
 from tekso.framework.exports import (
     ExportedFunction,
     ExportedInput,
@@ -19,6 +21,7 @@ from tekso.framework.exports import (
 from tekso.framework.initializers import Normal
 from tekso.framework.input.skips import InputError
 from tekso.framework.layer import Layer
+from tekso.framework.primitives.windows import Window
 from tekso.framework.run import litert, litert_files, saved_model
 from tekso.framework.run.litert import LiteRtError
 
@@ -96,6 +99,50 @@ def test_ranges_are_those_of_training_data_and_agreement_that_of_held_out_data()
     ]
     record = file.record()
     assert record["bytes"] == len(file.data) and record["agreement"]["equal"] == equal
+
+
+class Peaks(Classes):
+    """The largest of the products of an image of 4 x 6 pixels that pooling has made smaller."""
+
+    def classify(self, theta: Any, x: Any, ctx: Any) -> dict[str, Any]:
+        window = Window((3, 3), (2, 2), (1, 1), "FIXED")
+        image = tf.nn.conv2d(x[:, None, :, None] * tf.ones([1, 4, 1, 1]), [[[[1.0]]]], 1, "SAME")
+        pooled = window_ops.max_pool(StepContext(mode="decode"), image, window)
+        scores = tf.reshape(pooled, [1, 6]) @ theta.w
+        return {"scores": scores, "labels": tf.argmax(scores, 1, output_type=tf.int32)}
+
+
+def test_padding_of_a_maximum_is_not_in_the_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(DATA, "held_out", DATA["train"])
+    file = int8_file(function=Peaks.Params().instantiate().classify)
+    assert "MAX_POOL_2D" in litert.operations(file.data)["int8"]
+    assert file.agreement is not None and file.agreement.equal >= 36  # of 40
+
+
+def test_gradients_of_gradients_give_no_warnings(caplog: pytest.LogCaptureFixture) -> None:
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    def twice(x: Any) -> Any:
+        return 2 * x, twice  # whose gradient is custom too
+
+    def double(theta: Any, x: Any, ctx: Any) -> dict[str, Any]:
+        scores = twice(x @ theta.w)
+        return {"scores": scores, "labels": tf.argmax(scores, 1, output_type=tf.int32)}
+
+    int8_file(function=double)
+    assert not caplog.records
+
+
+def test_a_file_that_the_interpreter_cannot_run_is_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken:
+        def get_signature_runner(self) -> Any:
+            def run(**inputs: Any) -> Any:
+                raise RuntimeError("Node number 44 failed to prepare.")
+
+            return run
+
+    monkeypatch.setattr(litert, "interpreter", lambda data: Broken())
+    with pytest.raises(LiteRtError, match=r"run the int8 file .*44 .*; use --litert="):
+        int8_file()
 
 
 def test_without_held_out_data_no_agreement_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:

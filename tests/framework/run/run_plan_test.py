@@ -280,7 +280,7 @@ def test_a_pipeline_on_this_machine_has_the_time_of_its_calls(
     step = run_plan.plan("m", small, device="this_machine", logdir=str(tmp_path / "none")).step
     assert step is not None and step.core_seconds is not None
     assert 7.0 < step.seconds < step.core_seconds < 8.0
-    assert "7 s of which are calls of functions" in step.notes[-1]
+    assert "7 s of it to call stages from Python" in step.notes[-2]
 
 
 def test_towers_with_batch_statistics_are_planned_as_they_run(
@@ -320,3 +320,5 @@ def test_the_mode_prints_text_and_json_and_its_exit_code_says_whether_the_run_wo
     record = json.loads(capsys.readouterr().out)
     assert record["step"] is None and record["resumes_from"] is None
     assert record["device"] == "cpu" and "does not divide" in record["problems"][0]
+    assert trainer.main([*words, "--warm_start=missing"]) == ExitCode.FAILED
+    assert "run.warm_start.main.checkpoint is 'missing'" in capsys.readouterr().out
