@@ -29,7 +29,7 @@ BASELINES = {"logistic regression": 0.833, "5 nearest neighbours": 0.818}
 
 @register
 class ResNet(Experiment):
-    """A small residual network of 3 blocks: accuracy 0.919 on the test set, 0.925 on dev."""
+    """A small residual network of 3 blocks: accuracy 0.918 on the test set, 0.920 on dev."""
 
     def task(self) -> Params:
         """16 channels at 28 × 28, 32 at 14 × 14 and 64 at 7 × 7 pixels."""
