@@ -279,7 +279,9 @@ def of_layers(*params: Any, shape: tuple[int, ...] = (BATCH, HEIGHT, WIDTH, CHAN
             theta = Theta((p.split("/")[1], v) for p, v in mine if p.startswith(f"{i}/"))
             x = layer.fprop(theta, x, ctx)
         for value, weight in ctx.collected.sums["statistic"].values():
-            x += tf.reduce_sum(tf.cast(tf.stop_gradient(value / weight), x.dtype))
+            # Statistics are of float32: a quotient of float32 would be rounded.
+            mean = tf.cast(value, x.dtype) / tf.cast(weight, x.dtype)
+            x += tf.reduce_sum(tf.stop_gradient(mean))
         return x
 
     return Case(run, {"x": x} | weights, dims)
