@@ -43,8 +43,8 @@ def lstm_update(
     return output, after
 
 
-def _activated(gates: tf.Tensor, forget_bias: float) -> list[tf.Tensor]:
-    i, f, g, o = tf.unstack(gates, axis=1)
+def _activated(gates: tf.Tensor, forget_bias: float, axis: int = 1) -> list[tf.Tensor]:
+    i, f, g, o = tf.unstack(gates, axis=axis)
     return [tf.sigmoid(i), tf.sigmoid(f + forget_bias), tf.tanh(g), tf.sigmoid(o)]
 
 
@@ -66,7 +66,9 @@ def _backward(
     *,
     forget_bias: float,
 ) -> Any:
-    return _gradients(_activated(gates, forget_bias), memory, tf.tanh(after), doutput, dafter)
+    activated = _activated(gates, forget_bias)
+    dgates, dmemory = _gradients(activated, memory, tf.tanh(after), doutput, dafter)
+    return tf.stack(dgates, 1), dmemory
 
 
 def _gradients(
@@ -75,8 +77,8 @@ def _gradients(
     top: tf.Tensor,
     doutput: tf.Tensor,
     dafter: tf.Tensor,
-) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the gradients of the gates [B, 4, H] and of the memory; top is tanh(new memory)."""
+) -> tuple[list[tf.Tensor], tf.Tensor]:
+    """Returns the gradients of the gates and of the memory; top is tanh(new memory)."""
     i, f, g, o = activated
     dmemory = dafter + doutput * o * (1 - top * top)
     dgates = [
@@ -85,7 +87,7 @@ def _gradients(
         dmemory * i * (1 - g * g),
         doutput * top * o * (1 - o),
     ]
-    return tf.stack(dgates, 1), dmemory * f
+    return dgates, dmemory * f
 
 
 # --- all steps ---
@@ -109,6 +111,11 @@ def lstm(
     ops. The gradients of the weights are one product each, after the loop. They have no derivatives
     themselves.
 
+    Within the loops, the batch is the last dim, and matrices are on the left of products. On CPU,
+    XLA computes [4H, P] x [P, B] up to 1.6 times as fast as [B, P] x [P, 4H] for the few rows of a
+    batch, and 5 to 30 times as fast as a product that transposes the matrix itself. Tensors are
+    transposed outside of the compiled functions, where XLA cannot undo it by the layout of a loop.
+
     Shapes:
       gates: [T, B, 4, H], of the inputs, in the order i, f, g, o
       w_recurrent: [P, 4, H], w_projection: [H, P] or None
@@ -123,14 +130,18 @@ def lstm(
         # Otherwise TensorFlow would prepare its own gradient of the loop, which XLA cannot compile.
         given = [tf.stop_gradient(x) for x in (gates, memory, output, *weights)]
         matrices = [tf.reshape(given[3], [-1, 4 * gates.shape[3]]), *given[4:]]
-        results, saved = fuse(_forward_loop, **static)(*given[:3], matrices, flags)
+        transposed = [tf.transpose(w) for w in matrices]
+        columns = [_batch_last(given[0]), *map(tf.transpose, given[1:3])]
+        (ys, *last), saved = fuse(_forward_loop, **static)(*columns, transposed, flags)
+        results = [_batch_second(ys), *map(tf.transpose, last)]
 
         @custom_gradient
         def backward(gradients: list[tf.Tensor], *_: tf.Tensor) -> Any:
-            transposed = [tf.transpose(w) for w in matrices]
-            found = fuse(_backward_loop)(saved, gradients, transposed, flags)
-            dgates, dmemory, doutput, *projected = found
-            pairs = [(saved["outputs"], dgates), tuple(projected)][: len(weights)]
+            columns = [_batch_last(gradients[0]), *map(tf.transpose, gradients[1:])]
+            found = fuse(_backward_loop)(saved, columns, matrices, flags)
+            dmemory, doutput = map(tf.transpose, found[:2])
+            dgates, *projected = map(_batch_second, found[2:])
+            pairs = [(_batch_second(saved["outputs"]), dgates), tuple(projected)][: len(weights)]
             products = [
                 tf.reshape(transposed_product(_rows(x), _rows(dy)), w.shape)
                 for (x, dy), w in zip(pairs, weights, strict=True)
@@ -161,8 +172,18 @@ def _rows(x: tf.Tensor) -> tf.Tensor:
     return tf.reshape(x, [x.shape[0] * x.shape[1], -1])
 
 
+def _batch_last(x: tf.Tensor) -> tf.Tensor:
+    """Returns [T, B, ...] as [T, ..., B]."""
+    return tf.transpose(x, [0, *range(2, x.shape.rank), 1])
+
+
+def _batch_second(x: tf.Tensor) -> tf.Tensor:
+    """Returns [T, ..., B] as [T, B, ...]."""
+    return tf.transpose(x, [0, x.shape.rank - 1, *range(1, x.shape.rank - 1)])
+
+
 def _flag(flags: dict[str, tf.Tensor], name: str, t: tf.Tensor) -> tf.Tensor | None:
-    return tf.expand_dims(flags[name][t], 1) if name in flags else None
+    return tf.expand_dims(flags[name][t], 0) if name in flags else None
 
 
 def _cleared(where: tf.Tensor | None, *each: tf.Tensor) -> list[tf.Tensor]:
@@ -171,18 +192,10 @@ def _cleared(where: tf.Tensor | None, *each: tf.Tensor) -> list[tf.Tensor]:
 
 
 def _loop(num: int, body: Any, state: list[tf.Tensor], stacks: list[tf.Tensor], step: int) -> Any:
-    """Runs `state, rows = body(t, *state)` from the first or from the last time step.
-
-    The rows are written to the stacks, which XLA does in place.
-    """
+    """Runs `state, stacks = body(t, state, stacks)` from the first or from the last time step."""
 
     def iteration(t: tf.Tensor, state: list[tf.Tensor], stacks: list[tf.Tensor]) -> Any:
-        state, rows = body(t, *state)
-        written = [
-            tf.tensor_scatter_nd_update(stack, [[t]], tf.expand_dims(row, 0))
-            for stack, row in zip(stacks, rows, strict=True)
-        ]
-        return t + step, state, written
+        return t + step, *body(t, state, stacks)
 
     start = tf.constant(0 if step > 0 else num - 1)
     return tf.while_loop(
@@ -191,6 +204,14 @@ def _loop(num: int, body: Any, state: list[tf.Tensor], stacks: list[tf.Tensor], 
         (start, state, stacks),
         maximum_iterations=num,
     )[1:]
+
+
+def _put(stacks: list[tf.Tensor], rows: list[tf.Tensor], at: Any) -> list[tf.Tensor]:
+    """Returns the stacks with a row in each, which XLA writes in place."""
+    return [
+        tf.tensor_scatter_nd_update(stack, [[at]], tf.expand_dims(row, 0))
+        for stack, row in zip(stacks, rows, strict=True)
+    ]
 
 
 def _forward_loop(
@@ -202,22 +223,25 @@ def _forward_loop(
     *,
     forget_bias: float,
 ) -> Any:
-    """Returns (outputs, last memory, last output), and what the backward loop needs."""
-    length, batch, _, units = gates.shape
+    """Returns (outputs, last memory, last output), and what the backward loop needs.
 
-    def body(t: tf.Tensor, memory: tf.Tensor, output: tf.Tensor) -> Any:
-        memory, output = _cleared(_flag(flags, "reset", t), memory, output)
-        recurrent = tf.reshape(tf.matmul(output, weights[0]), [batch, 4, units])
-        i, f, g, o = _activated(gates[t] + recurrent, forget_bias)
+    Shapes: those of `lstm` with the batch as the last dim; weights: [4H, P] and [P, H]
+    """
+    length, _, units, batch = gates.shape
+
+    def body(t: tf.Tensor, state: list[tf.Tensor], stacks: list[tf.Tensor]) -> Any:
+        memory, output = _cleared(_flag(flags, "reset", t), *state)
+        recurrent = tf.reshape(tf.matmul(weights[0], output), [4, units, batch])
+        i, f, g, o = _activated(gates[t] + recurrent, forget_bias, axis=0)
         after = f * memory + i * g
         y = o * tf.tanh(after)
         if len(weights) > 1:
-            y = tf.matmul(y, weights[1])
-        rows = [y, tf.stack([i, f, g, o], 1), memory, output]
+            y = tf.matmul(weights[1], y)
+        rows = [y, tf.stack([i, f, g, o]), memory, output]
         if (there := _flag(flags, "mask", t)) is not None:
             rows[0] = tf.where(there, y, tf.zeros_like(y))
             after, y = tf.where(there, after, memory), tf.where(there, y, output)
-        return [after, y], rows
+        return [after, y], _put(stacks, rows, t)
 
     kinds = [output.shape, gates.shape[1:], memory.shape, output.shape]
     stacks = [tf.zeros([length, *shape], gates.dtype) for shape in kinds]
@@ -228,38 +252,41 @@ def _forward_loop(
 def _backward_loop(
     saved: dict[str, tf.Tensor],
     gradients: tuple[tf.Tensor, ...],
-    transposed: list[tf.Tensor],
+    weights: list[tf.Tensor],
     flags: dict[str, tf.Tensor],
 ) -> list[tf.Tensor]:
-    """Returns the gradients of the gates, of the first memory and of the first output.
+    """Returns the gradients of the first memory, of the first output and of the gates.
 
     With a projection, then its inputs and the gradients of its outputs.
+
+    Shapes: those of `lstm` with the batch as the last dim; weights: [P, 4H] and [H, P]
     """
     dys, dmemory, doutput = gradients
     activated, memories = saved["activated"], saved["memories"]
-    length = activated.shape[0]
+    length, _, units, batch = activated.shape
 
-    def body(t: tf.Tensor, dmemory: tf.Tensor, doutput: tf.Tensor) -> Any:
+    def body(t: tf.Tensor, state: list[tf.Tensor], stacks: list[tf.Tensor]) -> Any:
+        dmemory, doutput = state
         there, fresh = _flag(flags, "mask", t), _flag(flags, "reset", t)
         missing = None if there is None else tf.logical_not(there)
         dafter, dy = _cleared(missing, dmemory, dys[t] + doutput)
-        each, memory = tf.unstack(activated[t], axis=1), memories[t]
+        each, memory = tf.unstack(activated[t]), memories[t]
         i, f, g, o = each
         top = tf.tanh(f * memory + i * g)
-        rows = [o * top, dy] if len(transposed) > 1 else []
-        dhidden = tf.matmul(dy, transposed[1]) if rows else dy
+        rows = [o * top, dy] if len(weights) > 1 else []
+        dhidden = tf.matmul(weights[1], dy) if rows else dy
         dgates, before = _gradients(each, memory, top, dhidden, dafter)
-        after = tf.matmul(_flat(dgates), transposed[0])
+        # A gate at a time: XLA would concatenate them slowly, choosing a formula per element.
+        for gate, values in enumerate(dgates):
+            stacks[:1] = _put(stacks[:1], [values], 4 * t + gate)
+        written = tf.slice(stacks[0], [4 * t, 0, 0], [4, units, batch])
+        after = tf.matmul(weights[0], tf.reshape(written, [-1, batch]))
         if there is not None:
             passed = _cleared(there, dmemory, doutput)
             before, after = before + passed[0], after + passed[1]
-        return _cleared(fresh, before, after), [dgates, *rows]
+        return _cleared(fresh, before, after), [stacks[0], *_put(stacks[1:], rows, t)]
 
-    kinds = [activated.shape, memories.shape, dys.shape][: 2 * len(transposed) - 1]
+    kinds = [[4 * length, units, batch], memories.shape, dys.shape][: 2 * len(weights) - 1]
     stacks = [tf.zeros(shape, dys.dtype) for shape in kinds]
-    state, (dgates, *projected) = _loop(length, body, [dmemory, doutput], stacks, -1)
-    return [dgates, *state, *projected]
-
-
-def _flat(x: tf.Tensor) -> tf.Tensor:
-    return tf.reshape(x, [x.shape[0], -1])
+    state, (dgates, *rows) = _loop(length, body, [dmemory, doutput], stacks, -1)
+    return [*state, tf.reshape(dgates, activated.shape), *rows]
