@@ -7,6 +7,9 @@ Every measurement is a process of tekso-benchmark, and every plan one of `--mode
 same settings. Arguments are a key and settings. Of the time, the CPU time of all cores is compared
 too: unlike the time that passes, it hardly depends on other programs on the machine. Of the memory,
 tensors of 256 KiB and more are compared, because TensorFlow's statistics leave out smaller ones.
+
+TensorFlow first hands every op to another thread. It learns in some 90 steps which ops are too
+short for that. So 5 seconds of steps, at most 100 of them, run before the measured ones.
 """
 
 from __future__ import annotations
@@ -43,6 +46,8 @@ CHANGED = (
 )
 """Models that are not registered."""
 
+_LEAST_WARMUP, _MOST_WARMUP, _WARMUP_S = 3, 100, 5.0
+
 _HEADER = ("model", "step planned", "measured", "", "CPU planned", "measured", "", "memory planned",
            "measured", "")  # fmt: skip
 
@@ -67,9 +72,10 @@ def _compare(words: Sequence[str]) -> int:
 
 def _figures(key: str, settings: Sequence[str]) -> tuple[str, ...]:
     flags = [f"--model={key}", "--format=json", *(f"--set={s}" for s in settings)]
-    measured = record_of("benchmark", *flags, "--steps=15")
     with tempfile.TemporaryDirectory() as folder:
         planned = record_of("trainer", "--mode=plan", f"--logdir={folder}/run", *flags)["step"]
+    warmup = f"--warmup={_warmup_steps(planned['seconds'])}"
+    measured = record_of("benchmark", *flags, "--steps=15", warmup)
     found: list[str] = []
     for plan, real, unit in (
         (1e3 * planned["seconds"], measured["step_ms"]["median"], "ms"),
@@ -79,6 +85,11 @@ def _figures(key: str, settings: Sequence[str]) -> tuple[str, ...]:
         error = f"{100 * (plan / real - 1):+.0f} %" if real else "-"
         found += [f"{plan:.4g} {unit}", f"{real:.4g} {unit}", error]
     return tuple(found)
+
+
+def _warmup_steps(step_s: float) -> int:
+    """Returns the number of steps before the measured ones."""
+    return min(_MOST_WARMUP, max(_LEAST_WARMUP, int(_WARMUP_S / max(step_s, 1e-9))))
 
 
 if __name__ == "__main__":

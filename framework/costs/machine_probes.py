@@ -1,7 +1,8 @@
 """Probes of the speed of this machine: small graphs whose time is measured.
 
     side_by_side   a graph has a copy of the probe for each core, on one thread each
-    alone          a graph has one copy, and an op may use all threads
+    alone          a graph has one copy, and an op may use all threads; the next one waits for it,
+                   so the time contains the hand-over to other threads and the wait for them
 
 Probes of products, copies and streams read and write many different arrays. Together these are
 larger than a cache, as are the tensors of a step, of which the backward pass reads many.
@@ -44,6 +45,7 @@ _MATRIX = 512  # rows and columns of a matrix that stays in the cache of a core
 _LARGER = (1024, 2048)  # of matrices that do not
 _ROWS = (2, 16)  # few: the time is that of reading the matrix; more: that of the operations
 _TINY = 1e-9
+_IMAGES = 64  # very small images that oneDNN divides among threads
 
 
 def main(kind: str) -> None:
@@ -90,6 +92,7 @@ class Probes:
 
     def __init__(self, copies: int) -> None:
         self._copies = copies
+        self._alone = copies == 1
         self._copy = 0  # the one that is being traced
 
     def speeds(self) -> dict[str, Any]:
@@ -117,9 +120,10 @@ class Probes:
         moved_s = self.of_each(lambda _, x: tf.transpose(x, [0, 2, 1, 3]), small, images)
         tiny = _ones(4, 4)
         product_s = self.of_nothing(lambda x: tf.matmul(x, tiny), tiny)
-        filters = _ones(3, 3, 4, 4)
+        filters = _ones(1, 1, 4, 4)
         convolution_s = self.of_nothing(
-            lambda x: tf.nn.conv2d(x, filters, 1, "SAME"), _ones(1, 4, 4, 4)
+            lambda x: tf.nn.conv2d(x, filters, 1, "SAME"),
+            _ones(_IMAGES if self._alone else 1, 4, 4, 4),
         )
         convolutions, filter_gradients = self._convolutions(convolution_s)
         op_s = self.of_nothing(lambda x: x + small, small)
@@ -276,7 +280,17 @@ class Probes:
 
     def _of_pairs(self, function: Callable[[Any, Any], Any], a: Any, b: Any, times: int) -> Seconds:
         pairs = [(a * (1.0 + 0.01 * i), b * (1.0 + 0.01 * i)) for i in range(times)]
-        return self.seconds(lambda *pairs: [function(a, b) for a, b in pairs], *pairs) / times
+        return self.seconds(functools.partial(self._each, function), *pairs) / times
+
+    def _each(self, function: Callable[[Any, Any], Any], *pairs: Any) -> list[Any]:
+        """Returns the results of all pairs; alone, one is computed after the other."""
+        import tensorflow as tf
+
+        made: list[Any] = []
+        for a, b in pairs:
+            with tf.control_dependencies(made[-1:] if self._alone else []):
+                made.append(function(a, b))
+        return made
 
     def seconds(self, function: Callable[..., Any], *inputs: Any) -> Seconds:
         """Returns the time of the ops of a copy of a function."""

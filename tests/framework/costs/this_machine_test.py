@@ -326,6 +326,25 @@ def test_a_disturbed_measurement_of_arrays_does_not_make_memory_free(
     assert (cached[1] >= memory[1]).all() and (large[1] <= memory[1]).all()
 
 
+def test_ops_that_use_all_threads_are_measured_one_after_the_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two at a time would hide that an op waits for its slowest thread."""
+    waiting = []
+
+    def trace(self: Any, function: Any, *inputs: Any) -> Any:
+        traced = tf.function(function, autograph=False).get_concrete_function(*inputs)
+        products = [op for op in traced.graph.get_operations() if op.type == "Mul"]
+        if products:  # not the additions that measure the arguments
+            waiting.append([len(op.control_inputs) for op in products])
+        return np.zeros(2)
+
+    monkeypatch.setattr(Probes, "seconds", trace)
+    for copies in (1, 2):
+        Probes(copies).of_each(tf.multiply, tf.ones([4]), tf.ones([4]), times=3)
+    assert waiting == [[0, 1, 1], [0, 0, 0]]
+
+
 @pytest.mark.slow
 def test_the_probes_give_plausible_speeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
