@@ -154,12 +154,12 @@ class ListItems(NamedTuple):
 
     Attributes:
       name: the list; equal for names of the same list.
-      count: number of items.
+      length: number of items.
       each: bytes of an item; 0 if the items are in the memory of other tensors.
     """
 
     name: str
-    count: int
+    length: int
     each: float
 
 
@@ -211,7 +211,7 @@ def _filled(op: Any) -> dict[int, ListItems]:
 
 
 def _bytes(items: ListItems) -> float:
-    return items.count * items.each
+    return items.length * items.each
 
 
 def _origin(tensor: Any) -> Any:

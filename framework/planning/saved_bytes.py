@@ -327,7 +327,7 @@ def _bytes(
     for name, tensor in roots.items():
         items = list_items(tensor) if tensor.dtype == tf.variant else None
         if items is not None:
-            found |= {f"{items.name}[{i}]": items.each for i in range(items.count) if items.each}
+            found |= {f"{items.name}[{i}]": items.each for i in range(items.length) if items.each}
         elif tensor.dtype in (tf.variant, tf.resource) or not tensor.shape.is_fully_defined():
             return {"all that it writes": trace.bytes_written}
         else:
