@@ -7,9 +7,6 @@ Every measurement is a process of tekso-benchmark, and every plan one of `--mode
 same settings. Arguments are a key and settings. Of the time, the CPU time of all cores is compared
 too: unlike the time that passes, it hardly depends on other programs on the machine. Of the memory,
 tensors of 256 KiB and more are compared, because TensorFlow's statistics leave out smaller ones.
-
-TensorFlow first hands every op to another thread. It learns in some 90 steps which ops are too
-short for that. So 5 seconds of steps, at most 100 of them, run before the measured ones.
 """
 
 from __future__ import annotations
@@ -45,8 +42,6 @@ CHANGED = (
     "image.digits.Cnn input.batch_size=256",
 )
 """Models that are not registered."""
-
-_LEAST_WARMUP, _MOST_WARMUP, _WARMUP_S = 3, 100, 5.0
 
 _HEADER = ("model", "step planned", "measured", "", "CPU planned", "measured", "", "memory planned",
            "measured", "")  # fmt: skip
@@ -87,8 +82,15 @@ def _figures(key: str, settings: Sequence[str]) -> tuple[str, ...]:
     return tuple(found)
 
 
+_LEAST_WARMUP, _MOST_WARMUP, _WARMUP_S = 3, 100, 5.0
+
+
 def _warmup_steps(step_s: float) -> int:
-    """Returns the number of steps before the measured ones."""
+    """Returns the number of steps before the measured ones: 5 seconds of them, at most 100.
+
+    TensorFlow first hands every op to another thread. It learns in some 90 steps which ops are too
+    short for that.
+    """
     return min(_MOST_WARMUP, max(_LEAST_WARMUP, int(_WARMUP_S / max(step_s, 1e-9))))
 
 
