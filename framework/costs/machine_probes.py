@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import functools
 import json
+import operator
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -121,10 +122,8 @@ class Probes:
         tiny = _ones(4, 4)
         product_s = self.of_nothing(lambda x: tf.matmul(x, tiny), tiny)
         filters = _ones(1, 1, 4, 4)
-        convolution_s = self.of_nothing(
-            lambda x: tf.nn.conv2d(x, filters, 1, "SAME"),
-            _ones(_IMAGES if self._alone else 1, 4, 4, 4),
-        )
+        pixels = _ones(_IMAGES if self._alone else 1, 4, 4, 4)
+        convolution_s = self.of_nothing(lambda x: tf.nn.conv2d(x, filters, 1, "SAME"), pixels)
         convolutions, filter_gradients = self._convolutions(convolution_s)
         op_s = self.of_nothing(lambda x: x + small, small)
         streams = self.streams(tf.multiply, op_s, 12)
@@ -206,7 +205,7 @@ class Probes:
             whole = self.of_each(tf.matmul, a, b, times=times) - product_s
             moving = np.array([moved / rate_at(streams, moved, i) for i in range(2)])
             found.append((flops / moved, flops / _rest(whole, moving, least=0.25)))
-        return sorted(found, key=_first)
+        return sorted(found, key=operator.itemgetter(0))
 
     def _convolutions(
         self, convolution_s: Seconds
@@ -228,7 +227,9 @@ class Probes:
             for points, whole in zip((forward, backward), times, strict=True):
                 speed = flops / _rest(whole, convolution_s, least=0.5)
                 points.append((flops / moved, speed))
-        return sorted(forward, key=_first), sorted(backward, key=_first)
+        return sorted(forward, key=operator.itemgetter(0)), sorted(
+            backward, key=operator.itemgetter(0)
+        )
 
     def _of_product(self, rows: int, size: int) -> Seconds:
         """Returns the time of a product with the same matrix in every iteration of a loop."""
@@ -344,10 +345,6 @@ def rate_at(points: Sequence[tuple[float, Seconds]], at: float, column: int) -> 
 def _rest(whole: Seconds, part: Seconds, *, least: float) -> Seconds:
     """Returns whole - part, but at least a share: the two are measured one after the other."""
     return np.maximum(whole - part, least * whole)
-
-
-def _first(point: tuple[float, Seconds]) -> float:
-    return point[0]
 
 
 def _chain(function: Callable[[Any], Any], times: int) -> Callable[[Any], Any]:
