@@ -92,8 +92,7 @@ class Probes:
     """
 
     def __init__(self, copies: int) -> None:
-        self._copies = copies
-        self._alone = copies == 1
+        self._copies, self._alone = copies, copies == 1
         self._copy = 0  # the one that is being traced
 
     def speeds(self) -> dict[str, Any]:
@@ -121,8 +120,7 @@ class Probes:
         moved_s = self.of_each(lambda _, x: tf.transpose(x, [0, 2, 1, 3]), small, images)
         tiny = _ones(4, 4)
         product_s = self.of_nothing(lambda x: tf.matmul(x, tiny), tiny)
-        filters = _ones(1, 1, 4, 4)
-        pixels = _ones(_IMAGES if self._alone else 1, 4, 4, 4)
+        filters, pixels = _ones(1, 1, 4, 4), _ones(_IMAGES if self._alone else 1, 4, 4, 4)
         convolution_s = self.of_nothing(lambda x: tf.nn.conv2d(x, filters, 1, "SAME"), pixels)
         convolutions, filter_gradients = self._convolutions(convolution_s)
         op_s = self.of_nothing(lambda x: x + small, small)
