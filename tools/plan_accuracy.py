@@ -67,9 +67,10 @@ def _compare(words: Sequence[str]) -> int:
 
 def _figures(key: str, settings: Sequence[str]) -> tuple[str, ...]:
     flags = [f"--model={key}", "--format=json", *(f"--set={s}" for s in settings)]
-    measured = record_of("benchmark", *flags, "--steps=15")
     with tempfile.TemporaryDirectory() as folder:
         planned = record_of("trainer", "--mode=plan", f"--logdir={folder}/run", *flags)["step"]
+    warmup = f"--warmup={_warmup_steps(planned['seconds'])}"
+    measured = record_of("benchmark", *flags, "--steps=15", warmup)
     found: list[str] = []
     for plan, real, unit in (
         (1e3 * planned["seconds"], measured["step_ms"]["median"], "ms"),
@@ -79,6 +80,18 @@ def _figures(key: str, settings: Sequence[str]) -> tuple[str, ...]:
         error = f"{100 * (plan / real - 1):+.0f} %" if real else "-"
         found += [f"{plan:.4g} {unit}", f"{real:.4g} {unit}", error]
     return tuple(found)
+
+
+_LEAST_WARMUP, _MOST_WARMUP, _WARMUP_S = 3, 100, 5.0
+
+
+def _warmup_steps(step_s: float) -> int:
+    """Returns the number of steps before the measured ones: 5 seconds of them, at most 100.
+
+    TensorFlow first hands every op to another thread. It learns in some 90 steps which ops are too
+    short for that.
+    """
+    return min(_MOST_WARMUP, max(_LEAST_WARMUP, int(_WARMUP_S / max(step_s, 1e-9))))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -143,15 +143,60 @@ def _lists(op: Any, least: float) -> dict[int, float]:
     """Returns {output of a loop: bytes of the list that the loop fills}; 0: passed through."""
     if op.type not in op_kinds.LOOPS:
         return {}
+    found = _filled(op)
+    return {
+        number: _bytes(items) if items.each >= least else 0.0 for number, items in found.items()
+    }
+
+
+class ListItems(NamedTuple):
+    """The items of a list of tensors.
+
+    Attributes:
+      name: the list; equal for names of the same list.
+      length: number of items.
+      each: bytes of an item; 0 if the items are in the memory of other tensors.
+    """
+
+    name: str
+    length: int
+    each: float
+
+
+def list_items(tensor: Any) -> ListItems | None:
+    """Returns the items of a list of tensors; None: their number or size is unknown."""
+    op = tensor.op
+    if op.type in op_kinds.SAME_MEMORY:
+        return list_items(op.inputs[0])
+    if op.type in ("EmptyTensorList", "TensorListReserve"):
+        return ListItems(tensor.name, 0, 0.0)
+    if op.type == "ZerosLike":
+        found = list_items(op.inputs[0])
+        return found and found._replace(name=tensor.name)
+    if op.type == "TensorListFromTensor" and op.inputs[0].shape.is_fully_defined():
+        whole = op.inputs[0]
+        count = whole.shape[0]
+        return ListItems(tensor.name, count, graph_work.size(whole) * whole.dtype.size / count)
+    if op.type not in op_kinds.LOOPS or graph_work.iterations(op) is None:
+        return None
+    number = tensor.value_index
+    body = graph_work.inside(op.graph, op)[1][0]
+    if _origin(body.outputs[number]) is body.inputs[number]:  # no iteration changes the list
+        return list_items(op.inputs[number])
+    return _filled(op)[number]
+
+
+def _filled(op: Any) -> dict[int, ListItems]:
+    """Returns {output of a loop: items that the loop adds to this list}."""
     times, (body, *_) = graph_work.inside(op.graph, op)
     after = dict(zip((x.name for x in body.inputs), body.outputs, strict=True))
     seen = set()  # tensors whose memory a list has already
-    found: dict[int, float] = {}
+    found: dict[int, ListItems] = {}
     for number, tensor in enumerate(body.outputs):
         if tensor.dtype != tf.variant:
             continue
-        made = _origin(tensor).op
-        found[number] = 0.0
+        made, list_name = _origin(tensor).op, op.outputs[number].name
+        found[number] = ListItems(list_name, times, 0.0)
         if made.type not in _FILLS:
             continue
         item = _origin(made.inputs[-1])
@@ -160,9 +205,13 @@ def _lists(op: Any, least: float) -> dict[int, float]:
         is_unchanged = item.name in after and name == item.name
         if not is_unchanged and name not in seen:
             seen.add(name)
-            each = graph_work.size(item) * (item.dtype.size or 0)
-            found[number] = float(times * each) if each >= least else 0.0
+            each = float(graph_work.size(item) * (item.dtype.size or 0))
+            found[number] = ListItems(list_name, times, each)
     return found
+
+
+def _bytes(items: ListItems) -> float:
+    return items.length * items.each
 
 
 def _origin(tensor: Any) -> Any:

@@ -25,6 +25,7 @@ The body of a loop counts once per iteration. Ops without a path to an output do
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Callable, Iterable, Sequence, Set
 from typing import Any
@@ -51,6 +52,47 @@ def short_seconds(graph: Any, machine: MachineSpeed) -> float:
     """Returns the time of the ops of a graph that are too short for a thread of their own."""
     times = (_op_seconds(graph, op, machine) for op in needed(graph))
     return math.fsum(time for time in times if time < _SHORT_S)
+
+
+def elapsed_seconds(graph: Any, machine: MachineSpeed, *, cores: int) -> float:
+    """Returns the time of a graph whose ops run side by side, one on each core.
+
+    An op starts when its inputs exist and a core is free. A short op has to wait for the core that
+    computed its last input, because TensorFlow does not hand it to another thread.
+    """
+    end: dict[str, float] = {}
+    core_of: dict[str, int] = {}
+    free = [0.0] * cores
+    ops = needed(graph)
+    names = {op.name for op in ops}
+    before = {op.name: _before(op) & names for op in ops}
+    waits = {name: len(found) for name, found in before.items()}
+    followers: dict[str, list[int]] = {}
+    for number, op in enumerate(ops):
+        for name in before[op.name]:
+            followers.setdefault(name, []).append(number)
+    ready = [(0.0, number) for number, op in enumerate(ops) if not waits[op.name]]
+    while ready:
+        at, number = heapq.heappop(ready)
+        op = ops[number]
+        time = _op_seconds(graph, op, machine)
+        core = min(range(cores), key=free.__getitem__)
+        if time < _SHORT_S and before[op.name]:
+            core = core_of[max(before[op.name], key=end.__getitem__)]
+        end[op.name] = max(at, free[core]) + time
+        if time:  # others need no core
+            free[core] = end[op.name]
+        core_of[op.name] = core
+        for after_it in followers.get(op.name, []):
+            name = ops[after_it].name
+            waits[name] -= 1
+            if not waits[name]:
+                heapq.heappush(ready, (max(end[n] for n in before[name]), after_it))
+    return max(end.values(), default=0.0)
+
+
+def _before(op: Any) -> set[str]:
+    return {t.op.name for t in op.inputs} | {one.name for one in op.control_inputs}
 
 
 def needed(graph: Any) -> list[Any]:

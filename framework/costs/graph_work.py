@@ -52,15 +52,19 @@ def count(graph: Any) -> GraphWork:
 def inside(graph: Any, op: Any) -> tuple[int, list[Any]]:
     """Returns how often an op runs its inner graphs, and these graphs; it runs one at a time."""
     if op.type in op_kinds.LOOPS:
-        iterations = tf.get_static_value(op.inputs[1])  # the largest number of iterations
-        return int(iterations) if iterations is not None and iterations >= 0 else 1, _graphs(
-            graph, op, "body"
-        )
+        times = iterations(op)
+        return 1 if times is None else times, _graphs(graph, op, "body")
     if op.type in ("If", "StatelessIf"):
         return 1, _graphs(graph, op, "then_branch", "else_branch")
     if op.type in ("PartitionedCall", "StatefulPartitionedCall"):
         return 1, _graphs(graph, op, "f")
     return 0, []
+
+
+def iterations(loop: Any) -> int | None:
+    """Returns the largest number of iterations of a loop; None: unknown."""
+    found = tf.get_static_value(loop.inputs[1])
+    return None if found is None or found < 0 else int(found)
 
 
 def _graphs(graph: Any, op: Any, *names: str) -> list[Any]:

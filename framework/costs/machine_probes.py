@@ -1,7 +1,8 @@
 """Probes of the speed of this machine: small graphs whose time is measured.
 
     side_by_side   a graph has a copy of the probe for each core, on one thread each
-    alone          a graph has one copy, and an op may use all threads
+    alone          a graph has one copy, and an op may use all threads; the next one waits for it,
+                   so the time contains the hand-over to other threads and the wait for them
 
 Probes of products, copies and streams read and write many different arrays. Together these are
 larger than a cache, as are the tensors of a step, of which the backward pass reads many.
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import functools
 import json
+import operator
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -44,6 +46,7 @@ _MATRIX = 512  # rows and columns of a matrix that stays in the cache of a core
 _LARGER = (1024, 2048)  # of matrices that do not
 _ROWS = (2, 16)  # few: the time is that of reading the matrix; more: that of the operations
 _TINY = 1e-9
+_IMAGES = 64  # very small images that oneDNN divides among threads
 
 
 def main(kind: str) -> None:
@@ -89,7 +92,7 @@ class Probes:
     """
 
     def __init__(self, copies: int) -> None:
-        self._copies = copies
+        self._copies, self._alone = copies, copies == 1
         self._copy = 0  # the one that is being traced
 
     def speeds(self) -> dict[str, Any]:
@@ -117,10 +120,8 @@ class Probes:
         moved_s = self.of_each(lambda _, x: tf.transpose(x, [0, 2, 1, 3]), small, images)
         tiny = _ones(4, 4)
         product_s = self.of_nothing(lambda x: tf.matmul(x, tiny), tiny)
-        filters = _ones(3, 3, 4, 4)
-        convolution_s = self.of_nothing(
-            lambda x: tf.nn.conv2d(x, filters, 1, "SAME"), _ones(1, 4, 4, 4)
-        )
+        filters, pixels = _ones(1, 1, 4, 4), _ones(_IMAGES if self._alone else 1, 4, 4, 4)
+        convolution_s = self.of_nothing(lambda x: tf.nn.conv2d(x, filters, 1, "SAME"), pixels)
         convolutions, filter_gradients = self._convolutions(convolution_s)
         op_s = self.of_nothing(lambda x: x + small, small)
         streams = self.streams(tf.multiply, op_s, 12)
@@ -202,7 +203,7 @@ class Probes:
             whole = self.of_each(tf.matmul, a, b, times=times) - product_s
             moving = np.array([moved / rate_at(streams, moved, i) for i in range(2)])
             found.append((flops / moved, flops / _rest(whole, moving, least=0.25)))
-        return sorted(found, key=_first)
+        return sorted(found, key=operator.itemgetter(0))
 
     def _convolutions(
         self, convolution_s: Seconds
@@ -224,7 +225,9 @@ class Probes:
             for points, whole in zip((forward, backward), times, strict=True):
                 speed = flops / _rest(whole, convolution_s, least=0.5)
                 points.append((flops / moved, speed))
-        return sorted(forward, key=_first), sorted(backward, key=_first)
+        return sorted(forward, key=operator.itemgetter(0)), sorted(
+            backward, key=operator.itemgetter(0)
+        )
 
     def _of_product(self, rows: int, size: int) -> Seconds:
         """Returns the time of a product with the same matrix in every iteration of a loop."""
@@ -276,7 +279,17 @@ class Probes:
 
     def _of_pairs(self, function: Callable[[Any, Any], Any], a: Any, b: Any, times: int) -> Seconds:
         pairs = [(a * (1.0 + 0.01 * i), b * (1.0 + 0.01 * i)) for i in range(times)]
-        return self.seconds(lambda *pairs: [function(a, b) for a, b in pairs], *pairs) / times
+        return self.seconds(functools.partial(self._each, function), *pairs) / times
+
+    def _each(self, function: Callable[[Any, Any], Any], *pairs: Any) -> list[Any]:
+        """Returns the results of all pairs; alone, one is computed after the other."""
+        import tensorflow as tf
+
+        made: list[Any] = []
+        for a, b in pairs:
+            with tf.control_dependencies(made[-1:] if self._alone else []):
+                made.append(function(a, b))
+        return made
 
     def seconds(self, function: Callable[..., Any], *inputs: Any) -> Seconds:
         """Returns the time of the ops of a copy of a function."""
@@ -330,10 +343,6 @@ def rate_at(points: Sequence[tuple[float, Seconds]], at: float, column: int) -> 
 def _rest(whole: Seconds, part: Seconds, *, least: float) -> Seconds:
     """Returns whole - part, but at least a share: the two are measured one after the other."""
     return np.maximum(whole - part, least * whole)
-
-
-def _first(point: tuple[float, Seconds]) -> float:
-    return point[0]
 
 
 def _chain(function: Callable[[Any], Any], times: int) -> Callable[[Any], Any]:

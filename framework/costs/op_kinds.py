@@ -1,4 +1,7 @@
-"""Names of TensorFlow's ops, in groups that the cost model treats alike."""
+"""Names of TensorFlow's ops, in groups that the cost model treats alike.
+
+Each name is written once, in the smallest group that it belongs to; larger groups are unions.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,13 @@ SAME_MEMORY = frozenset(
 """Ops whose output is their input, in the same memory."""
 
 MATRIX_PRODUCTS = frozenset({"MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum"})
-PRODUCTS = MATRIX_PRODUCTS | {"Conv2D", "Conv3D", "DepthwiseConv2dNative"}
+_FORWARD_CONVOLUTIONS = frozenset({"Conv2D", "Conv3D", "DepthwiseConv2dNative"})
+PRODUCTS = MATRIX_PRODUCTS | _FORWARD_CONVOLUTIONS
 """Ops that multiply matrices, or convolve."""
 INPUT_GRADIENTS = frozenset({"Conv2DBackpropInput", "Conv3DBackpropInputV2"})
 """Transposed convolutions."""
 FILTER_GRADIENTS = frozenset({"Conv2DBackpropFilter", "Conv3DBackpropFilterV2"})
-CONVOLUTIONS = (PRODUCTS - MATRIX_PRODUCTS) | INPUT_GRADIENTS
+CONVOLUTIONS = _FORWARD_CONVOLUTIONS | INPUT_GRADIENTS
 
 SUMS = frozenset({"Sum", "Mean", "Max", "Min", "Prod"})
 FUNCTIONS = frozenset(
@@ -22,30 +26,29 @@ FUNCTIONS = frozenset(
 )  # fmt: skip
 """Exponentials and similar functions."""
 
-REORDERINGS = frozenset(
-    {"Transpose", "ConcatV2", "Pack", "Unpack", "Split", "SplitV", "GatherV2", "GatherNd",
-     "ScatterNd", "Cumsum", "TensorScatterAdd", "UnsortedSegmentSum", "TopKV2"}
-)  # fmt: skip
+_ROWS = frozenset({"GatherV2"})
+_PARTS = frozenset({"Slice", "StridedSlice"})
+_PLACES = _ROWS | {"Transpose", "ConcatV2", "Pack", "Unpack", "Split", "SplitV"}
+_LARGER = frozenset({"Tile", "Pad", "PadV2"})
+_LIST_COPIES = frozenset({"TensorListStack", "TensorListFromTensor"})
+
+REORDERINGS = _PLACES | {
+    "GatherNd", "ScatterNd", "Cumsum", "TensorScatterAdd", "UnsortedSegmentSum", "TopKV2",
+}  # fmt: skip
 """Ops that write elements to other places."""
-COPIES = REORDERINGS | {
-    "Slice", "StridedSlice", "StridedSliceGrad", "Tile", "Pad", "PadV2", "ReverseV2",
-    "ResizeBilinear", "TensorListStack", "TensorListFromTensor",
+COPIES = REORDERINGS | _PARTS | _LARGER | _LIST_COPIES | {
+    "StridedSliceGrad", "ReverseV2", "ResizeBilinear",
 }  # fmt: skip
 """Ops that copy elements."""
-SLICES = frozenset({"Slice", "StridedSlice", "GatherV2"})
+SLICES = _PARTS | _ROWS
 """Ops that read only as much of their first input as they write."""
-LOOPS = frozenset({"While", "StatelessWhile"})
-MOVES = frozenset(
-    {"Transpose", "ConcatV2", "Pack", "Unpack", "Split", "SplitV", "Slice", "StridedSlice",
-     "GatherV2", "Cast", "Tile", "BroadcastTo", "Pad", "PadV2", "TensorScatterUpdate"}
-)  # fmt: skip
+MOVES = _PLACES | _PARTS | _LARGER | {"Cast", "BroadcastTo", "TensorScatterUpdate"}
 """Ops without arithmetic that write their outputs."""
+LOOPS = frozenset({"While", "StatelessWhile"})
 
 _CALLER_GIVES = frozenset({"Placeholder", "Const"})
 _LIST_ITEMS = frozenset({"TensorListGetItem", "TensorListSetItem"})
-FREE = SAME_MEMORY | _CALLER_GIVES | _LIST_ITEMS | {
-    "ZerosLike", "OnesLike", "TensorListFromTensor", "TensorListStack",
-}  # fmt: skip
+FREE = SAME_MEMORY | _CALLER_GIVES | _LIST_ITEMS | _LIST_COPIES | {"ZerosLike", "OnesLike"}
 """Ops that compute nothing."""
 INSTANT = SAME_MEMORY | _CALLER_GIVES | _LIST_ITEMS | {
     "NoOp", "TensorListReserve", "TensorListPushBack", "TensorListPopBack", "EmptyTensorList",

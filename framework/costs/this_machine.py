@@ -32,7 +32,7 @@ from tekso.framework.execution.errors import ExecutionError
 
 THIS_MACHINE = "this_machine"
 
-_VERSION = 9
+_VERSION = 10
 _PROBES = "tekso.framework.costs.machine_probes"  # a program, which imports this module
 T = TypeVar("T")
 _CPUINFO = Path("/proc/cpuinfo")
@@ -60,7 +60,8 @@ class MachineSpeed:
       op_s: time of an op that does nothing.
       product_s: time of a product of very small matrices.
       cluster_s: time of a cluster that does nothing.
-      convolution_s: time of a convolution of a very small image.
+      convolution_s: time of a convolution of a very small image; if one op uses all cores, of
+        many, with the hand-over to the other threads.
     """
 
     products: Sequence[tuple[float, float]]

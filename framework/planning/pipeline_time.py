@@ -8,7 +8,7 @@
 Devices share the cores, and only one thread at a time runs Python. So a schedule takes at least its
 CPU time divided by the number of cores, and at least the time of all its calls.
 
-`saved_bytes.py` prices the passes with the speeds of `costs/`; `pipeline_probes.py` measures the
+`pass_times.py` prices the passes with the speeds of `costs/`; `pipeline_probes.py` measures the
 calls.
 """
 

@@ -20,21 +20,20 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tekso.framework.costs.graph_memory import COUNTED_BYTES, peak_bytes_of
-from tekso.framework.costs.graph_time import above, after, seconds_of
-from tekso.framework.costs.op_kinds import SAME_MEMORY
+from tekso.framework.costs.equal_ops import Same, kind, same_memory
+from tekso.framework.costs.graph_memory import COUNTED_BYTES, list_items, peak_bytes_of
+from tekso.framework.costs.graph_time import above, after
 from tekso.framework.costs.piece_gradients import PieceGradients, piece_gradients
 from tekso.framework.costs.piece_traces import PieceTrace, of_each
 from tekso.framework.costs.this_machine import MachineSpeed
 from tekso.framework.execution.pipeline.graph_cut import GraphCut
 from tekso.framework.nests import tensors
 from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece
+from tekso.framework.planning.pass_times import PassSeconds, pass_seconds
 from tekso.framework.primitives.fusion import Fuse, no_fusion
 from tekso.framework.signature import Signature, num_examples
 from tekso.framework.weight_spec import WeightSpec
 
-Same = Mapping[str, tf.Tensor]
-"""{name of a tensor: the first tensor of the graph in the same memory}."""
 Leaf = tuple[str, int]
 """A tensor that pieces pass on: the name of the value, and the index of a tensor in its nest."""
 
@@ -61,20 +60,6 @@ class Working(NamedTuple):
 
     backward: float
     recomputed: float
-
-
-class PassSeconds(NamedTuple):
-    """The time of the ops of a piece for one micro-batch, on a core of this machine.
-
-    Attributes:
-      forward: of the forward pass.
-      inputs: of the gradients of inputs.
-      weights: of the gradients of weights.
-    """
-
-    forward: float
-    inputs: float
-    weights: float
 
 
 SavedTensor = Leaf | Derived | str
@@ -115,8 +100,8 @@ def saved_bytes(
 ) -> list[SavedBytes]:
     """Returns the saved tensors of each piece: its inputs, and tensors that it computes.
 
-    Weights do not count. A tensor list of a loop has no known size. For a piece that saves one, all
-    bytes that the piece writes are counted.
+    Weights do not count. For a piece that saves a tensor of unknown size, such as the list of a
+    loop without a largest number of iterations, all bytes that the piece writes are counted.
 
     Args:
       pieces: pieces of the task, in order.
@@ -251,7 +236,7 @@ def _kept(
     halves = [t for t in cut.taken(there, of_weights) if t.name not in lasting]
     inputs = zip(cut.early[len(cut.lasting) :], _leaves(given), strict=True)
     leaves = {tensor.name: leaf for tensor, leaf in inputs}
-    same = _same_memory(concrete.graph)
+    same = same_memory(concrete.graph)
     names: dict[str, SavedTensor] = {**leaves, **_derived(concrete.graph, leaves, same)}
     written = {name: nest for name, nest in trace.writes.items() if name not in (LOSS_SUM, METRICS)}
     roots = [same[tensor.name].name for tensor in outputs[:-1]]  # the last is the loss
@@ -259,7 +244,8 @@ def _kept(
     seconds = None
     if machine is not None:
         gradients = of_weights, _of_computed(of_inputs, given, computed)
-        seconds = _seconds(cut, concrete, outputs, gradients, machine)
+        ready = _given_to_backward(cut, concrete)
+        seconds = pass_seconds(concrete.graph, outputs, gradients, ready, machine)
     return SavedBytes(
         _bytes(cut.saved_for(concrete.outputs), names, same, trace),
         _bytes(halves, names, same, trace),
@@ -268,32 +254,6 @@ def _kept(
         _working(cut, concrete, of_inputs, seeds, least=COUNTED_BYTES),
         seconds,
     )
-
-
-def _seconds(
-    cut: GraphCut,
-    concrete: Any,
-    outputs: Sequence[Any],
-    gradients: tuple[Sequence[Any], Sequence[Any]],
-    machine: MachineSpeed,
-) -> PassSeconds:
-    """Returns the time of the passes; `gradients` are those of weights, and those of inputs."""
-    graph = concrete.graph
-    there, same = _given_to_backward(cut, concrete), _same_memory(graph)
-    of_weights, of_inputs = gradients
-    ends = [t.op for t in (*of_weights, *of_inputs, *outputs)]
-    # Of equal ops, TensorFlow computes the first one only.
-    whole = [
-        op for op in above(graph, ends) if all(same[t.name].op.name == op.name for t in op.outputs)
-    ]
-    backward = {op.name for op in after(graph, [t.op for t in (*of_weights, *of_inputs)], there)}
-    inputs = {op.name for op in after(graph, [t.op for t in of_inputs], there)}
-    chosen = [
-        [op for op in whole if op.name not in backward],
-        [op for op in whole if op.name in inputs],
-        [op for op in whole if op.name in backward - inputs],
-    ]
-    return PassSeconds(*(seconds_of(graph, ops, machine) for ops in chosen))
 
 
 def _of_computed(gradients: Sequence[Any], given: Flow, computed: Set[str]) -> list[Any]:
@@ -338,15 +298,15 @@ def _derived(graph: Any, inputs: Mapping[str, Leaf], same: Same) -> dict[str, De
         given = [same[tensor.name] for tensor in op.inputs]
         before = [found.get(tensor.name) for tensor in given]
         leaves = {one.leaf for one in before if one is not None}
-        if len(leaves) != 1 or len(op.outputs) != 1 or _kind(op, given) == op.name:
+        if len(leaves) != 1 or len(op.outputs) != 1 or kind(op, given) == op.name:
             continue
         hows = [
-            one.how if one is not None else str(_kind(tensor.op, ()))
+            one.how if one is not None else str(kind(tensor.op, ()))
             for one, tensor in zip(before, given, strict=True)
             if one is not None or tensor.op.type == "Const"
         ]
         if len(hows) == len(given) and op.outputs[0].name not in found:
-            how = hashlib.sha256(str((_kind(op, ()), hows)).encode()).hexdigest()
+            how = hashlib.sha256(str((kind(op, ()), hows)).encode()).hexdigest()
             found[op.outputs[0].name] = Derived(leaves.pop(), how)
     return {name: one for name, one in found.items() if name not in inputs}
 
@@ -355,42 +315,24 @@ def _leaves(flow: Mapping[str, Any]) -> list[Leaf]:
     return [(name, i) for name, nest in flow.items() for i, _ in enumerate(tensors(nest))]
 
 
-def _same_memory(graph: Any) -> Same:
-    """Returns the tensors of a graph by the names of all that share their memory."""
-    found: dict[str, tf.Tensor] = {}
-    first: dict[Any, tf.Operation] = {}
-    for op in graph.get_operations():
-        given = [found.get(tensor.name, tensor) for tensor in op.inputs]
-        if op.type in SAME_MEMORY:
-            own = given[: len(op.outputs)]
-        else:
-            own = first.setdefault(_kind(op, given), op).outputs
-        found.update({tensor.name: one for tensor, one in zip(op.outputs, own, strict=True)})
-    return found
-
-
-def _kind(op: tf.Operation, given: Sequence[tf.Tensor]) -> Any:
-    """Returns a key that ops share which compute the same of the same inputs."""
-    if op.op_def.is_stateful or op.control_inputs or op.type == "Placeholder":
-        return op.name
-    node = op.node_def
-    attributes = (
-        (name, value.SerializeToString())
-        for name, value in node.attr.items()
-        if not name.startswith("_")
-    )
-    return op.type, tuple(tensor.name for tensor in given), tuple(sorted(attributes))
-
-
 def _bytes(
     saved: Sequence[Any], names: Mapping[str, SavedTensor], same: Same, trace: PieceTrace
 ) -> dict[SavedTensor, float]:
-    """Returns {tensor: bytes}; if a size is unknown, all bytes that the piece writes."""
+    """Returns {tensor: bytes}; if a size is unknown, all bytes that the piece writes.
+
+    Each item of a list is a tensor.
+    """
     roots = {same[tensor.name].name: same[tensor.name] for tensor in saved}
-    for t in roots.values():
-        if t.dtype in (tf.variant, tf.resource) or not t.shape.is_fully_defined():
+    found: dict[SavedTensor, float] = {}
+    for name, tensor in roots.items():
+        items = list_items(tensor) if tensor.dtype == tf.variant else None
+        if items is not None:
+            found |= {f"{items.name}[{i}]": items.each for i in range(items.length) if items.each}
+        elif tensor.dtype in (tf.variant, tf.resource) or not tensor.shape.is_fully_defined():
             return {"all that it writes": trace.bytes_written}
-    return {names.get(name, name): _size(t) for name, t in roots.items()}
+        else:
+            found[names.get(name, name)] = _size(tensor)
+    return found
 
 
 def _size(tensor: Any) -> float:

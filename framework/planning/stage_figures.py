@@ -38,7 +38,8 @@ from tekso.framework.learning_step import LearnerBase
 from tekso.framework.nests import tensors
 from tekso.framework.optimizers.optimizer import state_dtype
 from tekso.framework.planning.mesh_figures import MeshFigures
-from tekso.framework.planning.saved_bytes import PassSeconds, SavedBytes, together, working
+from tekso.framework.planning.pass_times import PassSeconds
+from tekso.framework.planning.saved_bytes import SavedBytes, together, working
 from tekso.framework.planning.simulator import Timeline, simulate
 from tekso.framework.planning.stage_memory import StageBytes, peak_bytes
 from tekso.framework.state import State

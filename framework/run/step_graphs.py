@@ -62,7 +62,8 @@ class StepGraphs:
         tower = self.parts * graph_time.seconds(self.tower, elapsed)
         short = self.parts * graph_time.short_seconds(self.tower, elapsed)
         fixed = machine.call_s + self.variables * machine.variable_s
-        step = tower + (self.towers - 1) * short + graph_time.seconds(self.update, elapsed)
+        update = graph_time.elapsed_seconds(self.update, elapsed, cores=self.towers)
+        step = tower + (self.towers - 1) * short + update
         of_cores = self.towers * self.parts * graph_time.seconds(self.tower, cpu)
         return step + fixed, of_cores + graph_time.seconds(self.update, cpu) + fixed
 

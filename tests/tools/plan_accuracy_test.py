@@ -35,6 +35,7 @@ def test_plan_and_measurement_are_side_by_side(
         *("30", "ms", "40", "ms", "-25", "%", "9", "MB", "6", "MB", "+50", "%"),
     ]
     assert "bad.model: the reason" in told.err
-    measuring, planning = commands[:2]
+    planning, measuring = commands[:2]
     assert "tekso.tools.benchmark" in measuring and "--mode=plan" in planning
+    assert "--warmup=100" in measuring  # 5 seconds would be 250 steps
     assert all("--set=c.d=1" in command and "--model=lm.a.B" in command for command in commands[:2])

@@ -211,6 +211,24 @@ def test_an_op_whose_inputs_are_ready_early_frees_them_early() -> None:
     assert found == 40000 + 14400 + 2 * 4  # without the second product: the large one is freed
 
 
+def test_ops_that_do_not_depend_on_each_other_run_on_several_cores() -> None:
+    whole = graph(lambda a, b: (a @ a @ a, b @ b), [100, 100], [100, 100])
+    one = graph_time.seconds(graph(lambda a: a @ a, [100, 100]), SPEED)
+    for cores, expected in ((1, 3 * one), (2, 2 * one), (5, 2 * one)):
+        found = graph_time.elapsed_seconds(whole, SPEED, cores=cores)
+        assert found == pytest.approx(expected)
+
+
+def test_a_short_op_runs_on_the_core_of_its_input() -> None:
+    fast = dataclasses.replace(SPEED, op_s=1e-6, product_s=0.0, streams=[(1.0, 1e15)])
+    both = graph(lambda a: (tf.negative(a @ a), tf.abs(a @ a)), [100, 100])  # two products
+    split = graph(lambda a: [f(y) for y in [a @ a] for f in (tf.negative, tf.abs)], [100, 100])
+    one = graph_time.seconds(graph(lambda a: a @ a, [100, 100]), fast)
+    assert one > 1e-4
+    found = [graph_time.elapsed_seconds(g, fast, cores=2) for g in (both, split)]
+    assert found == pytest.approx([one + 1e-6, one + 2e-6], rel=1e-5)
+
+
 def test_short_ops_of_parallel_graphs_run_one_after_the_other() -> None:
     fast = dataclasses.replace(SPEED, op_s=1e-6, product_s=0.0)
     machine = ThisMachine(fast, SPEED, SPEED, call_s=0.5, variable_s=0.125)
@@ -324,6 +342,25 @@ def test_a_disturbed_measurement_of_arrays_does_not_make_memory_free(
     assert memory[0] == 12.0 * (1 << 16)
     assert list(memory[1]) == pytest.approx([12 * (3 << 16) / 4e-4] * 2)
     assert (cached[1] >= memory[1]).all() and (large[1] <= memory[1]).all()
+
+
+def test_ops_that_use_all_threads_are_measured_one_after_the_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two at a time would hide that an op waits for its slowest thread."""
+    waiting = []
+
+    def trace(self: Any, function: Any, *inputs: Any) -> Any:
+        traced = tf.function(function, autograph=False).get_concrete_function(*inputs)
+        products = [op for op in traced.graph.get_operations() if op.type == "Mul"]
+        if products:  # not the additions that measure the arguments
+            waiting.append([len(op.control_inputs) for op in products])
+        return np.zeros(2)
+
+    monkeypatch.setattr(Probes, "seconds", trace)
+    for copies in (1, 2):
+        Probes(copies).of_each(tf.multiply, tf.ones([4]), tf.ones([4]), times=3)
+    assert waiting == [[0, 1, 1], [0, 0, 0]]
 
 
 @pytest.mark.slow

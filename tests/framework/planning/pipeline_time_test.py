@@ -18,8 +18,9 @@ from tekso.framework.layer import Layer
 from tekso.framework.params import param
 from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece, of_layers
 from tekso.framework.planning import pipeline_probes
+from tekso.framework.planning.pass_times import PassSeconds
 from tekso.framework.planning.pipeline_time import PipelineStarts, PipelineTime, pipeline_time
-from tekso.framework.planning.saved_bytes import PassSeconds, saved_bytes
+from tekso.framework.planning.saved_bytes import saved_bytes
 from tekso.framework.planning.stage_figures import PipelineFigures
 from tekso.framework.run import pipeline_plan
 from tekso.framework.theta import Theta

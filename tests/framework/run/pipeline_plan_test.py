@@ -226,6 +226,46 @@ def test_equal_ops_of_a_piece_are_one_saved_tensor() -> None:
     assert sum(found[1].for_backward.values()) == 2 * 5 * 4
 
 
+def looped_piece(most: int | None) -> Any:
+    """Returns the saved tensors of a piece y = tanh(y) of 6 iterations, and all that it writes."""
+    linear = Linear.Params(input_dim=3, output_dim=5, use_bias=False).instantiate()
+
+    def learned(theta: Any, flow: Any, ctx: Any) -> Any:
+        return {**flow, "x": linear.fprop(theta.linear, flow["x"], ctx)}
+
+    def loop(theta: Any, flow: Any, ctx: Any) -> Any:
+        step = lambda i, y: (i + 1, tf.tanh(y))  # noqa: E731
+        start = (tf.constant(0), flow["x"])
+        y = tf.while_loop(lambda i, _: i < 6, step, start, maximum_iterations=most)[1]
+        return {**flow, "y": tf.ensure_shape(y, [2, 5])}
+
+    def loss(theta: Any, flow: Any, ctx: Any) -> Any:
+        return {**flow, LOSS_SUM: tf.reduce_sum(flow["y"]), METRICS: {}}
+
+    pieces = [
+        Piece("learned", {"linear": linear}, learned), Piece("loop", {}, loop),
+        Piece("loss", {}, loss),
+    ]  # fmt: skip
+    specs = {f"linear/{path}": spec for path, spec in linear.specs().items()}
+    batch = {"x": ((2, 3), "float32")}
+    traces = trace_all(pieces, specs, batch)
+    return saved_bytes(pieces, traces, specs, set(specs), batch)[1], traces[1].bytes_written
+
+
+def test_the_list_of_a_loop_has_an_item_for_each_iteration() -> None:
+    found, _ = looped_piece(6)
+    row = 2 * 5 * 4
+    items = [size for name, size in found.for_backward.items() if str(name).endswith("]")]
+    assert items == [row] * 6
+    assert together([found], least=row)[0] == 6 * row  # the statistics see each item by itself
+    assert together([found], least=row + 1)[0] == 0
+
+
+def test_a_loop_of_unknown_length_is_assumed_to_save_all_that_its_piece_writes() -> None:
+    found, written = looped_piece(None)
+    assert written > 0 and together([found])[0] == written
+
+
 def test_outputs_of_a_piece_may_be_in_another_order_than_their_names() -> None:
     linear = Linear.Params(input_dim=3, output_dim=5, use_bias=False).instantiate()
 
