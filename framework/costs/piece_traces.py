@@ -204,7 +204,10 @@ def _reads_of_evaluation(
     uses only its shape, nothing records this. So copies have only the values recorded so far.
 
     Args:
-      piece, own, flow, size: the piece, its weights, the flow before it, and a micro-batch.
+      piece: the piece.
+      own: specs of its weights.
+      flow: the flow before it.
+      size: number of examples.
       reads: names of the values that it was seen to read in training.
     """
     while True:
