@@ -6,10 +6,6 @@ Errors name the line of code that created the op.
 
 from __future__ import annotations
 
-import linecache
-from collections.abc import Iterator
-from typing import Any
-
 import tensorflow as tf
 
 from tekso.framework.execution.errors import ExecutionError
@@ -18,6 +14,7 @@ from tekso.framework.execution.workarounds.einsum_layouts import (
     dims_of_one_operand,
     shifted_dims,
 )
+from tekso.framework.execution.workarounds.op_places import ops_of, place_of
 
 _AXES = {"ConcatV2": -1, "Split": 0, "SplitV": 2}
 """{type: input with the axis}"""
@@ -30,23 +27,12 @@ def refuse_unsupported(graph: tf.Graph) -> None:
     Raises:
       ExecutionError: there is such an op; the message names its line and what to write instead.
     """
-    for op in _ops(graph):
+    for op in ops_of(graph):
         problem = _problem(op)
         if problem is not None:
             # The einsum may be a gradient, which has no line of the layer.
             at = (shifted_dims(op) if op.type == "Einsum" else None) or op
-            own = [frame for frame in at.traceback if "/tensorflow/" not in frame.filename]
-            place = own[-1] if own else None
-            where = f"{place.filename}:{place.lineno}" if place else op.name
-            line = linecache.getline(place.filename, place.lineno).strip() if place else op.type
-            raise ExecutionError(f"{where}: {line}: on a mesh, {problem}")
-
-
-def _ops(graph: Any) -> Iterator[tf.Operation]:
-    yield from graph.get_operations()
-    for function in graph._functions.values():  # the public API has no line numbers
-        if getattr(function, "graph", None) is not None:
-            yield from _ops(function.graph)
+            raise ExecutionError(f"{place_of(at)}: on a mesh, {problem}")
 
 
 def _problem(op: tf.Operation) -> str | None:

@@ -29,7 +29,7 @@ from tensorflow.python.eager import context
 
 from tekso.framework.execution import ExecutionError, devices
 from tekso.framework.execution.mesh import forms as mesh_forms
-from tekso.framework.execution.mesh import mesh_devices, vocab
+from tekso.framework.execution.mesh import mesh_devices, step_errors, vocab
 from tekso.framework.execution.mesh.layouts import Layout, MeshLayout, MeshShape, Rules
 from tekso.framework.execution.mesh.placement import Placement
 from tekso.framework.execution.pipeline.graph_cut import LOOPS, GraphCut, Subgraph
@@ -183,6 +183,38 @@ def contraction_of_two_dims(place: Place, avoided: bool) -> bool:
             contracted(wrong, is_weight=is_weight)
             return False
     return contracted(right, is_weight=False) and contracted(right, is_weight=True)
+
+
+def contraction_of_activations(place: Place, avoided: bool) -> bool:
+    """The same if no operand was constrained: the result is doubled. Also in a loop."""
+    x, w = _values(8, 4, 2), _values(4, 2, 6)
+    expected = np.einsum("abc,bcd->ad", np.tanh(x), np.tanh(w))
+
+    def product(x: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
+        return tf.einsum("abc,bcd->ad", tf.tanh(x), tf.tanh(w))
+
+    def in_loop(x: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
+        def body(i: tf.Tensor, _: tf.Tensor) -> Any:
+            return i + 1, product(*tensors.loop_inputs([x, w]))
+
+        return tf.while_loop(lambda i, _: i < 1, body, (0, tf.zeros([8, 6])))[1]
+
+    def is_right(function: Compiled, *, axes: Layout) -> bool:
+        run = step_errors.compiled(function, "a mesh") if avoided else tf.function(function)
+        y = run(place.put(x, axes), place.put(w, ("m", None, None)))
+        return _equal(place, y, expected)
+
+    wrong, right = (None, None, "m"), (None, "m", None)
+    for function in (product, in_loop):
+        if not avoided and is_right(function, axes=wrong):
+            return True
+        if avoided:
+            with contextlib.suppress(ExecutionError):
+                is_right(function, axes=wrong)
+                return False
+            if not is_right(function, axes=right):
+                return False
+    return avoided
 
 
 def sums_over_dims_of_one_operand(place: Place, avoided: bool) -> bool:
@@ -388,6 +420,7 @@ REPRODUCTIONS = {
     for reproduction in (
         changing_integer,
         concatenated_shards,
+        contraction_of_activations,
         contraction_of_two_dims,
         inner_relayout,
         loop_gradient,

@@ -15,6 +15,7 @@ PROGRAM = Path(__file__).with_name("workarounds_program.py")
 DEFECTS = (
     "changing_integer",
     "concatenated_shards",
+    "contraction_of_activations",
     "contraction_of_two_dims",
     "inner_relayout",
     "loop_gradient",
