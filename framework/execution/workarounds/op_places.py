@@ -39,14 +39,24 @@ def place_of(op: tf.Operation) -> str:
 
 
 def whose(op: tf.Operation) -> str:
-    """Returns the place of an op; of an op of a gradient, the place of the op that it is for."""
+    """Returns the place of an op; of an op of a gradient, the place of the op that it is for.
+
+    After `gradient_tape/`, the op of a gradient has the name or the scope of the forward op.
+    """
     if not op.name.startswith(_TAPE):
         return place_of(op)
     forward = {other.name: other for other in op.graph.get_operations()}
-    parts = op.name.removeprefix(_TAPE).split("/")
-    for end in range(len(parts) - 1, 0, -1):
-        if (name := "/".join(parts[:end])) in forward:
+    parts = op.name.removeprefix(_TAPE).split("/")[:-1]
+    for name in ("/".join(parts), "/".join([*parts, op.type])):
+        if name in forward:
             return f"the gradient of {place_of(forward[name])}"
+    near = [op]
+    for each in near:  # breadth first
+        before = [tensor.op for tensor in each.inputs if tensor.op.type != "Const"]
+        for other in before:
+            if not other.name.startswith(_TAPE) and _frame(other) is not None:
+                return f"a gradient near {place_of(other)}"
+        near += [other for other in before if other not in near]
     return place_of(op)
 
 
@@ -82,7 +92,8 @@ def _listed(found: Iterable[tf.Operation]) -> str:
 
 
 def _frame(op: tf.Operation) -> traceback.FrameSummary | None:
-    own = [frame for frame in op.traceback if "/tensorflow/" not in frame.filename]
+    # An op that was copied with its graph has no traceback.
+    own = [frame for frame in op.traceback or () if "/tensorflow/" not in frame.filename]
     return own[-1] if own else None
 
 

@@ -18,6 +18,7 @@ from tekso.framework.execution.workarounds.op_places import ops_of, place_of
 
 _AXES = {"ConcatV2": -1, "Split": 0, "SplitV": 2}
 """{type: input with the axis}"""
+_TAPE, _TOP_K = "gradient_tape/", "TopKV2"
 _DRAWS = ("Random", "TruncatedNormal", "Multinomial")  # parts of the types of random ops
 
 
@@ -30,8 +31,8 @@ def refuse_unsupported(graph: tf.Graph) -> None:
     for op in ops_of(graph):
         problem = _problem(op)
         if problem is not None:
-            # The einsum may be a gradient, which has no line of the layer.
-            at = (shifted_dims(op) if op.type == "Einsum" else None) or op
+            # The op may be of a gradient, which has no line of the layer.
+            at = (shifted_dims(op) if op.type == "Einsum" else _sorting(op)) or op
             raise ExecutionError(f"{place_of(at)}: on a mesh, {problem}")
 
 
@@ -62,6 +63,19 @@ def _problem(op: tf.Operation) -> str | None:
                 "tf.where with a scalar condition crashes DTensor: write "
                 "tf.where(tf.reshape(condition, [1]), …)"
             )
+    elif op.type == "ScatterNd":
+        if _sorting(op) is not None:
+            return (
+                "the gradient of tf.math.top_k or tf.sort fails if another dim is sharded: use "
+                "indices of tf.math.top_k or tf.argsort, and get the values by "
+                "tf.gather(x, indices, batch_dims=…)"
+            )
+    elif op.type == "GatherNd":
+        if "/pfor/" in op.name:  # vectorized over the stages, whose dim is sharded
+            return (
+                "tf.gather_nd of all stages at once fails: write tf.gather(x, indices, "
+                "batch_dims=…), or use --execution=pipelined"
+            )
     elif op.type == "Einsum":
         return _problem_of_einsum(op)
     elif any(word in op.type for word in _DRAWS):
@@ -69,6 +83,24 @@ def _problem(op: tf.Operation) -> str | None:
             f"{op.type} draws numbers that depend on the layout of tensors: draw them with "
             "ctx.uniform, or use the layer Dropout"
         )
+    return None
+
+
+def _sorting(op: tf.Operation) -> tf.Operation | None:
+    """Returns the op whose sorted values have this gradient, or None.
+
+    Defect: in the gradient of TopKV2, DTensor scatters by indices of the whole tensor into a shard.
+    """
+    if op.type != "ScatterNd" or _TAPE not in op.name:
+        return None
+    if f"/{_TOP_K}/" in op.name:  # vectorized over the stages of a pipeline
+        return op
+    before = [op.inputs[0].op]
+    for each in before:
+        if each.type == _TOP_K:
+            return each
+        if each.type in ("ExpandDims", "Reshape", "AddV2", "Identity"):
+            before += [tensor.op for tensor in each.inputs]
     return None
 
 
