@@ -99,8 +99,8 @@ def _refuse_lists(saved: Sequence[tf.Tensor]) -> None:
             ops = (op for op in tensor.graph.get_operations() if op.type in _WITH_BODIES)
             raise ExecutionError(
                 f"{place_of(next(ops, tensor.op))}: one program for all stages cannot save the "
-                "lists and branches of TensorFlow's loops and conditions that are differentiated, such "
-                "as tf.map_fn, tf.scan, tf.while_loop or tf.cond: write ops.scan of "
+                "lists and branches of TensorFlow's loops and conditions that are differentiated, "
+                "such as tf.map_fn, tf.scan, tf.while_loop or tf.cond: write ops.scan of "
                 "tekso.framework or tf.where, or use --execution=pipelined"
             )
 
