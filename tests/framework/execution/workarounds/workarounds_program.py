@@ -28,8 +28,8 @@ from tensorflow.experimental import dtensor
 from tensorflow.python.eager import context
 
 from tekso.framework.execution import ExecutionError, devices
+from tekso.framework.execution.mesh import control_flow, mesh_devices, step_errors, vocab
 from tekso.framework.execution.mesh import forms as mesh_forms
-from tekso.framework.execution.mesh import mesh_devices, step_errors, vocab
 from tekso.framework.execution.mesh.layouts import Layout, MeshLayout, MeshShape, Rules
 from tekso.framework.execution.mesh.placement import Placement
 from tekso.framework.execution.pipeline.graph_cut import LOOPS, GraphCut, Subgraph
@@ -272,6 +272,21 @@ def resharded_gather(place: Place, avoided: bool) -> bool:
     return _equal(place, _run(reverse, place.put(x)), x[:, ::-1])
 
 
+def row_of_a_buffer(place: Place, avoided: bool) -> bool:
+    """A row of a buffer that is not sharded, with a value that is, in a loop."""
+    buffer, x = _values(3, 4, 6), _values(4, 6)
+
+    def add(buffer: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
+        def body(i: tf.Tensor, y: tf.Tensor) -> Any:
+            row = control_flow.read([buffer], i)[0] if avoided else tf.gather(buffer, i)
+            return i + 1, tf.tanh(row + x) * x + y
+
+        return tf.while_loop(lambda i, _: i < 3, body, (0, tf.zeros_like(x)))[1]
+
+    y = _run(add, place.put(buffer), place.put(x, ROWS))
+    return _equal(place, y, (np.tanh(buffer + x) * x).sum(0))
+
+
 def loop_gradient(place: Place, avoided: bool) -> bool:
     """The gradient of a while loop has no layout: hence the loops of `control_flow`."""
     x = _values(4, 6)
@@ -431,6 +446,7 @@ REPRODUCTIONS = {
         negative_step,
         new_axis,
         resharded_gather,
+        row_of_a_buffer,
         row_of_stacked_weights,
         scalar_where,
         softmax_sums_in_16_bits,

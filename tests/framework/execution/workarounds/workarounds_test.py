@@ -26,6 +26,7 @@ DEFECTS = (
     "negative_step",
     "new_axis",
     "resharded_gather",
+    "row_of_a_buffer",
     "row_of_stacked_weights",
     "scalar_where",
     "softmax_sums_in_16_bits",
