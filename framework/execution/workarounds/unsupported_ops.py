@@ -66,7 +66,7 @@ def _problem(op: tf.Operation) -> str | None:
     elif op.type == "ScatterNd":
         if _sorting(op) is not None:
             return (
-                "the gradient of tf.math.top_k or tf.sort fails if another dim is sharded: use "
+                "the gradient of tf.math.top_k or tf.sort can fail if another dim is sharded: use "
                 "indices of tf.math.top_k or tf.argsort, and get the values by "
                 "tf.gather(x, indices, batch_dims=…)"
             )

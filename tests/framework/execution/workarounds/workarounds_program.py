@@ -287,6 +287,25 @@ def row_of_a_buffer(place: Place, avoided: bool) -> bool:
     return _equal(place, y, (np.tanh(buffer + x) * x).sum(0))
 
 
+def sorted_values(place: Place, avoided: bool) -> bool:
+    """The gradient of the values of top_k scatters by indices of the whole tensor into a shard."""
+    x = _values(4, 6)
+
+    def gradient(x: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = place.reshard(3 * x, ROWS)
+            values, indices = tf.math.top_k(y, 2)
+            if avoided:
+                values = tf.gather(y, indices, batch_dims=1)
+            total = tf.reduce_sum(tf.reduce_sum(values, 1, keepdims=True) * y)
+        return tape.gradient(total, x)
+
+    is_kept = x >= np.sort(x, 1)[:, -2:-1]
+    sums = (x * is_kept).sum(1, keepdims=True), x.sum(1, keepdims=True)
+    return _equal(place, _run(gradient, place.put(x, ROWS)), 9 * (sums[0] + sums[1] * is_kept))
+
+
 def loop_gradient(place: Place, avoided: bool) -> bool:
     """The gradient of a while loop has no layout: hence the loops of `control_flow`."""
     x = _values(4, 6)
@@ -450,6 +469,7 @@ REPRODUCTIONS = {
         row_of_stacked_weights,
         scalar_where,
         softmax_sums_in_16_bits,
+        sorted_values,
         sums_in_16_bits,
         sums_over_dims_of_one_operand,
         wait_with_lock,

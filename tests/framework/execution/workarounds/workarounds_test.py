@@ -30,6 +30,7 @@ DEFECTS = (
     "row_of_stacked_weights",
     "scalar_where",
     "softmax_sums_in_16_bits",
+    "sorted_values",
     "sums_in_16_bits",
     "sums_over_dims_of_one_operand",
     "wait_with_lock",
