@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.layer import Layer
 from tekso.framework.task import Task
 
@@ -27,3 +30,24 @@ def named(layer: Layer) -> str:
 def gathering(task: Task) -> list[str]:
     """Returns the layers that compare the examples of all replicas."""
     return [named(layer) for layer in task.walk() if layer.gathers_examples]
+
+
+def refuse_unsummed(task: Task, statistics: Iterable[str]) -> None:
+    """Rejects batch statistics of a training step in which nothing was summed over the replicas.
+
+    Args:
+      task: the task, of which each replica or tower computes a part of the batch.
+      statistics: "<layer path>/<name>" of the statistics that its layers collected.
+
+    Raises:
+      ExecutionError: a layer that couples examples collected some.
+    """
+    owners = {name.rpartition("/")[0] for name in statistics}
+    for layer in coupling(task):
+        if layer.path in owners:
+            raise ExecutionError(
+                f"{named(layer)} couples the examples of a batch, but nothing is summed over the "
+                "replicas or towers, so each would compute with statistics of its own part: sum in "
+                "the layer with ops.sum_over_replicas(ctx, x), or use one device with "
+                "execution.towers=1"
+            )

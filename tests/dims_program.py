@@ -136,9 +136,13 @@ def differences(alone: dict[str, Any], found: dict[str, Any]) -> Iterator[str]:
 
 
 def _has_moments(key: str, slots: Sequence[str]) -> bool:
-    """Returns whether a key is a weight for which the optimizer has slots."""
-    weight, _, path = key.partition("/")
-    return weight == "weights" and any(f"/{path}/" in slot for slot in slots)
+    """Returns whether a key is a weight for which the optimizer has slots, or its average."""
+    kind, _, path = key.partition("/")
+    if kind != "weights":
+        if not path.endswith("/ema"):
+            return False
+        path = path.removesuffix("/ema")
+    return any(f"/{path}/" in slot and not slot.endswith("/ema") for slot in slots)
 
 
 def _same(one: Any, other: Any) -> bool:

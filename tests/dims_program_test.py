@@ -12,6 +12,7 @@ import pytest
 
 PROGRAM = Path(dims_program.__file__)
 MOMENT = "learner/model/w/first_moment"
+AVERAGE = "learner/model/w/ema"
 BIAS = "learner/model/keys/b/first_moment"
 MEAN = "weights/model/norm/moving_mean"
 GRADIENT = np.array([[0.3, -0.2], [0.1, 0.4]])
@@ -24,6 +25,7 @@ def results(**changes: Any) -> dict[str, Any]:
             "weights/model/w": -GRADIENT,
             MEAN: GRADIENT,
             MOMENT: GRADIENT,
+            AVERAGE: -GRADIENT,
             BIAS: np.full(2, 1e-9),
         },
         "decoded": [{"text": "a", "score": -1.5}],
@@ -43,6 +45,7 @@ def changes(**of_keys: Any) -> dict[str, Any]:
         (results(changes=changes(**{MOMENT: GRADIENT.T})), f"{MOMENT} moved by 0.548"),
         # The optimizer scales up a gradient that is zero but for rounding.
         (results(changes=changes(**{BIAS: np.full(2, -1e-9), "weights/model/w": GRADIENT})), ""),
+        (results(changes=changes(**{AVERAGE: GRADIENT.T})), ""),
         (results(changes=changes(**{MOMENT: np.full([2, 2], np.nan)})), MOMENT),
         # Weights that no optimizer changes have no moments.
         (results(changes=changes(**{MEAN: GRADIENT.T})), f"{MEAN} moved by 0.548"),

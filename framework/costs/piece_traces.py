@@ -7,7 +7,7 @@ inputs have the same shapes, are traced once: a thousand layers take the time of
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import tensorflow as tf
@@ -143,24 +143,29 @@ def _kind(piece: Piece, own: Mapping[str, WeightSpec], flow: Flow) -> Any:
 
 
 class _Noted(dict[str, Any]):
-    """A flow that records which names a piece reads."""
+    """A flow that records which names a piece reads.
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self.asked: set[str] = set()
+    Args:
+      flow: all values.
+      copied: names of the values that a copy of the flow has.
+    """
+
+    def __init__(self, flow: Flow, copied: Iterable[str]) -> None:
+        super().__init__({name: flow[name] for name in copied})
+        self.flow, self.asked = flow, set[str]()
 
     def __getitem__(self, name: str) -> Any:
         self.asked.add(name)
-        return super().__getitem__(name)
+        return self.flow[name]
 
     def __contains__(self, name: object) -> bool:
         self.asked.add(str(name))
-        return super().__contains__(name)
+        return name in self.flow
 
     def get(self, name: str, default: Any = None) -> Any:
         """See dict."""
         self.asked.add(name)
-        return super().get(name, default)
+        return self.flow.get(name, default)
 
 
 def _trace(
@@ -171,13 +176,12 @@ def _trace(
     measure: Callable[[Any], float],
 ) -> PieceTrace:
     with tf.Graph().as_default() as graph:
-        reads, writes = _run(graph, piece, own, flow, size, "train")
+        reads, writes = _run(graph, piece, own, flow, size, "train", sorted(flow))
         for name, value in writes.items():
             if name not in (LOSS_SUM, METRICS):
                 _check_examples(piece, name, value, size)
         work, measured = graph_work.count(graph), measure(graph)
-    with tf.Graph().as_default() as graph:  # evaluation may read other values
-        reads |= _run(graph, piece, own, flow, size, "eval")[0]
+    reads = _reads_of_evaluation(piece, own, flow, size, reads)
     weight_bytes = sum(spec.size_bytes for spec in own.values())
     specs = {name: mapped(_spec, value) for name, value in writes.items()}
     return PieceTrace(
@@ -191,11 +195,43 @@ def _trace(
     )
 
 
+def _reads_of_evaluation(
+    piece: Piece, own: Mapping[str, WeightSpec], flow: Flow, size: int, reads: set[str]
+) -> set[str]:
+    """Returns the names of the values that a piece reads in training or in evaluation.
+
+    If a piece reads a value through a copy of the flow, such as the argument of `loss_weight`, and
+    uses only its shape, nothing records this. So copies have only the values recorded so far.
+
+    Args:
+      piece: the piece.
+      own: specs of its weights.
+      flow: the flow before it.
+      size: number of examples.
+      reads: names of the values that it was seen to read in training.
+    """
+    while True:
+        try:
+            with tf.Graph().as_default() as graph:
+                return reads | _run(graph, piece, own, flow, size, "eval", sorted(reads))[0]
+        except KeyError as error:
+            missing = {name for name in error.args if name in flow} - reads
+            if not missing:
+                raise
+            reads = reads | missing
+
+
 def _run(
-    graph: Any, piece: Piece, own: Mapping[str, WeightSpec], flow: Flow, size: int, mode: Mode
+    graph: Any,
+    piece: Piece,
+    own: Mapping[str, WeightSpec],
+    flow: Flow,
+    size: int,
+    mode: Mode,
+    copied: Sequence[str],
 ) -> tuple[set[str], dict[str, Any]]:
     """Returns the names of the values that a piece reads, and the values that it writes."""
-    given = _Noted(mapped(_placeholder, flow))
+    given = _Noted(mapped(_placeholder, flow), copied)
     weights = {
         path: tf.raw_ops.Placeholder(dtype=spec.dtype, shape=spec.shape)
         for path, spec in own.items()
@@ -211,12 +247,11 @@ def _run(
     writes = {
         name: mapped(tf.convert_to_tensor, value)
         for name, value in dict(after).items()
-        if name not in flow or not _is_same(value, dict.__getitem__(given, name))
+        if name not in flow or not _is_same(value, given.flow[name])
     }
     used = {id(t) for op in graph.get_operations() for t in op.inputs}
     used |= {id(t) for value in writes.values() for t in tensors(value)}
-    values = dict(given)
-    reads |= {name for name, v in values.items() if any(id(t) in used for t in tensors(v))}
+    reads |= {name for name, v in given.flow.items() if any(id(t) in used for t in tensors(v))}
     return reads, writes
 
 

@@ -241,20 +241,20 @@ def check_statistics(task: Task, *, replicas: int, parts: int, xla: str) -> None
     Raises:
       ExecutionError: they would.
     """
-    paths = [layer.path for layer in coupling(task)]
-    if replicas == 1 or not paths:
+    names = [named(layer) for layer in coupling(task)]
+    if replicas == 1 or not names:
         return
     repeated = repeated_statistics(task)
     if parts > 1:
-        path, cure = paths[0], "set learner.accumulation_steps=1"
+        name, cure = names[0], "set learner.accumulation_steps=1"
     elif xla == "step":
-        path, cure = paths[0], "set execution.xla to clusters or none"
+        name, cure = names[0], "set execution.xla to clusters or none"
     elif repeated:
-        path, cure = repeated[0], "unroll its repeated stack"
+        name, cure = repeated[0], "unroll its repeated stack"
     else:
         return
     raise ExecutionError(
-        f"{path} sums statistics over all devices, which is not supported in a loop or in a step "
+        f"{name} sums statistics over all devices, which is not supported in a loop or in a step "
         f"that is compiled as a whole: {cure}, or use one device"
     )
 

@@ -12,7 +12,7 @@ import tensorflow as tf
 from tekso.framework import batch_part
 from tekso.framework.batch_part import BatchPart, RowsOf
 from tekso.framework.context import Mode, StepContext
-from tekso.framework.coupling import coupling
+from tekso.framework.coupling import coupling, refuse_unsummed
 from tekso.framework.execution.base import Batch, ExecutionProgram, parts_of
 from tekso.framework.execution.batch_parts import (
     Gradients,
@@ -269,7 +269,10 @@ class DataParallelProgram(ExecutionProgram):
             ctx = self._context("train", key, step, offset, num_examples)
 
             def forward() -> tuple[LossSums, StepContext]:
-                return self._step.loss(weights, part, ctx, own=self._own_variables()), ctx
+                sums = self._step.loss(weights, part, ctx, own=self._own_variables())
+                if self.num_replicas * self._towers > 1 and not getattr(ctx, "summed", None):
+                    refuse_unsummed(self._step.task, ctx.collected.sums["statistic"])
+                return sums, ctx
 
             trained = {path: weights[path] for path in self._step.trained}
             return self._step.part_gradients(forward, total_weight, trained, scale)

@@ -61,7 +61,7 @@ def _scan(
     """Traces one iteration, which constrains the same tensors as every other."""
     num_iterations = tf.nest.flatten(xs)[0].shape[0]
     inner = isolated(ctx).fold(0)
-    one = tf.nest.map_structure(lambda x: x[0], xs)
+    one = tf.nest.map_structure(lambda x: tf.gather(x, 0), xs)  # `refuse_unsupported` allows it
     after, y = body(theta, state, one, inner)
     ctx.collected.merge(inner.collected.sums)
     return after, stacked([y] * num_iterations)

@@ -229,7 +229,17 @@ class Loop:
 
 def read(buffers: Flat, index: tf.Tensor) -> Flat:
     """Returns the rows of buffers at an index."""
-    return [tf.gather(buffer, index) for buffer in buffers]
+    return [_row(buffer, index) for buffer in buffers]
+
+
+def _row(buffer: tf.Tensor, index: tf.Tensor) -> tf.Tensor:
+    """Returns a row of a buffer.
+
+    Not by tf.gather: if the buffer of another program is not sharded, but its row is, DTensor does
+    not compile a gather.
+    """
+    begin = tf.concat([tf.reshape(index, [1]), tf.zeros([buffer.shape.rank - 1], tf.int32)], 0)
+    return tf.squeeze(tf.slice(buffer, begin, [1, *buffer.shape[1:]]), 0)
 
 
 def _write(buffers: Flat, index: tf.Tensor, values: Flat) -> Flat:

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.workarounds.compiler import cut_messages
+from tekso.framework.execution.workarounds.op_places import described, ops_of
+from tekso.framework.execution.workarounds.op_substitutes import SUBSTITUTES
+from tekso.framework.execution.workarounds.repeated_sums import refuse_repeated_sums
 from tekso.framework.execution.workarounds.retracing import DUPLICATE_NAME, retraced
 from tekso.framework.execution.workarounds.unsupported_ops import refuse_unsupported
 
 _OF_DTENSOR = ("dtensor", DUPLICATE_NAME)
 _OF_COMPILER = re.compile(r"(?:(\S+:\d+):\d+: )?error: (?!'builtin.module')(.*)")
+_SURPLUS = re.compile(r"^loc\(.*\)\): |\. Please file a feature request to .*")
+Traced = Sequence[weakref.ref[tf.Graph]]
 ADVICE = (
     "Remove rules and extra axes one by one to find the one that does not work. "
     'docs/meshes.md, "Custom layers", lists the ops that custom layers should not use'
@@ -26,30 +32,54 @@ def compiled(step: Callable[..., Any], where: str, *, advice: str = ADVICE) -> C
     """Returns a step as a program of a mesh: a tf.function with the errors of `explained`.
 
     Everything that is traced is searched for unsupported ops: training and evaluation, forward and
-    backward.
+    backward. What is compiled is searched for wrong products, after its first run.
 
     Args:
       step: a function of tensors.
       where: as in `explained`.
       advice: as in `explained`.
     """
+    traced: list[weakref.ref[tf.Graph]] = []
 
     @functools.wraps(step)
     def checked(*args: Any) -> Any:
         outputs = step(*args)
-        refuse_unsupported(tf.compat.v1.get_default_graph())  # during tracing, before it runs
+        graph = tf.compat.v1.get_default_graph()
+        traced.append(weakref.ref(graph))
+        refuse_unsupported(graph)  # during tracing, before it runs
         return outputs
 
-    return explained(retraced(checked), where, advice=advice)
+    program = retraced(checked)
+
+    @functools.wraps(step)
+    def run(*args: Any) -> Any:
+        count = len(traced)
+        outputs = program(*args)
+        if new := traced[count:]:
+            refuse_repeated_sums(ops_of_all(new))
+        return outputs
+
+    return explained(run, where, advice=advice, traced=traced)
 
 
-def explained(step: Callable[..., Any], where: str, *, advice: str = ADVICE) -> Callable[..., Any]:
+def ops_of_all(traced: Traced) -> Iterator[tf.Operation]:
+    """Yields the ops of the graphs that still exist."""
+    for reference in traced:
+        graph = reference()
+        if graph is not None:
+            yield from ops_of(graph)
+
+
+def explained(
+    step: Callable[..., Any], where: str, *, advice: str = ADVICE, traced: Traced = ()
+) -> Callable[..., Any]:
     """Returns `step` with an ExecutionError if DTensor cannot partition its program over the mesh.
 
     Args:
       step: a tf.function.
       where: the mesh, the rules and the extra axes, for the message.
       advice: end of the message: what to do.
+      traced: graphs with the lines of the ops of `step`; the caller may add to it.
     """
     cut_messages()
 
@@ -66,13 +96,25 @@ def explained(step: Callable[..., Any], where: str, *, advice: str = ADVICE) -> 
             message = str(error)
             if not any(word in message for word in _OF_DTENSOR):
                 raise
-            found = _OF_COMPILER.search(message)
-            reason = found.group(2) if found else message.partition("\n")[0]
-            if found and found.group(1) and "/tensorflow/" not in found.group(1):
-                reason = f"{found.group(1)}: {reason}"
             raise ExecutionError(
-                f"TensorFlow's DTensor cannot compile this step for {where}: {reason[:500]}. "
-                f"{advice}"
+                f"TensorFlow's DTensor cannot compile this step for {where}: "
+                f"{_reason(message, traced, advice)}"
             ) from None
 
     return run
+
+
+def _reason(message: str, traced: Traced, advice: str) -> str:
+    """Returns the reason in a message of DTensor, with the line of the layer, and the advice."""
+    found = _OF_COMPILER.search(message)
+    reason = _SURPLUS.sub("", found.group(2) if found else message.partition("\n")[0])
+    graphs = [graph for reference in traced if (graph := reference()) is not None]
+    op = described(message, graphs)
+    if op is not None:
+        kind, place = op
+        reason = f"{place}: {kind}: {reason}"
+        if kind in SUBSTITUTES:
+            advice = f"Write {SUBSTITUTES[kind]} instead"
+    elif found and found.group(1) and "/tensorflow/" not in found.group(1):
+        reason = f"{found.group(1)}: {reason}"
+    return f"{reason[:700]}. {advice}"

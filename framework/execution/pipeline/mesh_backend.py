@@ -10,6 +10,7 @@ unpacked into its shards on one mesh, and packed from them on the next.
 from __future__ import annotations
 
 import dataclasses
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -22,11 +23,12 @@ from tekso.framework.execution.mesh import step_context
 from tekso.framework.execution.mesh.context import MeshContext
 from tekso.framework.execution.mesh.layouts import Layout, MeshLayout
 from tekso.framework.execution.mesh.placement import Placement, hashable
-from tekso.framework.execution.mesh.step_errors import compiled, explained
+from tekso.framework.execution.mesh.step_errors import compiled, explained, ops_of_all
 from tekso.framework.execution.pipeline.graph_cut import Subgraph
 from tekso.framework.execution.pipeline.stage_backend import Kind, Part, Specs, StageBackend
 from tekso.framework.execution.shards import Slices
 from tekso.framework.execution.workarounds.compiler import SERIAL
+from tekso.framework.execution.workarounds.repeated_sums import refuse_repeated_sums
 from tekso.framework.execution.workarounds.retracing import recompiled
 from tekso.framework.execution.workarounds.tensors import TOO_MANY_TO_FOLD, new_variable
 from tekso.framework.execution.workarounds.unsupported_ops import refuse_unsupported
@@ -65,6 +67,8 @@ class MeshBackend(StageBackend):
         self._placement = Placement(mesh)
         self._devices: list[str] = list(mesh.local_devices())
         self._where = f"a stage on a {layout}"
+        self._traced: list[weakref.ref[tf.Graph]] = []
+        self._called: set[int] = set()  # subgraphs, which live as long as the program
         self.fuse = MarkedFusion() if compiles else no_fusion
 
     # --- tensors, from the host ---
@@ -161,12 +165,16 @@ class MeshBackend(StageBackend):
         """See `StageBackend`.
 
         Raises:
-          ExecutionError: DTensor cannot compile the function.
+          ExecutionError: DTensor cannot compile the function, or computes wrong products in it.
         """
+        is_first = isinstance(function, Subgraph) and id(function) not in self._called
+        self._called.add(id(function))
         if isinstance(function, Subgraph) and function.has_loops:
             function = recompiled(function, function.trace_again)
         with SERIAL:
-            made = explained(function, self._where)(*args)
+            made = explained(function, self._where, traced=self._traced)(*args)
+            if is_first:
+                refuse_repeated_sums(ops_of_all(self._traced))
             first = next((x for x in tf.nest.flatten(made) if tf.is_tensor(x)), None)
             parts = [] if first is None else dtensor.unpack(first)  # waits; see `SERIAL`
         for part in parts:
@@ -175,6 +183,7 @@ class MeshBackend(StageBackend):
 
     def check(self, graph: tf.Graph) -> None:
         """See `StageBackend`."""
+        self._traced.append(weakref.ref(graph))
         refuse_unsupported(graph)
 
     def trace(self, function: Callable[..., Any], *args: Any) -> None:

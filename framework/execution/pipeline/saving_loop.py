@@ -15,12 +15,15 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
+from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.mesh.control_flow import Flat, Loop, joined, learning, split
 from tekso.framework.execution.pipeline.graph_cut import GraphCut
+from tekso.framework.execution.workarounds.op_places import place_of
 from tekso.framework.execution.workarounds.tensors import loop_inputs
 from tekso.framework.execution.workarounds.unsupported_ops import refuse_unsupported
 
 Spec = tf.TensorSpec
+_WITH_BODIES = ("While", "StatelessWhile", "If", "StatelessIf", "Case", "StatelessCase")
 
 
 class SavingLoop(Loop):
@@ -57,6 +60,7 @@ class SavingLoop(Loop):
         read = [t for t in cut.saved_for(gradients) if t.name not in names]
         self._constants = {t.name: value for t in read if (value := _static_value(t)) is not None}
         saved = [t for t in read if t.name not in self._constants]
+        _refuse_lists(saved)
         self._early, self._late = ([t.name for t in ts] for ts in (cut.early, cut.late))
         self._dtypes = {t.name: t.dtype for t in saved}
         self._forward_pass = cut.function(
@@ -86,6 +90,19 @@ class SavingLoop(Loop):
         known |= dict(zip(self._late, seeds, strict=True))
         gradients: tuple[Flat, Flat, Flat] = split(self._backward_pass(known)[0], self._learned)
         return gradients
+
+
+def _refuse_lists(saved: Sequence[tf.Tensor]) -> None:
+    """Raises an ExecutionError if lists, or tensors of unknown shapes, would be saved."""
+    for tensor in saved:
+        if tensor.dtype == tf.variant or not tensor.shape.is_fully_defined():
+            ops = (op for op in tensor.graph.get_operations() if op.type in _WITH_BODIES)
+            raise ExecutionError(
+                f"{place_of(next(ops, tensor.op))}: one program for all stages cannot save the "
+                "lists and branches of TensorFlow's loops and conditions that are differentiated, "
+                "such as tf.map_fn, tf.scan, tf.while_loop or tf.cond: write ops.scan of "
+                "tekso.framework or tf.where, or use --execution=pipelined"
+            )
 
 
 def _static_value(tensor: tf.Tensor) -> np.ndarray | None:

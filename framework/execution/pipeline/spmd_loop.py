@@ -185,10 +185,11 @@ class _Pass:
             self._ctx.reshard(tf.constant(held * size, tf.int32), (None, STAGE)),
             self._ctx.reshard(tf.constant(is_busy, tf.float32), (None, STAGE)),
         )
-        # Not tf.stack: on a mesh, it cannot stack along a dim that is sharded afterwards.
+        # Not tf.stack: on a mesh, it cannot stack along a dim that is sharded afterwards. Not x[0]:
+        # DTensor would shard the dim after that of examples.
         begin = [
             _on_stages(
-                tf.expand_dims(x[0], 0) * tf.ones([stages] + [1] * (x.shape.rank - 1), x.dtype),
+                x[:1] * tf.ones([stages] + [1] * (x.shape.rank - 1), x.dtype),
                 self._ctx,
             )
             for x in state_of.pack(written)

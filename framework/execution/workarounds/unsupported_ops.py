@@ -6,10 +6,6 @@ Errors name the line of code that created the op.
 
 from __future__ import annotations
 
-import linecache
-from collections.abc import Iterator
-from typing import Any
-
 import tensorflow as tf
 
 from tekso.framework.execution.errors import ExecutionError
@@ -18,9 +14,11 @@ from tekso.framework.execution.workarounds.einsum_layouts import (
     dims_of_one_operand,
     shifted_dims,
 )
+from tekso.framework.execution.workarounds.op_places import ops_of, place_of
 
 _AXES = {"ConcatV2": -1, "Split": 0, "SplitV": 2}
 """{type: input with the axis}"""
+_TAPE, _TOP_K = "gradient_tape/", "TopKV2"
 _DRAWS = ("Random", "TruncatedNormal", "Multinomial")  # parts of the types of random ops
 
 
@@ -30,23 +28,12 @@ def refuse_unsupported(graph: tf.Graph) -> None:
     Raises:
       ExecutionError: there is such an op; the message names its line and what to write instead.
     """
-    for op in _ops(graph):
+    for op in ops_of(graph):
         problem = _problem(op)
         if problem is not None:
-            # The einsum may be a gradient, which has no line of the layer.
-            at = (shifted_dims(op) if op.type == "Einsum" else None) or op
-            own = [frame for frame in at.traceback if "/tensorflow/" not in frame.filename]
-            place = own[-1] if own else None
-            where = f"{place.filename}:{place.lineno}" if place else op.name
-            line = linecache.getline(place.filename, place.lineno).strip() if place else op.type
-            raise ExecutionError(f"{where}: {line}: on a mesh, {problem}")
-
-
-def _ops(graph: Any) -> Iterator[tf.Operation]:
-    yield from graph.get_operations()
-    for function in graph._functions.values():  # the public API has no line numbers
-        if getattr(function, "graph", None) is not None:
-            yield from _ops(function.graph)
+            # The op may be of a gradient, which has no line of the layer.
+            at = (shifted_dims(op) if op.type == "Einsum" else _sorting(op)) or op
+            raise ExecutionError(f"{place_of(at)}: on a mesh, {problem}")
 
 
 def _problem(op: tf.Operation) -> str | None:
@@ -76,6 +63,19 @@ def _problem(op: tf.Operation) -> str | None:
                 "tf.where with a scalar condition crashes DTensor: write "
                 "tf.where(tf.reshape(condition, [1]), …)"
             )
+    elif op.type == "ScatterNd":
+        if _sorting(op) is not None:
+            return (
+                "the gradient of tf.math.top_k or tf.sort can fail if another dim is sharded: use "
+                "indices of tf.math.top_k or tf.argsort, and get the values by "
+                "tf.gather(x, indices, batch_dims=…)"
+            )
+    elif op.type == "GatherNd":
+        if "/pfor/" in op.name:  # vectorized over the stages, whose dim is sharded
+            return (
+                "tf.gather_nd of all stages at once fails: write tf.gather(x, indices, "
+                "batch_dims=…), or use --execution=pipelined"
+            )
     elif op.type == "Einsum":
         return _problem_of_einsum(op)
     elif any(word in op.type for word in _DRAWS):
@@ -83,6 +83,24 @@ def _problem(op: tf.Operation) -> str | None:
             f"{op.type} draws numbers that depend on the layout of tensors: draw them with "
             "ctx.uniform, or use the layer Dropout"
         )
+    return None
+
+
+def _sorting(op: tf.Operation) -> tf.Operation | None:
+    """Returns the op whose sorted values have this gradient, or None.
+
+    Defect: in the gradient of TopKV2, DTensor scatters by indices of the whole tensor into a shard.
+    """
+    if op.type != "ScatterNd" or _TAPE not in op.name:
+        return None
+    if f"/{_TOP_K}/" in op.name:  # vectorized over the stages of a pipeline
+        return op
+    before = [op.inputs[0].op]
+    for each in before:
+        if each.type == _TOP_K:
+            return each
+        if each.type in ("ExpandDims", "Reshape", "AddV2", "Identity"):
+            before += [tensor.op for tensor in each.inputs]
     return None
 
 

@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 from absl import logging
 
+from tekso.framework import ops
 from tekso.framework.coupling import gathering
 from tekso.framework.execution import DataParallel, ExecutionError
 from tekso.framework.execution.whole_batches import check_whole
@@ -17,6 +18,7 @@ from tekso.framework.initializers import Ones
 from tekso.framework.layer import Layer
 from tekso.framework.learner import Learner
 from tekso.framework.optimizers.sgd import SGD
+from tekso.framework.params import param
 from tekso.framework.schedules import Constant
 from tekso.framework.task import LossSums, Task
 
@@ -50,13 +52,13 @@ class Comparing(Task):
 BATCH = {"weights": ((4,), np.dtype(np.float32))}
 
 
-def build(execution: Any, accumulation_steps: int = 1) -> Any:
+def build(execution: Any, accumulation_steps: int = 1, task: Any = None) -> Any:
     learner = Learner.Params(
         optimizer=SGD.Params(),
         schedule=Constant.Params(value=0.1),
         accumulation_steps=accumulation_steps,
     )
-    task = Comparing.Params().instantiate()
+    task = (task or Comparing.Params()).instantiate()
     return execution.build(task, learner.instantiate(), seed=1, batch=BATCH)
 
 
@@ -81,6 +83,65 @@ def test_accumulation_is_rejected_and_several_processes_are_not(
     monkeypatch.setattr(execution, "_cluster", SimpleNamespace(process=0, size=2, num_local=1))
     assert build(execution).num_replicas == 2
     assert not warnings
+
+
+class Centre(Layer):
+    """Subtracts the mean of the batch, and tracks it; sums over the towers, or not."""
+
+    class Params(Layer.Params):
+        sums: bool = param("Whether it sums over the towers.", default=True)
+
+    couples_examples = True
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        self.weight("w", [1], dims=(None,), init=Ones.Params())
+        self.weight("mean", [], dims=(), init=Ones.Params(), trainable=False)
+
+    def fprop(self, theta: Any, x: tf.Tensor, ctx: Any) -> tf.Tensor:
+        total, count = tf.reduce_sum(x), tf.cast(tf.size(x), tf.float32)
+        ctx.collect_statistic(self, "mean", total, count)
+        if self.params.sums:
+            total, count = (ops.sum_over_replicas(ctx, value) for value in (total, count))
+        return (x - total / count) * theta.w
+
+    def updated_statistics(self, theta: Any, statistics: Any) -> Any:
+        return {"mean": statistics["mean"]}
+
+
+class Centred(Comparing):
+    """The sum of the squares of centred values."""
+
+    class Params(Comparing.Params):
+        layer: Centre.Params = param("The layer.", default=Centre.Params())
+
+    def __init__(self, params: Any) -> None:
+        Task.__init__(self, params)
+        self.child("layer", self.params.layer)
+
+    def loss(self, theta: Any, batch: Any, ctx: Any) -> LossSums:
+        y = self.layer.fprop(theta.layer, batch["weights"], ctx)
+        return LossSums(tf.reduce_sum(tf.square(y)))
+
+
+def test_statistics_that_are_not_summed_over_towers_are_rejected() -> None:
+    batch = {"weights": np.array([1, 2, 3, 6], np.float32)}
+
+    def loss(towers: int, **changes: Any) -> float:
+        execution = DataParallel.Params(towers=towers, xla="none").instantiate()
+        program = build(execution, task=Centred.Params().set(changes))
+        program.initialize()
+        return float(program.train_step(batch, 0)["loss"])
+
+    alone = {"layer.sums": False}
+    assert (
+        loss(2)
+        == pytest.approx(loss(1))
+        == pytest.approx(loss(1, **alone))
+        == pytest.approx(14 / 12)
+    )
+    with pytest.raises(ExecutionError, match=r"layer \(Centre\) couples .* ops\.sum_over_replicas"):
+        loss(2, **alone)
 
 
 def test_workers_that_divide_a_batch_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:

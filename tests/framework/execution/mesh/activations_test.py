@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import tensorflow as tf
 
+from tekso.framework.context import StepContext
 from tekso.framework.execution import MeshSharded
 from tekso.framework.execution.base import signature_of
 from tekso.framework.execution.mesh import activations
 from tekso.framework.execution.mesh.layouts import LayoutError, MeshLayout
+from tekso.framework.initializers import Ones
+from tekso.framework.layer import Layer
+from tekso.framework.task import LossSums, Task
+from tekso.framework.theta import Theta
+from tekso.models.layers.stack import RepeatedStack
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -21,6 +29,34 @@ def layout(model: str, mesh: str, rules: str) -> MeshLayout:
     execution = MeshSharded.Params(mesh=mesh, rules=rules).instantiate()
     task = MODELS[model]().instantiate()
     return execution.layout(task, signature_of(batch(model, 0)), num_devices=8)
+
+
+class Mix(Layer):
+    """y = x + x w, with a product that sums over two dims of the weight, as attention has."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        self.weight("w", [2, 3, 2, 3], dims=("heads", None, None, None), init=Ones.Params())
+
+    def fprop(self, theta: Theta, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
+        return x + tf.einsum("bhd,hdkc->bkc", x, theta.w)
+
+
+class Mixed(Task):
+    """A repeated stack of such products."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        self.child("stack", RepeatedStack.Params(num_layers=2, layer=Mix.Params()))
+
+    def loss(self, theta: Theta, batch: Any, ctx: StepContext) -> LossSums:
+        y = self.stack.fprop(theta.stack, ctx.constrain(batch["x"], ("batch", "heads", None)), ctx)
+        return LossSums(tf.reduce_sum(y), {})
+
+
+def test_a_custom_layer_of_a_repeated_stack_may_sum_over_two_dims() -> None:
+    found = activations.of_task(Mixed.Params().instantiate(), {"x": ((4, 2, 3), "float32")})
+    assert found["activation batch/heads/-"] == (("batch", "heads", None), (4, 2, 3))
 
 
 def test_activations_are_named_by_their_dims() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import pytest
@@ -13,14 +14,14 @@ from tekso.framework.execution.mesh.layouts import MeshLayout, MeshShape, Rules
 from tekso.framework.execution.mesh.step_errors import compiled, explained
 
 
-def failing(message: str) -> Any:
+def failing(message: str, traced: Any = ()) -> Any:
     def step() -> None:
         raise tf.errors.InvalidArgumentError(None, None, message)
 
     layout = MeshLayout(
         MeshShape.parse("data:2;model:2"), Rules.parse("batch:data"), slots_axis="model"
     )
-    return explained(step, f"execution.{layout}")
+    return explained(step, f"execution.{layout}", traced=traced)
 
 
 def test_a_step_that_does_not_compile_names_rules_and_extra_axes() -> None:
@@ -41,6 +42,50 @@ def test_a_line_of_a_layer_that_does_not_compile_is_named() -> None:
     text = "dtensor:\n/lib/tensorflow/python/ops.py:7:1: error: Concat op is not supported"
     with pytest.raises(ExecutionError, match="'model': Concat op is not supported"):
         failing(text)()
+
+
+def nearest(x: tf.Tensor, table: tf.Tensor) -> Any:
+    apart = tf.einsum("ad,cd->ac", x, table)
+    with tf.GradientTape() as tape:
+        tape.watch(apart)
+        sums = tf.cumsum(apart, 1)
+    other = tf.argmin(table, 1)
+    return tf.argmin(apart, 1), other, tape.gradient(sums, apart)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (
+            "/bin/main.py:15:1: error: 'tf.ArgMin' op does not implement it. Please file a "
+            "feature request to TF DTensor\n/bin/main.py:15:1: note: see current operation: "
+            '%1 = "tf.ArgMin"(%0, %4) {_global_shape = [#tf_type.shape<8>]} : t<1> -> t<8>',
+            r"step_errors_test\.py:\d+: return tf\.argmin.*: ArgMin: 'tf\.ArgMin' op does not "
+            r"implement it\. Write tf\.argmax\(-x, axis\) instead$",
+        ),
+        (
+            '<unknown>:0: error: loc(callsite(fused["Einsum:", "part/einsum/Einsum@run_1"] at '
+            'fused["Call:", "op"])): bad\n<unknown>:0: note: see current operation: %39 = '
+            '"tf.Einsum"(%38, %2) {_global_shape = [#tf_type.shape<4>]} : t<1> -> t<4>',
+            r'step_errors_test\.py:\d+: apart = tf\.einsum\("ad,cd.*: Einsum: bad\. Remove rules',
+        ),
+        (
+            '/bin/main.py:15:1: error: bad\nnote: see current operation: %1 = "tf.Cumsum"(%0, %4) '
+            "<{reverse = true}> {_global_shape = [#tf_type.shape<8x3>]} : a -> b",
+            r"step_errors_test\.py:\d+: sums = tf\.cumsum.* or the gradient of .*: sums = "
+            r"tf\.cumsum.*: Cumsum: bad",
+        ),
+        (
+            '/bin/main.py:15:1: error: bad\nnote: see current operation: %1 = "tf.Qr"(%0) : t -> t',
+            r"'model': /bin/main\.py:15: bad",
+        ),
+    ],
+)
+def test_the_line_of_the_layer_is_found_in_the_traced_step(text: str, reason: str) -> None:
+    specs = [tf.TensorSpec([8, 2]), tf.TensorSpec([3, 2])]
+    graph = tf.function(nearest, autograph=False).get_concrete_function(*specs).graph
+    with pytest.raises(ExecutionError, match=reason):
+        failing(f"dtensor:\n{text}", [weakref.ref(graph)])()
 
 
 def test_other_errors_of_a_step_stay_as_they_are() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from mesh_stages_test import run
 from tekso.framework import registry
 from tekso.framework.execution import ExecutionError, SpmdPipelined
 from tekso.framework.execution.base import signature_of
+from tekso.framework.execution.pipeline.saving_loop import SavingLoop
 from tekso.framework.initializers import Zeros
 from tekso.framework.layer import Layer
 from tekso.framework.pieces import LOSS_SUM, METRICS, Piece, rows_of_stack
@@ -59,7 +61,8 @@ def test_what_layers_read_besides_goes_with_its_micro_batch() -> None:
 
 
 def test_a_mask_of_minus_infinity_is_fine_and_a_step_that_is_not_finite_is_skipped() -> None:
-    pipelines = (pipeline(2, 4), pipeline(2, 2, rematerialize="all"))
+    # With replicas, the axis of the batch shards only examples, though no layer constrains them.
+    pipelines = (pipeline(2, 4, num_replicas=2), pipeline(2, 2, rematerialize="all"))
     alone, *piped = run("masked", *pipelines, size=16, steps=3, poisoned=[1])
     for one in (alone, *piped):
         check(alone, one)
@@ -146,6 +149,16 @@ def test_layers_that_cannot_be_vectorized_are_refused(capfd: pytest.CaptureFixtu
     with pytest.raises(ExecutionError, match=r"^the layers of stack/.*Conv2D.* use --exec.*ed$"):
         execution.plan(task, batch, parts=1)
     assert not capfd.readouterr().err
+
+
+def test_lists_of_a_loop_of_tensorflow_are_refused_with_their_line() -> None:
+    def iteration(index: Any, theta: Any, state: Any, x: Any) -> Any:
+        return [tf.map_fn(lambda row: row * theta[0], state[0])], [], []
+
+    context: Any = types.SimpleNamespace(is_training=True)
+    loop = SavingLoop(context, iteration, 2, [None])
+    with pytest.raises(ExecutionError, match=r"spmd_test\.py:\d+: return \[tf\.map_fn.*ops\.scan"):
+        loop.run([tf.ones([4])], [tf.ones([3, 4])], [tf.ones([2])])
 
 
 class ConvolutionStack(Task):

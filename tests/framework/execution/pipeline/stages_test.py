@@ -151,6 +151,41 @@ def test_a_weight_that_is_not_learned_is_no_excuse_for_mixing() -> None:
         plan(task)
 
 
+class Counted(Task):
+    """Two pieces; the last one reads the shape of x through a copy of the flow."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        self.child("linear", Linear.Params(input_dim=4, output_dim=2))
+
+    def loss_weight(self, batch: Any) -> tf.Tensor:
+        return tf.cast(tf.shape(batch["x"])[0], tf.float32)
+
+    def pieces(self) -> list[Piece]:
+        def first(theta: Theta, flow: Flow, ctx: StepContext) -> Flow:
+            return {**flow, "y": self.linear.fprop(theta.linear, flow["x"], ctx)}
+
+        def last(theta: Theta, flow: Flow, ctx: StepContext) -> Flow:
+            total = tf.reduce_sum(flow["y"])
+            return {**flow, LOSS_SUM: total, METRICS: {"y": (total, self.loss_weight(flow))}}
+
+        return [Piece("first", {"linear": self.linear}, first), Piece("last", {}, last)]
+
+
+def test_a_value_of_which_a_copy_of_the_flow_has_the_shape_is_passed_on() -> None:
+    task = Counted.Params().instantiate()
+    reads = [trace.reads for trace in trace_all(task.pieces(), task.specs(), BATCH)]
+    assert reads == [{"x"}, {"x", "y"}]
+
+
+def test_a_name_that_no_piece_writes_is_an_error_of_the_piece() -> None:
+    def missing(theta: Theta, flow: Flow, ctx: StepContext) -> Flow:
+        return {**flow, "y": flow["z"]}
+
+    with pytest.raises(KeyError, match="z"):
+        trace_all([Piece("missing", {}, missing)], {}, BATCH)
+
+
 def test_mixing_that_no_layer_tells_of_is_found_on_numbers() -> None:
     def check(task: Task) -> None:
         pieces, specs = task.pieces(), task.specs()

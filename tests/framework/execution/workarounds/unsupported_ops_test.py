@@ -65,6 +65,38 @@ def test_of_a_gradient_the_line_of_the_layer_is_named() -> None:
         refuse_unsupported(graph(step))
 
 
+@pytest.mark.parametrize("function", [lambda x: tf.math.top_k(x, 2)[0], lambda x: tf.sort(x, 1)])
+def test_the_gradient_of_sorted_values_is_refused_and_their_indices_are_not(function: Any) -> None:
+    def gradient(x: tf.Tensor, sort: Callable[[tf.Tensor], tf.Tensor]) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = sort(x)
+        return tape.gradient(y, x)
+
+    with pytest.raises(
+        ExecutionError, match=r"_test\.py:\d+: @pytest.* on a mesh, the gradient of tf"
+    ):
+        refuse_unsupported(graph(lambda x: gradient(x, function)))
+    refuse_unsupported(graph(function))
+    indices = [lambda x: tf.math.top_k(x, 2)[1], lambda x: tf.argsort(x, 1)]
+    for index in indices:
+        refuse_unsupported(
+            graph(
+                lambda x, index=index: gradient(x, lambda x: tf.gather(x, index(x), batch_dims=1))
+            )
+        )
+
+
+def test_a_gather_nd_that_is_vectorized_over_stages_is_refused() -> None:
+    places = tf.constant([[0], [2]])
+
+    def vectorized(x: tf.Tensor) -> tf.Tensor:
+        return tf.vectorized_map(lambda row: tf.gather_nd(row, places), x)
+
+    with pytest.raises(ExecutionError, match=r"write tf\.gather\(x, indices, batch_dims"):
+        refuse_unsupported(graph(vectorized))
+
+
 def test_other_slices_are_not() -> None:
     def harmless(x: tf.Tensor) -> tf.Tensor:
         places = tf.range(4)[tf.newaxis]  # a constant

@@ -28,8 +28,8 @@ from tensorflow.experimental import dtensor
 from tensorflow.python.eager import context
 
 from tekso.framework.execution import ExecutionError, devices
+from tekso.framework.execution.mesh import control_flow, mesh_devices, step_errors, vocab
 from tekso.framework.execution.mesh import forms as mesh_forms
-from tekso.framework.execution.mesh import mesh_devices, vocab
 from tekso.framework.execution.mesh.layouts import Layout, MeshLayout, MeshShape, Rules
 from tekso.framework.execution.mesh.placement import Placement
 from tekso.framework.execution.pipeline.graph_cut import LOOPS, GraphCut, Subgraph
@@ -185,6 +185,38 @@ def contraction_of_two_dims(place: Place, avoided: bool) -> bool:
     return contracted(right, is_weight=False) and contracted(right, is_weight=True)
 
 
+def contraction_of_activations(place: Place, avoided: bool) -> bool:
+    """The same if no operand was constrained: the result is doubled. Also in a loop."""
+    x, w = _values(8, 4, 2), _values(4, 2, 6)
+    expected = np.einsum("abc,bcd->ad", np.tanh(x), np.tanh(w))
+
+    def product(x: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
+        return tf.einsum("abc,bcd->ad", tf.tanh(x), tf.tanh(w))
+
+    def in_loop(x: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
+        def body(i: tf.Tensor, _: tf.Tensor) -> Any:
+            return i + 1, product(*tensors.loop_inputs([x, w]))
+
+        return tf.while_loop(lambda i, _: i < 1, body, (0, tf.zeros([8, 6])))[1]
+
+    def is_right(function: Compiled, *, axes: Layout) -> bool:
+        run = step_errors.compiled(function, "a mesh") if avoided else tf.function(function)
+        y = run(place.put(x, axes), place.put(w, ("m", None, None)))
+        return _equal(place, y, expected)
+
+    wrong, right = (None, None, "m"), (None, "m", None)
+    for function in (product, in_loop):
+        if not avoided and is_right(function, axes=wrong):
+            return True
+        if avoided:
+            with contextlib.suppress(ExecutionError):
+                is_right(function, axes=wrong)
+                return False
+            if not is_right(function, axes=right):
+                return False
+    return avoided
+
+
 def sums_over_dims_of_one_operand(place: Place, avoided: bool) -> bool:
     """An einsum over a dim of x and another one of y, which one axis shards."""
     x, y = _values(8, 4), _values(3, 4)
@@ -238,6 +270,40 @@ def resharded_gather(place: Place, avoided: bool) -> bool:
         return place.reshard(y, ROWS)
 
     return _equal(place, _run(reverse, place.put(x)), x[:, ::-1])
+
+
+def row_of_a_buffer(place: Place, avoided: bool) -> bool:
+    """A row of a buffer that is not sharded, with a value that is, in a loop."""
+    buffer, x = _values(3, 4, 6), _values(4, 6)
+
+    def add(buffer: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
+        def body(i: tf.Tensor, y: tf.Tensor) -> Any:
+            row = control_flow.read([buffer], i)[0] if avoided else tf.gather(buffer, i)
+            return i + 1, tf.tanh(row + x) * x + y
+
+        return tf.while_loop(lambda i, _: i < 3, body, (0, tf.zeros_like(x)))[1]
+
+    y = _run(add, place.put(buffer), place.put(x, ROWS))
+    return _equal(place, y, (np.tanh(buffer + x) * x).sum(0))
+
+
+def sorted_values(place: Place, avoided: bool) -> bool:
+    """The gradient of the values of top_k scatters by indices of the whole tensor into a shard."""
+    x = _values(4, 6)
+
+    def gradient(x: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = place.reshard(3 * x, ROWS)
+            values, indices = tf.math.top_k(y, 2)
+            if avoided:
+                values = tf.gather(y, indices, batch_dims=1)
+            total = tf.reduce_sum(tf.reduce_sum(values, 1, keepdims=True) * y)
+        return tape.gradient(total, x)
+
+    is_kept = x >= np.sort(x, 1)[:, -2:-1]
+    sums = (x * is_kept).sum(1, keepdims=True), x.sum(1, keepdims=True)
+    return _equal(place, _run(gradient, place.put(x, ROWS)), 9 * (sums[0] + sums[1] * is_kept))
 
 
 def loop_gradient(place: Place, avoided: bool) -> bool:
@@ -388,6 +454,7 @@ REPRODUCTIONS = {
     for reproduction in (
         changing_integer,
         concatenated_shards,
+        contraction_of_activations,
         contraction_of_two_dims,
         inner_relayout,
         loop_gradient,
@@ -398,9 +465,11 @@ REPRODUCTIONS = {
         negative_step,
         new_axis,
         resharded_gather,
+        row_of_a_buffer,
         row_of_stacked_weights,
         scalar_where,
         softmax_sums_in_16_bits,
+        sorted_values,
         sums_in_16_bits,
         sums_over_dims_of_one_operand,
         wait_with_lock,

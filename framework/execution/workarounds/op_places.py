@@ -1,0 +1,102 @@
+"""Finds the line of a layer that created an op, also of an op that an error of DTensor describes.
+
+Defect: DTensor's messages name the outermost line of the program, such as that of the command, for
+an op of a step, and no line for an op of a stage.
+"""
+
+from __future__ import annotations
+
+import linecache
+import re
+import traceback
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+_NAME = re.compile(r'fused\["[^"]*", "(?:part/)?([^"@]+)@')
+_OPERATION = re.compile(r'see current operation: [^=]*= "tf\.(\w+)"')
+_SHAPE = re.compile(r"_global_shape = \[#tf_type\.shape<([\dx]*)>")
+_MOST_PLACES = 3
+_TAPE = "gradient_tape/"  # and the name of the forward op: the name of an op of a gradient
+
+
+def ops_of(graph: Any) -> Iterator[tf.Operation]:
+    """Yields the ops of a graph and of the bodies of its loops, branches and functions."""
+    yield from graph.get_operations()
+    for function in graph._functions.values():  # the public API has no line numbers
+        if getattr(function, "graph", None) is not None:
+            yield from ops_of(function.graph)
+
+
+def place_of(op: tf.Operation) -> str:
+    """Returns the line outside of TensorFlow that created an op: "FILE:LINE: code"."""
+    frame = _frame(op)
+    if frame is None:
+        return f"{op.name}: {op.type}"
+    code = linecache.getline(frame.filename, frame.lineno or 0).strip()
+    return f"{frame.filename}:{frame.lineno}: {code}"
+
+
+def whose(op: tf.Operation) -> str:
+    """Returns the place of an op; of an op of a gradient, the place of the op that it is for.
+
+    After `gradient_tape/`, the op of a gradient has the name or the scope of the forward op.
+    """
+    if not op.name.startswith(_TAPE):
+        return place_of(op)
+    forward = {other.name: other for other in op.graph.get_operations()}
+    parts = op.name.removeprefix(_TAPE).split("/")[:-1]
+    for name in ("/".join(parts), "/".join([*parts, op.type])):
+        if name in forward:
+            return f"the gradient of {place_of(forward[name])}"
+    near = [op]
+    for each in near:  # breadth first
+        before = [tensor.op for tensor in each.inputs if tensor.op.type != "Const"]
+        for other in before:
+            if not other.name.startswith(_TAPE) and _frame(other) is not None:
+                return f"a gradient near {place_of(other)}"
+        near += [other for other in before if other not in near]
+    return place_of(op)
+
+
+def described(message: str, graphs: Sequence[Any]) -> tuple[str, str] | None:
+    """Returns the type and the place of the op that a message of DTensor describes, or None.
+
+    The message has the name of the op, or its type and the shape of its first result. If several
+    lines created such ops, the place names up to three.
+
+    Args:
+      message: the message.
+      graphs: traced graphs, one of which has the op; the last one that has such an op counts.
+    """
+    operation, named = _OPERATION.search(message), _NAME.search(message)
+    kind = operation.group(1) if operation else None
+    if kind is None:
+        return None
+    shape = _SHAPE.search(message, operation.end()) if operation else None
+    for graph in reversed(graphs):
+        found = [op for op in ops_of(graph) if op.type == kind]
+        found = [op for op in found if named and op.name == named.group(1)] or found
+        if shape is not None:
+            found = [op for op in found if _has_shape(op, shape.group(1))] or found
+        if found:
+            return kind, _listed(found)
+    return None
+
+
+def _listed(found: Iterable[tf.Operation]) -> str:
+    places = list(dict.fromkeys(whose(op) for op in found))
+    more = ["…"] if len(places) > _MOST_PLACES else []
+    return " or ".join([*places[:_MOST_PLACES], *more])
+
+
+def _frame(op: tf.Operation) -> traceback.FrameSummary | None:
+    # An op that was copied with its graph has no traceback.
+    own = [frame for frame in op.traceback or () if "/tensorflow/" not in frame.filename]
+    return own[-1] if own else None
+
+
+def _has_shape(op: tf.Operation, text: str) -> bool:
+    shape = op.outputs[0].shape if op.outputs else None
+    return shape is not None and shape.rank is not None and "x".join(map(str, shape)) == text
