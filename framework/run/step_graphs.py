@@ -20,9 +20,12 @@ from tekso.framework.coupling import coupling
 from tekso.framework.execution.accumulation import part_of
 from tekso.framework.execution.data_parallel import DataParallel, num_towers
 from tekso.framework.execution.data_parallel_program import DataParallelProgram
+from tekso.framework.planning.mesh_graphs import DeviceGraphs
 from tekso.framework.signature import Signature, num_examples
 from tekso.framework.state import State
 from tekso.framework.step import Step
+
+_SUMS_OF_A_LOSS = (4.0, 8.0)  # bytes of collectives: the weight of the loss, and its sum
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +49,16 @@ class StepGraphs:
     gradient_sizes: Sequence[float]
     variables: int
     uses_all_threads: bool
+
+    def of_device(self) -> DeviceGraphs:
+        """Returns what one of several devices runs, with a tower each.
+
+        tf.distribute concatenates the gradients for an all-reduce. Sums of a loss have others,
+        which are small.
+        """
+        gradients = math.fsum(self.gradient_sizes)
+        graphs = [(self.parts, self.tower), (1, self.update)]
+        return DeviceGraphs(graphs, [*_SUMS_OF_A_LOSS, gradients], self.variables, calls=1)
 
     @property
     def cores(self) -> int:
@@ -84,13 +97,16 @@ class StepGraphs:
         return max(self.towers * tower + summed, update)
 
 
-def trace(step: Step, batch: Signature, execution: DataParallel.Params) -> StepGraphs:
+def trace(
+    step: Step, batch: Signature, execution: DataParallel.Params, *, devices: int = 1
+) -> StepGraphs:
     """Returns the graphs of a step on the cores of this machine.
 
     Args:
       step: the task, the learner and the type of activations.
       batch: signature of the global batch.
       execution: Params of `DataParallel`.
+      devices: number of logical devices; several compute a tower each.
 
     Raises:
       ExecutionError: the batch does not divide evenly over accumulation steps and towers, or the
@@ -99,11 +115,13 @@ def trace(step: Step, batch: Signature, execution: DataParallel.Params) -> StepG
     parts = step.learner.params.accumulation_steps
     examples = num_examples(batch)
     part = part_of(batch, parts)
+    examples_of_device = num_examples(part) // devices
+    alone = devices == 1
     towers = num_towers(
-        execution.towers, step.task, num_examples(part),
-        cores=num_cores(), sums=execution.xla != "step",
+        execution.towers, step.task, examples_of_device,
+        cores=num_cores() if alone else 1, sums=alone and execution.xla != "step",
     )  # fmt: skip
-    size = num_examples(part) // towers
+    size = examples_of_device // towers
     xla = "clusters" if execution.xla == "auto" else execution.xla
     strategy = tf.distribute.get_strategy()
     program = DataParallelProgram(step, strategy, towers=1, xla=xla, accumulation=1)
@@ -133,7 +151,7 @@ def trace(step: Step, batch: Signature, execution: DataParallel.Params) -> StepG
     )
     sizes = [float(s.shape.num_elements() * s.dtype.size) for s in tf.nest.flatten(specs[0])]
     # As in `DataParallel.setup_devices`: a default of one tower for other reasons does not count.
-    alone = (execution.towers or (1 if coupling(step.task) else None)) == 1
+    alone = alone and (execution.towers or (1 if coupling(step.task) else None)) == 1
     return StepGraphs(
         towers, parts, tower.graph, updating.graph, sizes, len(weights) + len(slots), alone
     )
