@@ -13,7 +13,7 @@ from typing import Any
 
 from tekso.framework.execution.mesh.layouts import MeshLayout, MeshShape
 from tekso.framework.learning_step import LearnerBase
-from tekso.framework.planning.compiled_step import compiled_step
+from tekso.framework.planning.compiled_step import CompiledStep, compiled_step
 from tekso.framework.planning.partitioned_program import Exchange, PartitionedProgram
 from tekso.framework.signature import Signature
 from tekso.framework.step import Step
@@ -78,12 +78,16 @@ def of_step(
       ExecutionError: DTensor cannot compile the step for this layout.
     """
     step = Step(task, learner, seed=0, dtype=activation_dtype)
-    program = compiled_step(step, layout, batch)
-    spmd = PartitionedProgram(program.functions.__getitem__, layout.mesh)
+    return of_compiled(compiled_step(step, layout, batch), layout.mesh)
+
+
+def of_compiled(compiled: CompiledStep, mesh: MeshShape) -> StepCollectives:
+    """Returns the collectives of a compiled step."""
+    program = PartitionedProgram(compiled.functions.__getitem__, mesh)
     found: list[Exchange] = []
-    for name, times in program.times.items():
-        found += spmd.exchanges(name, times=times)
-    return _summed(found, layout.mesh, tuple(spmd.unknown_loops))
+    for name, times in compiled.times.items():
+        found += program.exchanges(name, times=times)
+    return _summed(found, mesh, tuple(program.unknown_loops))
 
 
 def _summed(

@@ -81,7 +81,10 @@ def compiled_by(program: MeshProgram, run: Callable[[], Any]) -> CompiledStep:
     made = set(context.context().list_function_names()) - before
     functions = {name: context.context().get_function_def(name) for name in made}
     called = [
-        name for name, function in functions.items() if any(map(runs_on_mesh, function.node_def))
+        name
+        for name, function in functions.items()
+        # DTensor also makes functions of single ops, which place the tensors of `compiled_step`.
+        if name.startswith(_TRACED) and any(map(runs_on_mesh, function.node_def))
     ]
     return CompiledStep(functions, {name: program.times_run(name) for name in called})
 

@@ -43,6 +43,7 @@ _WIDTH = 4
 _EXAMPLES = 64
 _STEPS = 8  # between two readings of the clock
 _REPEATS = 6
+_WARMUP_STEPS = 100  # after which TensorFlow knows the ops that are too short for another thread
 _SUMS = 8  # collectives in a call
 _LARGE = 1 << 18  # elements of a large tensor
 
@@ -168,10 +169,10 @@ def _least(calls: Sequence[Callable[[], Any]]) -> list[float]:
     """Returns the CPU time of each function, of several measurements in turns."""
     found = [math.inf] * len(calls)
     for call in calls:
-        call()
+        for _ in range(_WARMUP_STEPS):
+            call()
     for _ in range(_REPEATS):
         for i, call in enumerate(calls):
-            call()
             start = time.process_time()
             for _ in range(_STEPS):
                 call()

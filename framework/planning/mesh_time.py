@@ -68,7 +68,7 @@ def measured_starts() -> Mapping[int, MeshStarts]:
     """
     return this_machine.stored(
         "mesh",
-        lambda: {n: this_machine.printed_by(_PROBES, str(n)) for n in MEASURED_DEVICES},
+        lambda: {str(n): this_machine.printed_by(_PROBES, str(n)) for n in MEASURED_DEVICES},
         _of_record,
         cost="steps on meshes, about 30 s of CPU time",
     )

@@ -25,8 +25,6 @@ from tekso.framework.signature import Signature, num_examples
 from tekso.framework.state import State
 from tekso.framework.step import Step
 
-_SUMS_OF_A_LOSS = (4.0, 8.0)  # bytes of collectives: the weight of the loss, and its sum
-
 
 @dataclasses.dataclass(frozen=True)
 class StepGraphs:
@@ -40,6 +38,7 @@ class StepGraphs:
       gradient_sizes: bytes of each gradient of one tower.
       variables: number of weights and slots.
       uses_all_threads: whether one op at a time runs, on all cores.
+      sums: bytes of each tensor that a tower sums over all devices, as for batch statistics.
     """
 
     towers: int
@@ -49,16 +48,18 @@ class StepGraphs:
     gradient_sizes: Sequence[float]
     variables: int
     uses_all_threads: bool
+    sums: Sequence[float] = ()
 
     def of_device(self) -> DeviceGraphs:
         """Returns what one of several devices runs, with a tower each.
 
-        tf.distribute concatenates the gradients for an all-reduce. Sums of a loss have others,
-        which are small.
+        tf.distribute concatenates the gradients of a type and the sums for one all-reduce.
         """
         gradients = math.fsum(self.gradient_sizes)
         graphs = [(self.parts, self.tower), (1, self.update)]
-        return DeviceGraphs(graphs, [*_SUMS_OF_A_LOSS, gradients], self.variables, calls=1)
+        of_loss = 4.0  # its weight is summed first
+        sums = [of_loss, *(self.parts * tuple(self.sums)), gradients]
+        return DeviceGraphs(graphs, sums, self.variables, calls=1)
 
     @property
     def cores(self) -> int:
@@ -124,7 +125,7 @@ def trace(
     size = examples_of_device // towers
     xla = "clusters" if execution.xla == "auto" else execution.xla
     strategy = tf.distribute.get_strategy()
-    program = DataParallelProgram(step, strategy, towers=1, xla=xla, accumulation=1)
+    program = _Device(step, strategy, devices, xla)
     weights = {p: tf.TensorSpec(s.shape, s.dtype, p) for p, s in step.specs.weights.items()}
     slots = {p: tf.TensorSpec(s.shape, s.dtype, p) for p, s in step.specs.slots.items()}
     arrays = {n: tf.TensorSpec([size, *shape[1:]], dtype) for n, (shape, dtype) in part.items()}
@@ -153,5 +154,19 @@ def trace(
     # As in `DataParallel.setup_devices`: a default of one tower for other reasons does not count.
     alone = alone and (execution.towers or (1 if coupling(step.task) else None)) == 1
     return StepGraphs(
-        towers, parts, tower.graph, updating.graph, sizes, len(weights) + len(slots), alone
-    )
+        towers, parts, tower.graph, updating.graph, sizes, len(weights) + len(slots), alone,
+        tuple(program.sums),
+    )  # fmt: skip
+
+
+class _Device(DataParallelProgram):
+    """One of several devices, or the only one; it notes what it would sum over all of them."""
+
+    def __init__(self, step: Step, strategy: Any, devices: int, xla: str) -> None:
+        super().__init__(step, strategy, towers=1, xla=xla, accumulation=1)
+        self.num_replicas = devices
+        self.sums: list[float] = []
+
+    def _all_reduce(self, nest: Any) -> Any:
+        self.sums += [float(x.shape.num_elements() * x.dtype.size) for x in tf.nest.flatten(nest)]
+        return nest

@@ -26,6 +26,9 @@ from tekso.framework.learner import Learner
 from tekso.framework.optimizers.sgd import SGD
 from tekso.framework.params import param
 from tekso.framework.planning import collectives
+from tekso.framework.planning.compiled_step import CompiledStep, compiled_step
+from tekso.framework.planning.mesh_graphs import device_graphs
+from tekso.framework.step import Step
 from tekso.framework.task import LossSums, Task
 from tekso.framework.theta import Theta
 
@@ -88,9 +91,23 @@ def count(case: dict[str, Any]) -> dict[str, Any]:
     execution = MeshSharded.Params(mesh=case["mesh"], rules=case["rules"], **rest).instantiate()
     try:
         layout = execution.layout(task, part_of(SIGNATURE, steps), num_devices=None)
-        return dataclasses.asdict(collectives.of_step(task, learner, layout, SIGNATURE))
+        compiled = compiled_step(Step(task, learner, seed=0), layout, SIGNATURE)
+        found = dataclasses.asdict(collectives.of_compiled(compiled, layout.mesh))
+        return {**found, "device": of_device(compiled)}
     except ExecutionError as error:
         return {"error": str(error)}
+
+
+def of_device(compiled: CompiledStep) -> dict[str, Any]:
+    """The graphs of a device."""
+    graphs = device_graphs(compiled, 1)
+    return {
+        "calls": graphs.calls,
+        "collectives": len(graphs.collectives),
+        "bytes": sum(graphs.collectives),
+        "flops": graphs.flops(),
+        "peak_bytes": graphs.peak_bytes(),
+    }
 
 
 if __name__ == "__main__":

@@ -53,6 +53,24 @@ def test_split_mlp_costs_one_all_reduce_forward_and_one_backward(found: Any) -> 
     ]
 
 
+def test_the_graphs_of_a_device_have_the_collectives_and_the_products_of_its_shards(
+    found: Any,
+) -> None:
+    for case in ("model", "data", "parts"):
+        device, counted = found[case]["device"], found[case]["collectives"]
+        assert device["collectives"] == sum(c["count"] for c in counted)
+        assert device["bytes"] == sum(c["bytes"] for c in counted)
+    # Two products, each with two gradients; a device has a quarter of each in both layouts.
+    products = 2 * 3 * 2 * BATCH * LENGTH * EMBED * MLP
+    for case in ("model", "data"):
+        assert products / 4 < found[case]["device"]["flops"] < 1.1 * products / 4
+    # 4 parts, the sum of their gradients, and the update.
+    assert [found[c]["device"]["calls"] for c in ("model", "parts")] == [1, 6]
+    # x, hidden and y exist at once, whole or in shards; a part has a quarter of a batch.
+    assert found["model"]["device"]["peak_bytes"] > ACTIVATION
+    assert found["parts"]["device"]["peak_bytes"] < found["data"]["device"]["peak_bytes"]
+
+
 def test_split_batch_costs_one_all_reduce_a_weight(found: Any) -> None:
     losses = 2
     assert rows(found, "data") == [("all-reduce", "data", 3 + losses, WEIGHTS + losses * SCALAR)]
