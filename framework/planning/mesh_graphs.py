@@ -28,12 +28,15 @@ class DeviceGraphs:
       collectives: bytes of the tensor on this device, for each collective of a step.
       variables: number of weights and slots.
       calls: number of calls from Python in a step.
+      between: bytes of each tensor that exists from the first run of a graph to the last: the
+        gradients, if another graph sums or applies them.
     """
 
     graphs: Sequence[tuple[int, Any]]
     collectives: Sequence[float]
     variables: int
     calls: int
+    between: Sequence[float] = ()
 
     def ops(self) -> int:
         """Returns the number of ops of a step that take time, without collectives."""
@@ -60,16 +63,13 @@ class DeviceGraphs:
     def peak_bytes(self, *, least: float = 0.0) -> float:
         """Returns the bytes that a step needs beyond weights and slots.
 
-        With accumulation steps, the sums of gradients exist while the next part is computed.
-
         Args:
           least: tensors of fewer bytes do not count.
         """
-        peak = max(graph_memory.peak_bytes(g, least=least) for _, g in self.graphs)
-        if len(self.graphs) == 1:
-            return peak
-        sizes = (_bytes(t) for times, g in self.graphs if times > 1 for t in g.outputs)
-        return peak + max(math.fsum(size for size in sizes if size >= least), 0.0) / 2
+        first, *others = (graph_memory.peak_bytes(g, least=least) for _, g in self.graphs)
+        between = math.fsum(size for size in self.between if size >= least)
+        repeated = any(times > 1 for times, _ in self.graphs)
+        return max([first + (between if repeated else 0.0), *(p + between for p in others)])
 
 
 def device_graphs(compiled: CompiledStep, variables: int) -> DeviceGraphs:
@@ -92,7 +92,8 @@ def device_graphs(compiled: CompiledStep, variables: int) -> DeviceGraphs:
         if _is_collective(op)
         for _ in range(times)
     ]
-    return DeviceGraphs(graphs, collectives, variables, sum(compiled.times.values()))
+    between = [_bytes(t) for times, graph in graphs if times > 1 for t in graph.outputs]
+    return DeviceGraphs(graphs, collectives, variables, sum(compiled.times.values()), between)
 
 
 def _computing(graph: Any) -> list[Any]:

@@ -59,7 +59,7 @@ class StepGraphs:
         graphs = [(self.parts, self.tower), (1, self.update)]
         of_loss = 4.0  # its weight is summed first
         sums = [of_loss, *(self.parts * tuple(self.sums)), gradients]
-        return DeviceGraphs(graphs, sums, self.variables, calls=1)
+        return DeviceGraphs(graphs, sums, self.variables, calls=1, between=self.gradient_sizes)
 
     @property
     def cores(self) -> int:

@@ -53,6 +53,16 @@ def test_short_ops_of_all_devices_run_one_after_the_other() -> None:
     assert found.seconds == pytest.approx(found.core_seconds) == pytest.approx(4 * OPS * 1e-6)
 
 
+def test_gradients_exist_while_another_graph_runs() -> None:
+    (_, graph), *_ = graphs().graphs
+    alone = DeviceGraphs([(1, graph)], (), variables=4, calls=1, between=(100.0,)).peak_bytes()
+    assert alone == 8.0  # of [2], written over its input
+    for runs in ([(1, graph), (1, graph)], [(2, graph)]):
+        found = DeviceGraphs(runs, (), variables=4, calls=1, between=(100.0, 20.0))
+        assert found.peak_bytes() == alone + 120.0
+        assert found.peak_bytes(least=50.0) == 100.0
+
+
 def test_a_call_takes_longer_with_each_device() -> None:
     few, many = MeshStarts(10.0, 1.0, 2.0, 3.0, 4.0), MeshStarts(14.0, 5.0, 6.0, 7.0, 8.0)
     calls = [mesh_time.starts_of({2: few, 4: many}, n) for n in (1, 2, 3, 4, 8)]
