@@ -24,7 +24,7 @@ WEIGHTS = 4 * (EMBED + 2 * EMBED * MLP)
 SCALAR = 4
 
 CASES: dict[str, dict[str, Any]] = {
-    "model": {"mesh": "model:4", "rules": "mlp:model"},
+    "model": {"mesh": "model:4", "rules": "mlp:model", "plan": True},
     "data": {"mesh": "data:4", "rules": "batch:data"},
     "512 devices": {"mesh": "data:16;model:32", "rules": "batch:data;mlp:model"},
     "weights over data": {"mesh": "data:4", "rules": "fsdp"},
@@ -69,6 +69,19 @@ def test_the_graphs_of_a_device_have_the_collectives_and_the_products_of_its_sha
     # An activation is whole on a device, or a quarter of it, with the gradients of all weights.
     assert found["model"]["device"]["peak_bytes"] > ACTIVATION
     assert ACTIVATION / 4 + WEIGHTS < found["data"]["device"]["peak_bytes"] < ACTIVATION + WEIGHTS
+
+
+def test_a_step_on_a_mesh_of_this_machine_is_planned_by_the_graphs_of_its_devices(
+    found: Any,
+) -> None:
+    plan = found["model"]["plan"]
+    collectives = 4  # two of activations, two of norms
+    assert plan["core_seconds"] == pytest.approx(100.0 + 4 * collectives, rel=1e-6)
+    # "scale" is whole on each device; w and v are sharded. SGD has no slots but a counter.
+    assert plan["memory"]["weights"] == 4 * EMBED + 4 * 2 * EMBED * MLP / 4
+    assert plan["devices"] == plan["sharing_devices"] == 4
+    assert plan["name"] == "mesh_sharded, model:4  mlp:model"
+    assert plan["memory"]["tensors of a step"] == found["model"]["device"]["peak_bytes"]
 
 
 def test_split_batch_costs_one_all_reduce_a_weight(found: Any) -> None:
