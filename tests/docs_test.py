@@ -437,6 +437,13 @@ HOW: list[tuple[str, Run | TestedBy]] = [
         TestedBy("tests/tools/plan_accuracy_test.py::test_plan_and_measurement_are_side_by_side"),
     ),
     (
+        r"python -m tekso\.tools\.plan_accuracy several_devices",
+        TestedBy(
+            "tests/tools/plan_accuracy_test.py::"
+            "test_steps_on_several_devices_are_planned_and_measured_with_the_same_devices"
+        ),
+    ),
+    (
         r"python -m tekso\.tools\.pipeline_memory",
         TestedBy(
             "tests/tools/pipeline_memory_test.py::"

@@ -2,11 +2,15 @@
 
     python -m tekso.tools.plan_accuracy                       small experiments, and changed ones
     python -m tekso.tools.plan_accuracy lm.python_source.Tiny 'lm.python_source.Tiny *.num_layers=2'
+    python -m tekso.tools.plan_accuracy several_devices       meshes and data-parallel execution
+    python -m tekso.tools.plan_accuracy 'image.digits.Mlp --execution=data_parallel --devices=2'
 
 Every measurement is a process of tekso-benchmark, and every plan one of `--mode=plan`, with the
-same settings. Arguments are a key and settings. Of the time, the CPU time of all cores is compared
-too: unlike the time that passes, it hardly depends on other programs on the machine. Of the memory,
-tensors of 256 KiB and more are compared, because TensorFlow's statistics leave out smaller ones.
+same settings. Arguments are a key, settings, --execution and --devices: logical devices of the CPU,
+which share its cores and its memory, so the memory is that of all of them. Of the time, the CPU
+time of all cores is compared too: unlike the time that passes, it hardly depends on other programs
+on the machine. Of the memory, tensors of 256 KiB and more are compared, because TensorFlow's
+statistics leave out smaller ones.
 """
 
 from __future__ import annotations
@@ -43,6 +47,29 @@ CHANGED = (
 )
 """Models that are not registered."""
 
+_TENSOR = "mlp:x;heads:x;vocab:x"
+_SHARDED = {
+    "image.digits.Mlp": "execution.rules=mlp:x",
+    "image.digits.Cnn": "execution.rules=batch:x execution.weights_axis=x",
+    "lm.python_source.Tiny": f"execution.rules={_TENSOR}",
+    "mt.cldr.EnDe": f"execution.rules={_TENSOR}",
+}
+"""Layouts on the axis "x" that shard weights."""
+
+SEVERAL_DEVICES = tuple(
+    f"{key} --devices={n} --execution={execution}"
+    for key, sharded in _SHARDED.items()
+    for n in (2, 4)
+    for execution in (
+        f"mesh_sharded execution.mesh=x:{n} execution.rules=batch:x",
+        f"mesh_sharded execution.mesh=x:{n} {sharded}",
+        *(["data_parallel"] if n == 2 else []),
+    )
+)
+"""Steps on several devices of this machine."""
+
+_GROUPS = {"several_devices": SEVERAL_DEVICES}
+
 _HEADER = ("model", "step planned", "measured", "", "CPU planned", "measured", "", "memory planned",
            "measured", "")  # fmt: skip
 
@@ -54,10 +81,11 @@ def main(argv: Sequence[str]) -> int:
 
 def _compare(words: Sequence[str]) -> int:
     rows, failed = [], False
-    for text in words or [*REGISTERED, *CHANGED]:
-        key, *settings = shlex.split(text)
+    wanted = [text for word in words for text in _GROUPS.get(word, (word,))]
+    for text in wanted or [*REGISTERED, *CHANGED]:
+        key, *rest = shlex.split(text)
         try:
-            rows.append((text, *_figures(key, settings)))
+            rows.append((text, *_figures(key, rest)))
         except subprocess.CalledProcessError as error:
             print(f"{text}: {why_failed(error)}", file=sys.stderr)
             failed = True
@@ -65,12 +93,15 @@ def _compare(words: Sequence[str]) -> int:
     return FAILED if failed else OK
 
 
-def _figures(key: str, settings: Sequence[str]) -> tuple[str, ...]:
-    flags = [f"--model={key}", "--format=json", *(f"--set={s}" for s in settings)]
+def _figures(key: str, words: Sequence[str]) -> tuple[str, ...]:
+    given = [word for word in words if word.startswith("--")]
+    flags = [f"--model={key}", "--format=json"]
+    flags += [word if word in given else f"--set={word}" for word in words]
     with tempfile.TemporaryDirectory() as folder:
         planned = record_of("trainer", "--mode=plan", f"--logdir={folder}/run", *flags)["step"]
     warmup = f"--warmup={_warmup_steps(planned['seconds'])}"
-    measured = record_of("benchmark", *flags, "--steps=15", warmup)
+    devices = [f.replace("--devices=", "--cpu_devices=") for f in flags]
+    measured = record_of("benchmark", *devices, "--steps=15", warmup)
     found: list[str] = []
     for plan, real, unit in (
         (1e3 * planned["seconds"], measured["step_ms"]["median"], "ms"),

@@ -1,12 +1,8 @@
 """Counts the collectives of a training step on a mesh, in the compiled program.
 
-DTensor compiles the step for a mesh of any size. Nothing runs: no device of the mesh is in this
-process, so DTensor compiles the program and never starts it. No weight is allocated either: a
-variable there has a shape and a layout, but no elements.
-
-The program is compiled as for CPU and GPU meshes. There DTensor implements a reduce-scatter by an
-all-reduce. It implements an all-gather by summing zero-padded shards, which is counted as an
-all-gather (partitioned_program.py).
+compiled_step.py compiles it for a mesh of any size, as for CPU and GPU meshes. There DTensor
+implements a reduce-scatter by an all-reduce. It implements an all-gather by summing zero-padded
+shards, which is counted as an all-gather (partitioned_program.py).
 """
 
 from __future__ import annotations
@@ -15,17 +11,9 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-import tensorflow as tf
-from tensorflow.dtensor.python.layout import Mesh
-from tensorflow.experimental import dtensor
-from tensorflow.python.eager import context
-
-from tekso.framework.execution.mesh.layouts import Layout, MeshLayout, MeshShape
-from tekso.framework.execution.mesh.placement import Placement
-from tekso.framework.execution.mesh.program import MeshProgram
-from tekso.framework.execution.workarounds import compiler
+from tekso.framework.execution.mesh.layouts import MeshLayout, MeshShape
 from tekso.framework.learning_step import LearnerBase
+from tekso.framework.planning.compiled_step import CompiledStep, compiled_step
 from tekso.framework.planning.partitioned_program import Exchange, PartitionedProgram
 from tekso.framework.signature import Signature
 from tekso.framework.step import Step
@@ -89,27 +77,17 @@ def of_step(
     Raises:
       ExecutionError: DTensor cannot compile the step for this layout.
     """
-    compiler.choose_passes()  # as a run does
-    mesh = _mesh_elsewhere(layout.mesh)
     step = Step(task, learner, seed=0, dtype=activation_dtype)
-    program = MeshProgram(step, _Nowhere(mesh), layout)
-    arrays = {
-        name: np.broadcast_to(np.zeros((), tf.as_dtype(dtype).as_numpy_dtype), tuple(shape))
-        for name, (shape, dtype) in batch.items()
-    }
-    with dtensor.default_mesh(mesh):
-        program.initialize()
-        before = set(context.context().list_function_names())
-        program.train_step(arrays, 0)
-        made = set(context.context().list_function_names()) - before
-    functions = {name: context.context().get_function_def(name) for name in made}
-    spmd = PartitionedProgram(functions.__getitem__, layout.mesh)
+    return of_compiled(compiled_step(step, layout, batch), layout.mesh)
+
+
+def of_compiled(compiled: CompiledStep, mesh: MeshShape) -> StepCollectives:
+    """Returns the collectives of a compiled step."""
+    program = PartitionedProgram(compiled.functions.__getitem__, mesh)
     found: list[Exchange] = []
-    for name, function in functions.items():
-        if any(node.op == "StatefulPartitionedCall" and "_mesh" in node.attr
-               for node in function.node_def):  # fmt: skip
-            found += spmd.exchanges(name, times=program.times_run(name))
-    return _summed(found, layout.mesh, tuple(spmd.unknown_loops))
+    for name, times in compiled.times.items():
+        found += program.exchanges(name, times=times)
+    return _summed(found, mesh, tuple(program.unknown_loops))
 
 
 def _summed(
@@ -127,22 +105,3 @@ def _summed(
         tuple(Collective(key[1], "+".join(key[0]), *sums[key]) for key in sorted(sums, key=order)),
         unknown_loops=unknown_loops,
     )
-
-
-def _mesh_elsewhere(shape: MeshShape) -> Mesh:
-    """Returns a mesh without a device in this process; only the type of its devices is used."""
-    numbers = np.arange(shape.size).reshape([size for _, size in shape.axes])
-    return Mesh(list(shape.names), numbers, [], [], global_devices=["/device:CPU:0"])
-
-
-class _Nowhere(Placement):
-    """Places tensors on a mesh outside this process: shapes, dtypes and layouts, no elements."""
-
-    def place(self, part: Any, shape: Any, axes: Layout, dtype: Any) -> tf.Tensor:
-        """See `Placement`; does not call `part`."""
-        layout, shape = self.layout(axes), list(shape)
-        return dtensor.call_with_layout(tf.zeros, layout, shape, dtype=tf.as_dtype(dtype))
-
-    def local(self, x: tf.Tensor) -> tf.Tensor:
-        """See `Placement`; the tensor never gets a value."""
-        return x

@@ -8,7 +8,7 @@ from typing import Any
 from tekso.framework.planning.layout_ranking import bytes_text, seconds_text
 from tekso.framework.run.report.lines import WIDTH, duration
 from tekso.framework.run.run_plan import RunPlan
-from tekso.framework.run.step_plan import StepPlan
+from tekso.framework.run.step_parts import StepPlan
 from tekso.framework.tables import table
 
 _PIPELINES = (

@@ -22,7 +22,8 @@ from tekso.framework.run.checkpoints import Checkpoints
 from tekso.framework.run.job import checkpoints_of
 from tekso.framework.run.logdir import Logdir
 from tekso.framework.run.metric_choice import metric_of
-from tekso.framework.run.step_plan import StepParts, StepPlan, not_ranked, other_plans, step_plan
+from tekso.framework.run.step_parts import StepParts, StepPlan
+from tekso.framework.run.step_plan import not_ranked, other_plans, step_plan
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +68,7 @@ class RunPlan:
 
     def fits(self, step: StepPlan) -> bool:
         """Whether a step fits into the memory of a device."""
-        return step.total_bytes <= self.device.memory_bytes
+        return _fits(step, self.device)
 
     @property
     def disk_bytes(self) -> int:
@@ -85,8 +86,11 @@ class RunPlan:
         found = [text for text in (self.problem, self.start_problem) if text]
         text = layout_ranking.bytes_text
         if self.step is not None and not self.fits(self.step):
+            sharing = self.step.sharing_devices
+            all_bytes = text(sharing * self.step.total_bytes)
+            shared = f", {all_bytes} for the {sharing} devices that share it" if sharing > 1 else ""
             found.append(
-                f"a step needs {text(self.step.total_bytes)} of memory per device, but "
+                f"a step needs {text(self.step.total_bytes)} of memory per device{shared}, but "
                 f"{self.device.name} has {text(self.device.memory_bytes)}"
             )
         if self.free_bytes is not None and self.new_disk_bytes > self.free_bytes:
@@ -157,7 +161,7 @@ def plan(
         step,
         problem,
         "" if steps else warm_start_sources.problem(tree.run.warm_start),
-        tuple(sorted(others, key=lambda s: (s.total_bytes > parts.device.memory_bytes, s.seconds))),
+        tuple(sorted(others, key=lambda s: (not _fits(s, parts.device), s.seconds))),
         rejected,
         left_out,
         sum(spec.size_bytes for spec in state),
@@ -168,6 +172,10 @@ def plan(
         steps[-1] if steps else None,
         tree.run.steps,
     )
+
+
+def _fits(step: StepPlan, device: DeviceType) -> bool:
+    return step.total_bytes * step.sharing_devices <= device.memory_bytes
 
 
 def _free_bytes(path: str) -> int | None:

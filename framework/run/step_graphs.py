@@ -20,6 +20,7 @@ from tekso.framework.coupling import coupling
 from tekso.framework.execution.accumulation import part_of
 from tekso.framework.execution.data_parallel import DataParallel, num_towers
 from tekso.framework.execution.data_parallel_program import DataParallelProgram
+from tekso.framework.planning.mesh_graphs import DeviceGraphs
 from tekso.framework.signature import Signature, num_examples
 from tekso.framework.state import State
 from tekso.framework.step import Step
@@ -37,6 +38,7 @@ class StepGraphs:
       gradient_sizes: bytes of each gradient of one tower.
       variables: number of weights and slots.
       uses_all_threads: whether one op at a time runs, on all cores.
+      sums: bytes of each tensor that a tower sums over all devices, as for batch statistics.
     """
 
     towers: int
@@ -46,6 +48,18 @@ class StepGraphs:
     gradient_sizes: Sequence[float]
     variables: int
     uses_all_threads: bool
+    sums: Sequence[float] = ()
+
+    def of_device(self) -> DeviceGraphs:
+        """Returns what one of several devices runs, with a tower each.
+
+        tf.distribute concatenates the gradients of a type and the sums for one all-reduce.
+        """
+        gradients = math.fsum(self.gradient_sizes)
+        graphs = [(self.parts, self.tower), (1, self.update)]
+        of_loss = 4.0  # its weight is summed first
+        sums = [of_loss, *(self.parts * tuple(self.sums)), gradients]
+        return DeviceGraphs(graphs, sums, self.variables, calls=1, between=self.gradient_sizes)
 
     @property
     def cores(self) -> int:
@@ -85,13 +99,16 @@ class StepGraphs:
         return max(self.towers * tower + summed, update)
 
 
-def trace(step: Step, batch: Signature, execution: DataParallel.Params) -> StepGraphs:
+def trace(
+    step: Step, batch: Signature, execution: DataParallel.Params, *, devices: int = 1
+) -> StepGraphs:
     """Returns the graphs of a step on the cores of this machine.
 
     Args:
       step: the task, the learner and the type of activations.
       batch: signature of the global batch.
       execution: Params of `DataParallel`.
+      devices: number of logical devices; several compute a tower each.
 
     Raises:
       ExecutionError: the batch does not divide evenly over accumulation steps and towers, or the
@@ -100,14 +117,16 @@ def trace(step: Step, batch: Signature, execution: DataParallel.Params) -> StepG
     parts = step.learner.params.accumulation_steps
     examples = num_examples(batch)
     part = part_of(batch, parts)
+    examples_of_device = num_examples(part) // devices
+    alone = devices == 1
     towers = num_towers(
-        execution.towers, step.task, num_examples(part),
-        cores=num_cores(), sums=execution.xla != "step",
+        execution.towers, step.task, examples_of_device,
+        cores=num_cores() if alone else 1, sums=alone and execution.xla != "step",
     )  # fmt: skip
-    size = num_examples(part) // towers
+    size = examples_of_device // towers
     xla = "clusters" if execution.xla == "auto" else execution.xla
     strategy = tf.distribute.get_strategy()
-    program = DataParallelProgram(step, strategy, towers=1, xla=xla, accumulation=1)
+    program = _Device(step, strategy, devices, xla)
     weights = {p: tf.TensorSpec(s.shape, s.dtype, p) for p, s in step.specs.weights.items()}
     slots = {p: tf.TensorSpec(s.shape, s.dtype, p) for p, s in step.specs.slots.items()}
     arrays = {n: tf.TensorSpec([size, *shape[1:]], dtype) for n, (shape, dtype) in part.items()}
@@ -134,7 +153,21 @@ def trace(step: Step, batch: Signature, execution: DataParallel.Params) -> StepG
     )
     sizes = [float(s.shape.num_elements() * s.dtype.size) for s in tf.nest.flatten(specs[0])]
     # As in `DataParallel.setup_devices`: a default of one tower for other reasons does not count.
-    alone = (execution.towers or (1 if coupling(step.task) else None)) == 1
+    alone = alone and (execution.towers or (1 if coupling(step.task) else None)) == 1
     return StepGraphs(
-        towers, parts, tower.graph, updating.graph, sizes, len(weights) + len(slots), alone
-    )
+        towers, parts, tower.graph, updating.graph, sizes, len(weights) + len(slots), alone,
+        tuple(program.sums),
+    )  # fmt: skip
+
+
+class _Device(DataParallelProgram):
+    """One of several devices, or the only one; it notes what it would sum over all of them."""
+
+    def __init__(self, step: Step, strategy: Any, devices: int, xla: str) -> None:
+        super().__init__(step, strategy, towers=1, xla=xla, accumulation=1)
+        self.num_replicas = devices
+        self.sums: list[float] = []
+
+    def _all_reduce(self, nest: Any) -> Any:
+        self.sums += [float(x.shape.num_elements() * x.dtype.size) for x in tf.nest.flatten(nest)]
+        return nest

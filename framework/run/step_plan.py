@@ -4,25 +4,22 @@
     mesh_sharded    the cost model of its mesh and rules
     pipelined       the figures of its stages, and its simulated schedule
 
-All figures are estimates; see `planning/costs.py` for what they leave out.
+On this machine, local_steps.py sums up the ops of graphs instead of using the cost model. All
+figures are estimates; see `planning/costs.py` for what the cost model leaves out.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from tekso.framework.cores import num_cores
-from tekso.framework.costs import graph_time, this_machine
-from tekso.framework.costs.device_types import DeviceType
-from tekso.framework.costs.graph_memory import COUNTED_BYTES
+from tekso.framework.costs import this_machine
 from tekso.framework.costs.this_machine import THIS_MACHINE
 from tekso.framework.counting import counted
 from tekso.framework.execution.accumulation import part_of
-from tekso.framework.execution.base import Execution
 from tekso.framework.execution.data_parallel import DataParallel, check_statistics
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.mesh.layouts import MeshLayout, MeshShape, Rules
@@ -33,93 +30,23 @@ from tekso.framework.execution.pipelined import Pipelined
 from tekso.framework.execution.spmd_pipelined import SpmdPipelined
 from tekso.framework.execution.whole_batches import ACCUMULATION, check_whole
 from tekso.framework.experiment import Tree
-from tekso.framework.learning_step import LearnerBase
 from tekso.framework.planning import layout_ranking, layout_search
 from tekso.framework.planning.layout_search import Ranked
 from tekso.framework.planning.pipeline_time import measured_starts, pipeline_time
 from tekso.framework.planning.stage_figures import PipelineFigures, StageFigures
-from tekso.framework.run import pipeline_plan, step_graphs
-from tekso.framework.signature import Signature, num_examples
-from tekso.framework.step import Step
-from tekso.framework.task import Task
+from tekso.framework.run import local_steps, pipeline_plan
+from tekso.framework.run.step_parts import MEASURED, StepParts, StepPlan
+from tekso.framework.signature import num_examples
 
 _PIPELINES: dict[str, type[StagedExecution]] = {
     "pipelined": Pipelined,
     "spmd_pipelined": SpmdPipelined,
 }
-_MEASURED = "speeds of this machine are measured once; memory is without TensorFlow itself"
 _NO_STARTS = (
     "the time is without the start of ops, which takes most of the step of a small model on a CPU"
 )
 _REDUNDANT = 1.5  # times that products are computed
 _MICRO_BATCHES_PER_STAGE = (4, 2, 1)  # of the pipelines that a search tries, the first that divides
-
-
-@dataclasses.dataclass(frozen=True)
-class StepPlan:
-    """A training step under one execution.
-
-    Attributes:
-      name: the execution with its layout.
-      devices: number of devices.
-      memory: bytes of the device that needs most, by what they hold.
-      flops: floating-point operations of the device that computes most.
-      seconds: estimated time.
-      idle_share: share of the time in which devices of a pipeline are idle; 0 without a pipeline.
-      notes: where the time and the memory go.
-      core_seconds: estimated time of all cores of this machine together; None: not known.
-      counted_bytes: the part of the memory that TensorFlow's statistics of this machine count, see
-        `graph_memory.COUNTED_BYTES`; None: not known.
-    """
-
-    name: str
-    devices: int
-    memory: Mapping[str, float]
-    flops: float
-    seconds: float
-    idle_share: float = 0.0
-    notes: tuple[str, ...] = ()
-    core_seconds: float | None = None
-    counted_bytes: float | None = None
-
-    @property
-    def total_bytes(self) -> float:
-        """Bytes of the device that needs most."""
-        return math.fsum(self.memory.values())
-
-
-@dataclasses.dataclass(frozen=True)
-class StepParts:
-    """The parts of an experiment that determine the cost of a step.
-
-    Attributes:
-      tree: the Params.
-      task: the task.
-      learner: the learner.
-      batch: signature of the global batch.
-      device: type of the devices.
-      assets_dir: folder of the assets of a run, if there was one.
-    """
-
-    tree: Tree.Params
-    task: Task
-    learner: LearnerBase
-    batch: Signature
-    device: DeviceType
-    assets_dir: str | None
-
-    def dtype(self, execution: Execution) -> str:
-        """Returns the type in which layers compute under an execution."""
-        found: str = execution.activation_dtype(self.tree.run.activation_dtype)
-        return found
-
-    @functools.cached_property
-    def update_seconds(self) -> float:
-        """Time of the ops of the update of all weights on a core of this machine."""
-        step = Step(self.task, self.learner, seed=0, dtype=self.tree.run.activation_dtype)
-        plain = DataParallel.Params(xla="none", towers=1)
-        graphs = step_graphs.trace(step, self.batch, plain)
-        return graph_time.seconds(graphs.update, this_machine.measured().side_by_side)
 
 
 def step_plan(parts: StepParts, num_devices: int | None = None) -> StepPlan:
@@ -146,6 +73,8 @@ def step_plan(parts: StepParts, num_devices: int | None = None) -> StepPlan:
         layout = execution.layout(
             parts.task, part_of(parts.batch, accumulated), num_devices=num_devices
         )
+        if parts.device.name == THIS_MACHINE:
+            return local_steps.on_mesh(parts, layout, parts.dtype(execution), execution.params.xla)
         return _priced(parts, layout, "mesh_sharded", parts.dtype(execution))
     if issubclass(owner, DataParallel):
         return _data_parallel(parts, num_devices or 1)
@@ -169,37 +98,10 @@ def _data_parallel(parts: StepParts, devices: int) -> StepPlan:
         xla, updates = execution.xla, execution.updates
     if updates is None:
         check_statistics(parts.task, replicas=devices, parts=accumulated, xla=xla)
-    if parts.device.name == THIS_MACHINE and devices == 1:
-        return _on_this_machine(parts)
+    if parts.device.name == THIS_MACHINE:
+        return local_steps.data_parallel(parts, devices)
     layout = MeshLayout(MeshShape(((DATA, devices),)), Rules((("batch", DATA),)))
     return _priced(parts, layout, "data_parallel", parts.tree.run.activation_dtype)
-
-
-def _on_this_machine(parts: StepParts) -> StepPlan:
-    """Returns the step on all cores of this machine, from the graphs that would run."""
-    execution: Any = parts.tree.execution
-    if not issubclass(execution.owner, DataParallel):
-        execution = DataParallel.Params()
-    step = Step(parts.task, parts.learner, seed=0, dtype=parts.tree.run.activation_dtype)
-    graphs = step_graphs.trace(step, parts.batch, execution)
-    seconds, of_cores = graphs.seconds(this_machine.measured())
-    weights = [spec.size_bytes for spec in step.specs.weights.values()]
-    slots = [spec.size_bytes for spec in step.specs.slots.values()]
-    memory = {
-        "weights": math.fsum(weights),
-        "slots": math.fsum(slots),
-        "tensors of a step": graphs.peak_bytes(),
-    }
-    counted_state = math.fsum(size for size in weights + slots if size >= COUNTED_BYTES)
-    cores = counted(graphs.cores, "core")
-    notes = (
-        f"uses {layout_ranking.seconds_text(of_cores)} of CPU time, on {cores}",
-        _MEASURED,
-    )
-    return StepPlan(
-        f"data_parallel, 1 device, {cores}", 1, memory, graphs.flops(), seconds, notes=notes,
-        core_seconds=of_cores, counted_bytes=counted_state + graphs.peak_bytes(least=COUNTED_BYTES),
-    )  # fmt: skip
 
 
 def _priced(parts: StepParts, layout: MeshLayout, name: str, dtype: str) -> StepPlan:
@@ -269,7 +171,7 @@ def _pipelined(parts: StepParts, tree: Tree.Params) -> StepPlan:
         used, calls = (
             layout_ranking.seconds_text(x) for x in (time.core_seconds, time.start_seconds)
         )
-        notes += [f"uses {used} of CPU time, {calls} of it to call stages from Python", _MEASURED]
+        notes += [f"uses {used} of CPU time, {calls} of it to call stages from Python", MEASURED]
     elif device.name == THIS_MACHINE:
         notes.append(_NO_STARTS)
     text = f"{len(figures.stages)} stages × {counted(plan.num_replicas, 'replica')}"
@@ -354,6 +256,11 @@ def _best_mesh(parts: StepParts, devices: int) -> StepPlan:
         parts.task, parts.learner, parts.batch, num_devices=devices, device=parts.device.name,
         activation_dtype=parts.tree.run.activation_dtype,
     )  # fmt: skip
+    if parts.device.name == THIS_MACHINE:
+        best = _of_ranked(ranking[0], "mesh_sharded", parts.device.name)
+        dtype = parts.tree.run.activation_dtype
+        found = local_steps.on_mesh(parts, ranking[0].layout, dtype, "auto")
+        return dataclasses.replace(found, name=best.name)
     return _of_ranked(ranking[0], "mesh_sharded", parts.device.name)
 
 

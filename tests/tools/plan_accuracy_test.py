@@ -39,3 +39,28 @@ def test_plan_and_measurement_are_side_by_side(
     assert "tekso.tools.benchmark" in measuring and "--mode=plan" in planning
     assert "--warmup=100" in measuring  # 5 seconds would be 250 steps
     assert all("--set=c.d=1" in command and "--model=lm.a.B" in command for command in commands[:2])
+
+
+def test_steps_on_several_devices_are_planned_and_measured_with_the_same_devices(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    commands: list[str] = []
+
+    def run(command: list[str], **_: Any) -> Any:
+        commands.append(" ".join(command))
+        planned = {"seconds": 0.02, "core_seconds": 0.03, "counted_bytes": 9e6}
+        measured = {"step_ms": {"median": 25.0}, "cpu_ms": {"median": 40.0}}
+        both = {"step": planned, **measured, "step_memory_bytes": None}
+        return SimpleNamespace(stdout=json.dumps(both))
+
+    monkeypatch.setattr(subprocess, "run", run)
+    assert plan_accuracy.main(["x", "several_devices"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 1 + 4 * 5
+    measuring = [c for c in commands if "tekso.tools.benchmark" in c]
+    planning = [c for c in commands if "--mode=plan" in c]
+    assert len(measuring) == len(planning) == 4 * 5
+    for devices in (2, 4):
+        assert sum(f"--cpu_devices={devices} " in c for c in measuring) == {2: 12, 4: 8}[devices]
+        assert sum(f" --devices={devices} " in c for c in planning) == {2: 12, 4: 8}[devices]
+    assert sum("--execution=data_parallel" in c for c in planning) == 4
+    assert sum("--set=execution.mesh=x:4" in c for c in measuring) == 8

@@ -9,6 +9,7 @@ import dataclasses
 import json
 import os
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 from tekso.framework import ops
@@ -18,6 +19,8 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import tensorflow as tf
 
 from tekso.framework import schedules
+from tekso.framework.costs import this_machine
+from tekso.framework.costs.this_machine import MachineSpeed, ThisMachine
 from tekso.framework.execution.accumulation import part_of
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.mesh_sharded import MeshSharded
@@ -25,7 +28,12 @@ from tekso.framework.initializers import Constant, Normal
 from tekso.framework.learner import Learner
 from tekso.framework.optimizers.sgd import SGD
 from tekso.framework.params import param
-from tekso.framework.planning import collectives
+from tekso.framework.planning import collectives, mesh_time
+from tekso.framework.planning.compiled_step import CompiledStep, compiled_step
+from tekso.framework.planning.mesh_graphs import device_graphs
+from tekso.framework.planning.mesh_time import MeshStarts
+from tekso.framework.run import local_steps
+from tekso.framework.step import Step
 from tekso.framework.task import LossSums, Task
 from tekso.framework.theta import Theta
 
@@ -88,10 +96,43 @@ def count(case: dict[str, Any]) -> dict[str, Any]:
     execution = MeshSharded.Params(mesh=case["mesh"], rules=case["rules"], **rest).instantiate()
     try:
         layout = execution.layout(task, part_of(SIGNATURE, steps), num_devices=None)
-        return dataclasses.asdict(collectives.of_step(task, learner, layout, SIGNATURE))
+        compiled = compiled_step(Step(task, learner, seed=0), layout, SIGNATURE)
+        found = dataclasses.asdict(collectives.of_compiled(compiled, layout.mesh))
+        found["device"] = of_device(compiled)
+        if case.get("plan"):
+            parts: Any = SimpleNamespace(task=task, learner=learner, batch=SIGNATURE)
+            found["plan"] = dataclasses.asdict(
+                local_steps.on_mesh(parts, layout, "float32", "none")
+            )
+        return found
     except ExecutionError as error:
         return {"error": str(error)}
 
 
+def set_speeds() -> None:
+    """On this machine, each device takes a second for each collective, and next to none for ops."""
+    fast, most = [(1.0, 1e15)], 1e15
+    speed = MachineSpeed(
+        fast, fast, fast, fast, most, most, fast, most, most, most, most, fast, 0.0, 0.0, 0.0, 0.0
+    )
+    machine = ThisMachine(speed, speed, speed, call_s=0.0, variable_s=0.0)
+    starts = MeshStarts(call_s=100.0, variable_s=0.0, op_s=0.0, collective_s=1.0, byte_s=0.0)
+    vars(this_machine)["measured"] = lambda: machine
+    vars(mesh_time)["measured_starts"] = lambda: {2: starts, 4: starts}
+
+
+def of_device(compiled: CompiledStep) -> dict[str, Any]:
+    """The graphs of a device."""
+    graphs = device_graphs(compiled, 1)
+    return {
+        "calls": graphs.calls,
+        "collectives": len(graphs.collectives),
+        "bytes": sum(graphs.collectives),
+        "flops": graphs.flops(),
+        "peak_bytes": graphs.peak_bytes(),
+    }
+
+
 if __name__ == "__main__":
+    set_speeds()
     print(json.dumps([count(json.loads(argument)) for argument in sys.argv[1:]]))

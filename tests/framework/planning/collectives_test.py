@@ -24,7 +24,7 @@ WEIGHTS = 4 * (EMBED + 2 * EMBED * MLP)
 SCALAR = 4
 
 CASES: dict[str, dict[str, Any]] = {
-    "model": {"mesh": "model:4", "rules": "mlp:model"},
+    "model": {"mesh": "model:4", "rules": "mlp:model", "plan": True},
     "data": {"mesh": "data:4", "rules": "batch:data"},
     "512 devices": {"mesh": "data:16;model:32", "rules": "batch:data;mlp:model"},
     "weights over data": {"mesh": "data:4", "rules": "fsdp"},
@@ -51,6 +51,37 @@ def test_split_mlp_costs_one_all_reduce_forward_and_one_backward(found: Any) -> 
     assert rows(found, "model") == [
         ("all-reduce", "model", 2 + norms, 2 * ACTIVATION + norms * SCALAR)
     ]
+
+
+def test_the_graphs_of_a_device_have_the_collectives_and_the_products_of_its_shards(
+    found: Any,
+) -> None:
+    for case in ("model", "data", "parts"):
+        device, counted = found[case]["device"], found[case]["collectives"]
+        assert device["collectives"] == sum(c["count"] for c in counted)
+        assert device["bytes"] == sum(c["bytes"] for c in counted)
+    # Two products, each with two gradients; a device has a quarter of each in both layouts.
+    products = 2 * 3 * 2 * BATCH * LENGTH * EMBED * MLP
+    for case in ("model", "data"):
+        assert products / 4 < found[case]["device"]["flops"] < 1.1 * products / 4
+    # 4 parts, the sum of their gradients, and the update.
+    assert [found[c]["device"]["calls"] for c in ("model", "parts")] == [1, 6]
+    # An activation is whole on a device, or a quarter of it, with the gradients of all weights.
+    assert found["model"]["device"]["peak_bytes"] > ACTIVATION
+    assert ACTIVATION / 4 + WEIGHTS < found["data"]["device"]["peak_bytes"] < ACTIVATION + WEIGHTS
+
+
+def test_a_step_on_a_mesh_of_this_machine_is_planned_by_the_graphs_of_its_devices(
+    found: Any,
+) -> None:
+    plan = found["model"]["plan"]
+    collectives = 4  # two of activations, two of norms
+    assert plan["core_seconds"] == pytest.approx(100.0 + 4 * collectives, rel=1e-6)
+    # "scale" is whole on each device; w and v are sharded. SGD has no slots but a counter.
+    assert plan["memory"]["weights"] == 4 * EMBED + 4 * 2 * EMBED * MLP / 4
+    assert plan["devices"] == plan["sharing_devices"] == 4
+    assert plan["name"] == "mesh_sharded, model:4  mlp:model"
+    assert plan["memory"]["tensors of a step"] == found["model"]["device"]["peak_bytes"]
 
 
 def test_split_batch_costs_one_all_reduce_a_weight(found: Any) -> None:

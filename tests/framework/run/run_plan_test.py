@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -17,6 +18,8 @@ from tekso.framework.costs.this_machine import MachineSpeed, ThisMachine
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.pipelined import Pipelined
 from tekso.framework.exit_codes import ExitCode
+from tekso.framework.planning import mesh_time
+from tekso.framework.planning.mesh_time import MeshStarts
 from tekso.framework.planning.pipeline_time import PipelineStarts
 from tekso.framework.run import plan_text, run_plan, step_graphs, step_plan
 from tekso.framework.run.run_plan import RunPlan
@@ -262,9 +265,19 @@ def test_a_step_on_this_machine_has_the_time_and_memory_of_its_graphs(
     assert parts is not None
     assert parts.memory["tensors of a step"] < 0.6 * plan.step.memory["tensors of a step"]
     assert parts.memory["weights"] == plan.step.memory["weights"] == 4 * plan.weights
-    replicas = planned(tmp_path, device="this_machine", num_devices=2).step
-    assert replicas is not None and "without the start of ops" in replicas.notes[-1]
-    assert not any("without the start of ops" in note for note in plan.step.notes)
+    starts = MeshStarts(0.0, 0.0, op_s=speed.op_s, collective_s=0.0, byte_s=0.0)
+    monkeypatch.setattr(mesh_time, "measured_starts", lambda: {2: starts, 4: starts})
+    replicas = planned(tmp_path, device="this_machine", num_devices=2)
+    # The devices compute what two towers compute, and update their own copies of the weights.
+    assert replicas.step is not None and replicas.step.core_seconds is not None
+    assert 1.0 < replicas.step.core_seconds / plan.step.core_seconds < 1.7
+    assert f"{4 * plan.weights / 1e6:.3g}" in replicas.step.notes[1]
+    small = dataclasses.replace(replicas.device, memory_bytes=1.9 * replicas.step.total_bytes)
+    assert replicas.problems == [] and not any(
+        "the start of ops" in note for note in replicas.step.notes
+    )
+    (problem,) = dataclasses.replace(replicas, device=small).problems
+    assert "for the 2 devices that share it" in problem
 
 
 def test_a_pipeline_on_this_machine_has_the_time_of_its_calls(

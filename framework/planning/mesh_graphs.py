@@ -1,0 +1,109 @@
+"""The graphs that one device of a mesh runs in a training step, from the compiled program.
+
+Every device runs the same graphs, on its shards. So their ops have the shapes of shards, and can be
+priced like those of a step on one device: graph_time.py has the time of an op, graph_memory.py the
+memory.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from tensorflow.python.framework.function_def_to_graph import function_def_to_graph
+
+from tekso.framework.costs import graph_memory, graph_time, graph_work, op_kinds
+from tekso.framework.costs.this_machine import MachineSpeed
+from tekso.framework.planning.compiled_step import CompiledStep, runs_on_mesh
+
+
+@dataclasses.dataclass(frozen=True)
+class DeviceGraphs:
+    """What one device runs in a step.
+
+    Attributes:
+      graphs: [(number of runs in a step, graph)].
+      collectives: bytes of the tensor on this device, for each collective of a step.
+      variables: number of weights and slots.
+      calls: number of calls from Python in a step.
+      between: bytes of each tensor that exists from the first run of a graph to the last: the
+        gradients, if another graph sums or applies them.
+    """
+
+    graphs: Sequence[tuple[int, Any]]
+    collectives: Sequence[float]
+    variables: int
+    calls: int
+    between: Sequence[float] = ()
+
+    def ops(self) -> int:
+        """Returns the number of ops of a step that take time, without collectives."""
+        return sum(
+            times * sum(op.type not in op_kinds.INSTANT for op in _computing(graph))
+            for times, graph in self.graphs
+        )
+
+    def seconds(self, machine: MachineSpeed) -> float:
+        """Returns the time of all ops but collectives, one after the other."""
+        return math.fsum(
+            times * graph_time.seconds_of(graph, _computing(graph), machine)
+            for times, graph in self.graphs
+        )
+
+    def short_seconds(self, machine: MachineSpeed) -> float:
+        """Returns the time of the ops that are too short for a thread of their own."""
+        return math.fsum(n * graph_time.short_seconds(g, machine) for n, g in self.graphs)
+
+    def flops(self) -> float:
+        """Returns the floating-point operations of a step."""
+        return math.fsum(times * graph_work.count(graph).flops for times, graph in self.graphs)
+
+    def peak_bytes(self, *, least: float = 0.0) -> float:
+        """Returns the bytes that a step needs beyond weights and slots.
+
+        Args:
+          least: tensors of fewer bytes do not count.
+        """
+        first, *others = (graph_memory.peak_bytes(g, least=least) for _, g in self.graphs)
+        between = math.fsum(size for size in self.between if size >= least)
+        repeated = any(times > 1 for times, _ in self.graphs)
+        return max([first + (between if repeated else 0.0), *(p + between for p in others)])
+
+
+def device_graphs(compiled: CompiledStep, variables: int) -> DeviceGraphs:
+    """Returns the graphs of a device.
+
+    Args:
+      compiled: the compiled step.
+      variables: number of weights and slots.
+    """
+    graphs = [
+        (times, function_def_to_graph(compiled.functions[node.attr["f"].func.name]))
+        for name, times in compiled.times.items()
+        for node in compiled.functions[name].node_def
+        if runs_on_mesh(node)
+    ]
+    collectives = [
+        _bytes(op.outputs[0])
+        for times, graph in graphs
+        for op in graph_time.needed(graph)
+        if _is_collective(op)
+        for _ in range(times)
+    ]
+    between = [_bytes(t) for times, graph in graphs if times > 1 for t in graph.outputs]
+    return DeviceGraphs(graphs, collectives, variables, sum(compiled.times.values()), between)
+
+
+def _computing(graph: Any) -> list[Any]:
+    return [op for op in graph_time.needed(graph) if not _is_collective(op)]
+
+
+def _is_collective(op: Any) -> bool:
+    found: bool = op.type.startswith("Collective")
+    return found
+
+
+def _bytes(tensor: Any) -> float:
+    return float(graph_work.size(tensor) * (tensor.dtype.size or 0))

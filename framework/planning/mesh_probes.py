@@ -1,0 +1,208 @@
+"""Measures what a mesh needs to start its work; a program, see `mesh_time.py`.
+
+It trains a layer with next to nothing to compute, on logical devices of the CPU. So the CPU time of
+a step is that of starts. On D devices it is
+
+    call_s + D (variables variable_s + ops op_s + collectives collective_s)
+
+Real steps are measured, since their calls are spread over the engine and DTensor. The numbers of
+ops and of collectives are those of the graphs that DTensor has compiled. The time of the bytes of a
+collective is that of sums of large tensors over the devices.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.experimental import dtensor
+
+from tekso.framework.context import StepContext
+from tekso.framework.execution.mesh.layouts import MeshLayout, MeshShape, Rules
+from tekso.framework.execution.mesh.placement import Placement
+from tekso.framework.execution.mesh.program import MeshProgram
+from tekso.framework.execution.mesh_sharded import MeshSharded
+from tekso.framework.initializers import Ones
+from tekso.framework.learner import Learner
+from tekso.framework.optimizers.adam import Adam
+from tekso.framework.params import param
+from tekso.framework.planning.compiled_step import compiled_by
+from tekso.framework.planning.mesh_graphs import DeviceGraphs, device_graphs
+from tekso.framework.schedules import Constant
+from tekso.framework.step import Step
+from tekso.framework.task import Batch, LossSums, Task
+from tekso.framework.theta import Theta
+
+AXIS = "x"
+_WIDTH = 4
+_EXAMPLES = 64
+_STEPS = 8  # between two readings of the clock
+_REPEATS = 6
+_WARMUP_STEPS = 100  # after which TensorFlow knows the ops that are too short for another thread
+_SUMS = 8  # collectives in a call
+_LARGE = 1 << 18  # elements of a large tensor
+
+
+class Probe(NamedTuple):
+    """A task of the probes.
+
+    Attributes:
+      weights: number of its weights.
+      ops: number of further ops of its forward pass.
+      shards: whether the batch is sharded over the devices.
+    """
+
+    weights: int
+    ops: int
+    shards: bool
+
+
+SMALL, DEEP, WIDE, SUMMED = (
+    Probe(1, 0, False), Probe(1, 150, False), Probe(17, 0, False), Probe(17, 0, True),
+)  # fmt: skip
+
+
+def main(devices: str) -> None:
+    """Measures meshes of a number of devices; prints the fields of `MeshStarts` as JSON."""
+    count = int(devices)
+    execution = MeshSharded.Params(mesh=f"{AXIS}:{count}").instantiate()
+    execution.setup_devices(cpu_devices=count)
+    mesh = dtensor.create_mesh(
+        [(AXIS, count)], devices=[d.name for d in tf.config.list_logical_devices("CPU")][:count]
+    )
+    probes = (SMALL, DEEP, WIDE, SUMMED)
+    steps, graphs = zip(*(_step(probe, mesh, count) for probe in probes), strict=True)
+    counts = [(g.ops(), g.variables, len(g.collectives)) for g in graphs]
+    found = {
+        probe: (seconds, *of_device)
+        for probe, seconds, of_device in zip(probes, _least(steps), counts, strict=True)
+    }
+    print(json.dumps({**starts_of(found, count), "byte_s": _byte_seconds(mesh, count)}))
+
+
+def starts_of(
+    measured: Mapping[Probe, tuple[float, int, int, int]], devices: int
+) -> dict[str, float]:
+    """Returns the fields of `MeshStarts`, without the bytes of collectives.
+
+    It solves the equation of the module's docstring, one unknown after the other, so that noise
+    makes none negative.
+
+    Args:
+      measured: {probe: (seconds of a step, ops, variables, collectives of a device)}.
+      devices: number of devices.
+    """
+
+    def difference(after: Probe, before: Probe) -> tuple[float, float, float, float]:
+        one, other = measured[after], measured[before]
+        seconds, ops, variables, collectives = (a - b for a, b in zip(one, other, strict=True))
+        return seconds / devices, ops, variables, collectives
+
+    seconds, ops, _, _ = difference(DEEP, SMALL)
+    op_s = max(0.0, seconds / ops)
+    seconds, ops, variables, _ = difference(WIDE, SMALL)
+    variable_s = max(0.0, (seconds - ops * op_s) / variables)
+    seconds, ops, _, collectives = difference(SUMMED, WIDE)
+    collective_s = max(0.0, (seconds - ops * op_s) / collectives)
+    whole, ops, variables, collectives = measured[SMALL]
+    device = ops * op_s + variables * variable_s + collectives * collective_s
+    return {
+        "call_s": max(0.0, whole - devices * device),
+        "variable_s": variable_s,
+        "op_s": op_s,
+        "collective_s": collective_s,
+    }
+
+
+def _step(probe: Probe, mesh: Any, devices: int) -> tuple[Callable[[], None], DeviceGraphs]:
+    """Returns a function that trains a step, and the graphs of a device."""
+    task = _Probed.Params(num_weights=probe.weights, num_ops=probe.ops).instantiate()
+    learner = Learner.Params(optimizer=Adam.Params(), schedule=Constant.Params(value=0.1))
+    rules = Rules((("batch", AXIS),)) if probe.shards else Rules(())
+    layout = MeshLayout(MeshShape(((AXIS, devices),)), rules)
+    step = Step(task, learner.instantiate(), seed=0)
+    program = MeshProgram(step, Placement(mesh), layout)
+    program.initialize()
+    batch = {"x": np.ones([_EXAMPLES, _WIDTH], np.float32)}
+
+    def train() -> None:
+        float(program.train_step(batch, 1)["loss"])
+
+    compiled = compiled_by(program, train)
+    variables = len(step.specs.weights) + len(step.specs.slots)
+    return train, device_graphs(compiled, variables)
+
+
+def _byte_seconds(mesh: Any, devices: int) -> float:
+    """Returns the CPU time of a device for a byte of a tensor that is summed over all devices."""
+    sizes = (_LARGE // 2, _LARGE)
+    calls = [_sums(mesh, devices, n, dim) for n in sizes for dim in (0, 1)]
+    small, small_alone, large, large_alone = _least(calls)
+    more = (large - large_alone) - (small - small_alone)
+    return max(0.0, more / (devices * _SUMS * 4 * (sizes[1] - sizes[0])))
+
+
+def _sums(mesh: Any, devices: int, elements: int, dim: int) -> Callable[[], Any]:
+    """Returns a function that sums tensors over a dim of a single element on each device.
+
+    Dim 0 is sharded, so its sum is all-reduced; the sum over dim 1 is computed without a
+    collective.
+    """
+    sharded = dtensor.Layout([AXIS, dtensor.UNSHARDED, dtensor.UNSHARDED], mesh)
+    shards = [tf.ones([1, 1, elements]) for _ in range(devices)]
+    arrays = [dtensor.pack(shards, sharded) for _ in range(_SUMS)]
+    after = dtensor.Layout([dtensor.UNSHARDED if dim == 0 else AXIS, dtensor.UNSHARDED], mesh)
+
+    def sums(arrays: Any) -> Any:
+        return [dtensor.relayout(tf.reduce_sum(x, dim), after) for x in arrays]
+
+    call = tf.function(sums, autograph=False)
+    return lambda: [dtensor.unpack(y)[0].numpy() for y in call(arrays)]
+
+
+def _least(calls: Sequence[Callable[[], Any]]) -> list[float]:
+    """Returns the CPU time of each function, of several measurements in turns."""
+    found = [math.inf] * len(calls)
+    for call in calls:
+        for _ in range(_WARMUP_STEPS):
+            call()
+    for _ in range(_REPEATS):
+        for i, call in enumerate(calls):
+            start = time.process_time()
+            for _ in range(_STEPS):
+                call()
+            found[i] = min(found[i], (time.process_time() - start) / _STEPS)
+    return found
+
+
+class _Probed(Task):
+    """Multiplies by its weights."""
+
+    class Params(Task.Params):
+        """Params of _Probed."""
+
+        num_weights: int = param("Number of weights.", default=1)
+        num_ops: int = param("Number of further ops of the forward pass.", default=0)
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        for i in range(self.params.num_weights):
+            self.weight(f"w{i}", [_WIDTH], dims=("embed",), init=Ones.Params())
+
+    def loss_weight(self, batch: Batch) -> Any:
+        """See Task."""
+        return tf.cast(tf.shape(batch["x"])[0], tf.float32)
+
+    def loss(self, theta: Theta, batch: Batch, ctx: StepContext) -> LossSums:
+        """See Task."""
+        x = batch["x"]
+        for i in range(self.params.num_weights):
+            x = x * theta[f"w{i}"]
+        for _ in range(self.params.num_ops):
+            x = tf.tanh(x)
+        return LossSums(tf.reduce_sum(x))

@@ -1,0 +1,119 @@
+"""Estimates the time of a step on a mesh whose devices are logical devices of this machine.
+
+    device      ops of its graphs on its shards, reading and assigning its weights and slots, and
+                its part of every collective
+    step        the devices at the same time, as far as there are cores, and the call from Python
+
+TensorFlow hands an op to another thread only if it takes more than some microseconds. So short ops
+of all devices run one after the other.
+
+`mesh_graphs.py` has the graphs; `mesh_probes.py` measures the start of ops on a mesh.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Mapping
+
+from tekso.framework.costs import this_machine
+from tekso.framework.costs.this_machine import MachineSpeed
+from tekso.framework.planning.mesh_graphs import DeviceGraphs
+
+MEASURED_DEVICES = (2, 4)
+_PROBES = "tekso.framework.planning.mesh_probes"  # a program
+
+
+@dataclasses.dataclass(frozen=True)
+class MeshStarts:
+    """What a mesh needs to start its work, in seconds of CPU time.
+
+    Attributes:
+      call_s: for a call from Python, and of all devices together.
+      variable_s: for a weight or slot on a device.
+      op_s: for an op on a device.
+      collective_s: for a collective of a small tensor, on a device.
+      byte_s: for a byte of a collective, on a device.
+    """
+
+    call_s: float
+    variable_s: float
+    op_s: float
+    collective_s: float
+    byte_s: float
+
+
+@dataclasses.dataclass(frozen=True)
+class MeshTime:
+    """The time of a step.
+
+    Attributes:
+      seconds: elapsed time.
+      core_seconds: CPU time of all cores together.
+      start_seconds: the part of `core_seconds` in calls, starts of ops and collectives.
+    """
+
+    seconds: float
+    core_seconds: float
+    start_seconds: float
+
+
+@functools.cache
+def measured_starts() -> Mapping[int, MeshStarts]:
+    """Returns {devices: times} of this machine, from the cache if they were measured before.
+
+    Raises:
+      ExecutionError: a process of the probes ended with an error.
+    """
+    return this_machine.stored(
+        "mesh",
+        lambda: {str(n): this_machine.printed_by(_PROBES, str(n)) for n in MEASURED_DEVICES},
+        _of_record,
+        cost="steps on meshes, about 30 s of CPU time",
+    )
+
+
+def _of_record(values: Mapping[str, Mapping[str, float]]) -> dict[int, MeshStarts]:
+    names = [field.name for field in dataclasses.fields(MeshStarts)]
+    return {
+        n: MeshStarts(*(float(values[str(n)][name]) for name in names)) for n in MEASURED_DEVICES
+    }
+
+
+def starts_of(measured: Mapping[int, MeshStarts], devices: int) -> MeshStarts:
+    """Returns the times on a number of devices.
+
+    The time of a call grows by the same amount with each device. The other times are those of the
+    closest number of devices that was measured.
+    """
+    few, many = min(measured), max(measured)
+    closest = measured[min(measured, key=lambda n: (abs(n - devices), n))]
+    each = max(0.0, (measured[many].call_s - measured[few].call_s) / (many - few))
+    call = max(0.0, measured[few].call_s + (devices - few) * each)
+    return dataclasses.replace(closest, call_s=call)
+
+
+def mesh_time(
+    graphs: DeviceGraphs, starts: MeshStarts, machine: MachineSpeed, *, devices: int, cores: int
+) -> MeshTime:
+    """Returns the time of a step.
+
+    Args:
+      graphs: the graphs of a device.
+      starts: the times of starts on as many devices.
+      machine: speed of a core.
+      devices: number of devices.
+      cores: number of cores.
+    """
+    own = dataclasses.replace(machine, op_s=starts.op_s)
+    exchanged = starts.collective_s * len(graphs.collectives)
+    exchanged += starts.byte_s * math.fsum(graphs.collectives)
+    handled = starts.variable_s * graphs.variables
+    device = graphs.seconds(own) + exchanged + handled
+    short = min(device, graphs.short_seconds(own) + handled)
+    called = graphs.calls * starts.call_s
+    at_once = min(devices, cores)
+    elapsed = devices * (short + (device - short) / at_once)
+    started = called + devices * (handled + exchanged + starts.op_s * graphs.ops())
+    return MeshTime(called + elapsed, called + devices * device, started)

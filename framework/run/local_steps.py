@@ -1,0 +1,135 @@
+"""Estimates the memory and the time of a training step on this machine, from its graphs.
+
+one device            all cores compute parts of the batch: step_graphs.py
+data-parallel         every logical device computes its part of the batch with the same graphs,
+and all-reduces the gradients
+a mesh                every logical device runs the program that DTensor compiles for its shards
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal
+
+from tekso.framework.cores import num_cores
+from tekso.framework.costs import this_machine
+from tekso.framework.costs.graph_memory import COUNTED_BYTES
+from tekso.framework.counting import counted
+from tekso.framework.execution.data_parallel import DataParallel
+from tekso.framework.execution.mesh.layouts import MeshLayout
+from tekso.framework.planning import layout_ranking, mesh_time
+from tekso.framework.planning.compiled_step import compiled_step
+from tekso.framework.planning.mesh_graphs import DeviceGraphs, device_graphs
+from tekso.framework.primitives.fusion import MarkedFusion, no_fusion
+from tekso.framework.run import step_graphs
+from tekso.framework.run.step_parts import MEASURED, StepParts, StepPlan
+from tekso.framework.step import Step
+
+
+def data_parallel(parts: StepParts, devices: int) -> StepPlan:
+    """Returns the step of data-parallel execution, from the graphs that would run.
+
+    Args:
+      parts: the parts of the experiment; of another execution, the Params do not count.
+      devices: number of logical devices; a single one uses all cores.
+    """
+    execution: Any = parts.tree.execution
+    if not issubclass(execution.owner, DataParallel):
+        execution = DataParallel.Params()
+    step = Step(parts.task, parts.learner, seed=0, dtype=parts.tree.run.activation_dtype)
+    graphs = step_graphs.trace(step, parts.batch, execution, devices=devices)
+    if devices == 1:
+        return _one_device(step, graphs)
+    return _local_devices(
+        f"data_parallel, {counted(devices, 'device')}",
+        graphs.of_device(),
+        {"weights": _bytes(step.specs.weights), "slots": _bytes(step.specs.slots)},
+        devices,
+    )
+
+
+def _one_device(step: Step, graphs: step_graphs.StepGraphs) -> StepPlan:
+    seconds, of_cores = graphs.seconds(this_machine.measured())
+    weights, slots = _bytes(step.specs.weights), _bytes(step.specs.slots)
+    memory = {
+        "weights": math.fsum(weights),
+        "slots": math.fsum(slots),
+        "tensors of a step": graphs.peak_bytes(),
+    }
+    cores = counted(graphs.cores, "core")
+    notes = (
+        f"uses {layout_ranking.seconds_text(of_cores)} of CPU time, on {cores}",
+        MEASURED,
+    )
+    return StepPlan(
+        f"data_parallel, 1 device, {cores}", 1, memory, graphs.flops(), seconds, notes=notes,
+        core_seconds=of_cores,
+        counted_bytes=_counted(weights + slots) + graphs.peak_bytes(least=COUNTED_BYTES),
+    )  # fmt: skip
+
+
+def on_mesh(
+    parts: StepParts, layout: MeshLayout, dtype: str, xla: Literal["auto", "none", "clusters"]
+) -> StepPlan:
+    """Returns the step on a mesh of logical devices, from the program that every device runs.
+
+    Args:
+      parts: the parts of the experiment.
+      layout: mesh and rules.
+      dtype: type in which layers compute.
+      xla: as in `MeshSharded.Params`.
+
+    Raises:
+      ExecutionError: DTensor cannot compile the step for this layout.
+    """
+    step = Step(parts.task, parts.learner, seed=0, dtype=dtype)
+    devices = layout.mesh.size
+    marks = xla == "clusters" or (xla == "auto" and devices <= num_cores())
+    compiled = compiled_step(step, layout, parts.batch, fuse=MarkedFusion() if marks else no_fusion)
+    weights, slots = step.specs
+    shard = layout.shard_bytes
+    state = {
+        "weights": [float(shard(s, layout.of_stored_weight(s))) for s in weights.values()],
+        "slots": [float(shard(s, layout.of_slot(s))) for s in slots.values()],
+    }
+    graphs = device_graphs(compiled, len(weights) + len(slots))
+    return _local_devices(
+        f"mesh_sharded, {layout_ranking.layout_text(layout)}", graphs, state, devices
+    )
+
+
+def _local_devices(
+    name: str, graphs: DeviceGraphs, state: dict[str, list[float]], devices: int
+) -> StepPlan:
+    """Returns the step of several logical devices that share the cores and the memory."""
+    starts = mesh_time.starts_of(mesh_time.measured_starts(), devices)
+    machine = this_machine.measured().side_by_side
+    time = mesh_time.mesh_time(graphs, starts, machine, devices=devices, cores=num_cores())
+    memory = {name: math.fsum(sizes) for name, sizes in state.items()}
+    memory["tensors of a step"] = graphs.peak_bytes()
+    counted_bytes = math.fsum(map(_counted, state.values()))
+    counted_bytes += graphs.peak_bytes(least=COUNTED_BYTES)
+    used, started = map(layout_ranking.seconds_text, (time.core_seconds, time.start_seconds))
+    size = layout_ranking.bytes_text
+    notes = (
+        f"uses {used} of CPU time on {counted(num_cores(), 'core')}, {started} of it to start ops "
+        "and for collectives",
+        f"all-reduces {counted(len(graphs.collectives), 'tensor')} per step, "
+        f"{size(math.fsum(graphs.collectives))} on each device",
+        f"the devices share the memory of the machine: "
+        f"{size(devices * math.fsum(memory.values()))} together",
+        MEASURED,
+    )
+    return StepPlan(
+        name, devices, memory, graphs.flops(), time.seconds, notes=notes,
+        core_seconds=time.core_seconds, counted_bytes=devices * counted_bytes,
+        sharing_devices=devices,
+    )  # fmt: skip
+
+
+def _bytes(specs: Any) -> list[float]:
+    return [float(spec.size_bytes) for spec in specs.values()]
+
+
+def _counted(sizes: list[float]) -> float:
+    return math.fsum(size for size in sizes if size >= COUNTED_BYTES)

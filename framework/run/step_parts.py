@@ -1,0 +1,90 @@
+"""The parts of an experiment that determine a step, and the plan of a step."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Mapping
+
+from tekso.framework.costs import graph_time, this_machine
+from tekso.framework.costs.device_types import DeviceType
+from tekso.framework.execution.base import Execution
+from tekso.framework.execution.data_parallel import DataParallel
+from tekso.framework.experiment import Tree
+from tekso.framework.learning_step import LearnerBase
+from tekso.framework.run import step_graphs
+from tekso.framework.signature import Signature
+from tekso.framework.step import Step
+from tekso.framework.task import Task
+
+MEASURED = "speeds of this machine are measured once; memory is without TensorFlow itself"
+
+
+@dataclasses.dataclass(frozen=True)
+class StepPlan:
+    """A training step under one execution.
+
+    Attributes:
+      name: the execution with its layout.
+      devices: number of devices.
+      memory: bytes of the device that needs most, by what they hold.
+      flops: floating-point operations of the device that computes most.
+      seconds: estimated time.
+      idle_share: share of the time in which devices of a pipeline are idle; 0 without a pipeline.
+      notes: where the time and the memory go.
+      core_seconds: estimated time of all cores of this machine together; None: not known.
+      counted_bytes: the part of the memory that TensorFlow's statistics of this machine count, see
+        `graph_memory.COUNTED_BYTES`, of all devices together; None: not known.
+      sharing_devices: number of devices that share the memory of one.
+    """
+
+    name: str
+    devices: int
+    memory: Mapping[str, float]
+    flops: float
+    seconds: float
+    idle_share: float = 0.0
+    notes: tuple[str, ...] = ()
+    core_seconds: float | None = None
+    counted_bytes: float | None = None
+    sharing_devices: int = 1
+
+    @property
+    def total_bytes(self) -> float:
+        """Bytes of the device that needs most."""
+        return math.fsum(self.memory.values())
+
+
+@dataclasses.dataclass(frozen=True)
+class StepParts:
+    """The parts of an experiment that determine the cost of a step.
+
+    Attributes:
+      tree: the Params.
+      task: the task.
+      learner: the learner.
+      batch: signature of the global batch.
+      device: type of the devices.
+      assets_dir: folder of the assets of a run, if there was one.
+    """
+
+    tree: Tree.Params
+    task: Task
+    learner: LearnerBase
+    batch: Signature
+    device: DeviceType
+    assets_dir: str | None
+
+    def dtype(self, execution: Execution) -> str:
+        """Returns the type in which layers compute under an execution."""
+        found: str = execution.activation_dtype(self.tree.run.activation_dtype)
+        return found
+
+    @functools.cached_property
+    def update_seconds(self) -> float:
+        """Time of the ops of the update of all weights on a core of this machine."""
+        step = Step(self.task, self.learner, seed=0, dtype=self.tree.run.activation_dtype)
+        plain = DataParallel.Params(xla="none", towers=1)
+        graphs = step_graphs.trace(step, self.batch, plain)
+        return graph_time.seconds(graphs.update, this_machine.measured().side_by_side)

@@ -1,0 +1,110 @@
+"""The time of a step on a mesh of this machine, from times of ops, calls and collectives."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import tensorflow as tf
+
+from tekso.framework.costs import this_machine
+from tekso.framework.costs.this_machine import MachineSpeed
+from tekso.framework.planning import mesh_probes, mesh_time
+from tekso.framework.planning.mesh_graphs import DeviceGraphs
+from tekso.framework.planning.mesh_probes import DEEP, SMALL, SUMMED, WIDE
+from tekso.framework.planning.mesh_time import MeshStarts
+
+FAST = [(1.0, 1e15)]
+SPEED = MachineSpeed(
+    FAST, FAST, FAST, FAST, 1e15, 1e15, FAST, 1e15, 1e15, 1e15, 1e15, FAST, 7.0, 0.0, 0.0, 0.0
+)
+"""Only the start of an op takes time."""
+STARTS = MeshStarts(call_s=100.0, variable_s=3.0, op_s=1.0, collective_s=10.0, byte_s=0.5)
+OPS = 5
+
+
+def graphs(*collectives: float) -> DeviceGraphs:
+    @tf.function
+    def function(x: tf.Tensor) -> tf.Tensor:
+        for _ in range(OPS):
+            x = tf.sin(x)
+        return x
+
+    traced = function.get_concrete_function(tf.TensorSpec([2]))
+    return DeviceGraphs([(2, traced.graph)], collectives, variables=4, calls=2)
+
+
+@pytest.mark.parametrize(("devices", "cores", "at_once"), [(2, 2, 2), (4, 2, 2), (2, 8, 2)])
+def test_devices_share_the_cores_and_take_turns_with_variables(
+    devices: int, cores: int, at_once: int
+) -> None:
+    found = mesh_time.mesh_time(graphs(8.0, 4.0), STARTS, SPEED, devices=devices, cores=cores)
+    ops, handled, exchanged = 2 * OPS * 1.0, 4 * 3.0, 2 * 10.0 + 12 * 0.5
+    assert found.core_seconds == pytest.approx(200 + devices * (ops + handled + exchanged))
+    parallel = devices * (ops + exchanged) / at_once
+    assert found.seconds == pytest.approx(200 + parallel + devices * handled)
+    assert found.start_seconds == pytest.approx(found.core_seconds)
+
+
+def test_short_ops_of_all_devices_run_one_after_the_other() -> None:
+    starts = MeshStarts(0.0, 0.0, op_s=1e-6, collective_s=0.0, byte_s=0.0)
+    found = mesh_time.mesh_time(graphs(), starts, SPEED, devices=2, cores=2)
+    assert found.seconds == pytest.approx(found.core_seconds) == pytest.approx(4 * OPS * 1e-6)
+
+
+def test_gradients_exist_while_another_graph_runs() -> None:
+    (_, graph), *_ = graphs().graphs
+    alone = DeviceGraphs([(1, graph)], (), variables=4, calls=1, between=(100.0,)).peak_bytes()
+    assert alone == 8.0  # of [2], written over its input
+    for runs in ([(1, graph), (1, graph)], [(2, graph)]):
+        found = DeviceGraphs(runs, (), variables=4, calls=1, between=(100.0, 20.0))
+        assert found.peak_bytes() == alone + 120.0
+        assert found.peak_bytes(least=50.0) == 100.0
+
+
+def test_a_call_takes_longer_with_each_device() -> None:
+    few, many = MeshStarts(10.0, 1.0, 2.0, 3.0, 4.0), MeshStarts(14.0, 5.0, 6.0, 7.0, 8.0)
+    calls = [mesh_time.starts_of({2: few, 4: many}, n) for n in (1, 2, 3, 4, 8)]
+    assert [one.call_s for one in calls] == [8.0, 10.0, 12.0, 14.0, 22.0]
+    assert [one.op_s for one in calls] == [2.0, 2.0, 2.0, 6.0, 6.0]
+
+
+def test_the_times_of_the_probes_are_those_of_the_equation() -> None:
+    counts = {SMALL: (57, 6, 0), DEEP: (357, 6, 0), WIDE: (506, 54, 0), SUMMED: (524, 54, 18)}
+    times = {
+        probe: (200.0 + 3 * (2.0 * ops + 5.0 * variables + 7.0 * sums), ops, variables, sums)
+        for probe, (ops, variables, sums) in counts.items()
+    }
+    assert mesh_probes.starts_of(times, 3) == pytest.approx(
+        {"call_s": 200.0, "op_s": 2.0, "variable_s": 5.0, "collective_s": 7.0}
+    )
+    slow = {**times, SMALL: (1e6, *counts[SMALL])}  # while other programs ran
+    assert min(mesh_probes.starts_of(slow, 3).values()) >= 0.0
+
+
+def test_the_measured_times_are_stored_and_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    printed = {"call_s": 1.0, "variable_s": 2.0, "op_s": 3.0, "collective_s": 4.0, "byte_s": 5.0}
+    runs: list[tuple[str, ...]] = []
+
+    def measure(*words: str) -> dict[str, float]:
+        runs.append(words)
+        return printed
+
+    monkeypatch.setattr(this_machine, "printed_by", measure)
+    for _ in range(2):
+        found = mesh_time.measured_starts.__wrapped__()
+        assert found == dict.fromkeys((2, 4), MeshStarts(1.0, 2.0, 3.0, 4.0, 5.0))
+    assert [words[1] for words in runs] == ["2", "4"]
+    (file,) = tmp_path.glob("tekso/mesh_*.json")
+    assert sorted(json.loads(file.read_text())) == ["2", "4"]
+
+
+@pytest.mark.slow
+def test_the_probes_measure_meshes_of_two_devices() -> None:
+    found = this_machine.printed_by("tekso.framework.planning.mesh_probes", "2")
+    assert sorted(found) == ["byte_s", "call_s", "collective_s", "op_s", "variable_s"]
+    assert 1e-5 < found["call_s"] < 1.0 and 0.0 <= found["op_s"] < 1e-3
