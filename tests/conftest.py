@@ -47,6 +47,14 @@ def _cpu_s() -> float:
     return own + processes.forks_cpu_s()
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Iterator[object]:
+    from tekso.framework.run import quiet_tensorflow  # after the root conftest.py
+
+    with quiet_tensorflow.without_collecting():  # while test modules import TensorFlow
+        return (yield)
+
+
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     item.stash[_START] = _cpu_s()

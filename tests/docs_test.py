@@ -252,7 +252,10 @@ HOW: list[tuple[str, Run | TestedBy]] = [
             "::test_the_default_experiment_trains_evaluates_samples_and_goes_on"
         ),
     ),
-    (r"tekso-trainer .*--model=my_tasks\.\w+ .*", Run("--steps={steps}", prints="petals/accuracy")),
+    (
+        r"tekso-trainer .*--model=my_tasks\.\w+ .*",
+        Run("--steps={steps} --set execution.xla=none", prints="petals/accuracy"),
+    ),
     (
         r"tekso-(decode .*--language|trainer .*--mode=decode .*task\.decode_language)=.*",
         TestedBy("tests/tools/decode_test.py::test_a_model_of_several_languages_is_told_which"),
@@ -427,7 +430,10 @@ HOW: list[tuple[str, Run | TestedBy]] = [
     (r"tekso-vocab .*--input=.*", Run(leaves="my_pieces.model")),
     (
         r"tekso-benchmark .*--model=.*",
-        Run(f"--steps={STEPS} --warmup=1 --set *.num_layers=1", prints=r"per second|/s\b"),
+        Run(
+            f"--steps={STEPS} --warmup=1 --set *.num_layers=1 --set execution.xla=none",
+            prints=r"per second|/s\b",
+        ),
     ),
     (r"tensorboard --logdir=\S+", Run("--inspect", prints=rf"last_step +{STEPS}\b")),
     (r"python make_pairs\.py", Run(prints="", leaves="train.en")),

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import gc
 import importlib
 import json
 import os
@@ -397,10 +396,9 @@ def _serve_and_become(parent: str, listener: str) -> None:
     from tekso.framework.run import quiet_tensorflow
 
     quiet_tensorflow.import_tensorflow()
-    for module in MODULES:
-        importlib.import_module(module)
-    gc.collect()
-    gc.freeze()  # otherwise a garbage collection in a fork would copy all pages
+    with quiet_tensorflow.without_collecting():  # a collection in a fork would copy all pages
+        for module in MODULES:
+            importlib.import_module(module)
     _become(_serve(socket.socket(fileno=int(parent)), socket.socket(fileno=int(listener))))
 
 

@@ -29,6 +29,7 @@ SETTINGS = [
     "input.files=a.txt",
     "learner.ema_decay=0.5",
     "run.decode_at_end=false",
+    "execution.xla=none",  # to compile would take longer than all the rest
 ]
 
 # Knows nothing of Tekso: encodes and decodes by the JSON beside the model.

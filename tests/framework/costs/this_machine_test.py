@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
@@ -366,6 +367,10 @@ def test_ops_that_use_all_threads_are_measured_one_after_the_other(
 @pytest.mark.slow
 def test_the_probes_give_plausible_speeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert machine_probes.__name__ == this_machine._PROBES
+    monkeypatch.setattr(this_machine, "_PROBES", "brief_probes")
+    paths = [str(Path(__file__).parent), os.environ["PYTHONPATH"]]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
     machine = this_machine.measured.__wrapped__()
     for found in (machine.side_by_side, machine.alone, machine.alone_cpu):
         assert 1e9 < found.products[-1][1] < 1e13

@@ -36,9 +36,12 @@ def test_keras_is_found_but_not_imported_within_the_block_and_imported_after_it(
 @pytest.mark.slow
 def test_keras_works_after_tensorflow_was_imported_without_it() -> None:
     code = (
-        "import sys\n"
+        "import gc, sys\n"
         "from tekso.framework.run import quiet_tensorflow\n"
+        "before = sum(one['collections'] for one in gc.get_stats())\n"
         "quiet_tensorflow.import_tensorflow()\n"
+        "assert sum(one['collections'] for one in gc.get_stats()) - before < 5\n"
+        "assert gc.isenabled() and gc.get_freeze_count() > 100_000\n"
         "import tensorflow as tf\n"
         "assert not {'keras', 'matplotlib'} & sys.modules.keys()\n"
         "from tensorflow.keras.layers import Dense\n"

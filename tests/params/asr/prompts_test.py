@@ -17,6 +17,7 @@ SMALL = (
     "--set", "task.model.encoder.stack.cell.hidden_dim=8", "--set", "task.model.encoder.dim=8",
     "--set", "task.model.encoder.stack.num_layers=1", "--set", "input.bounds_s=[0.5]",
     "--set", "input.max_seconds=1.0", "--set", "input.max_labels=40",
+    "--set", "execution.xla=none",
 )  # fmt: skip
 
 
@@ -56,7 +57,7 @@ def test_prompts_are_trained_on_scored_and_transcribed(tmp_path: Path, name: str
 def test_prompts_are_recognised_with_a_language_model(tmp_path: Path) -> None:
     asterisk_folder.write(tmp_path, TEXTS)
     once = ("--steps=1", "--set", "run.eval_every_steps=1")
-    trainer(tmp_path, "--model=asr.prompts.Texts", "--logdir=runs/texts", *once)
+    trainer(tmp_path, "--model=asr.prompts.Texts", "--logdir=runs/texts", *once, *SMALL[-2:])
     trainer(tmp_path, "--model=asr.prompts.Ctc", "--logdir=runs/prompts", *once, *SMALL)
     language = "task.transcriber.language_model"
     trainer(

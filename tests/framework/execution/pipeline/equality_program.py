@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tekso.framework.execution import DataParallel, Pipelined
+from tekso.framework.execution import DataParallel, Pipelined, devices
 from tekso.framework.execution.base import signature_of
 from tekso.framework.initializers import Normal
 from tekso.framework.layer import Layer
@@ -266,6 +266,7 @@ def main() -> None:
     job = json.loads(sys.argv[1])
     pipelines = [Pipelined.Params().set(p) for p in job["pipelines"]]
     Pipelined.Params(num_stages=8).instantiate().setup_devices()
+    devices.set_graph_optimizer(job.get("optimized", True))
     alone = DataParallel.Params(towers=1, xla="none").instantiate()
     results = [run(alone, job)] if job.get("alone", True) else []
     results += [run(p.instantiate(), job) for p in pipelines]

@@ -107,7 +107,8 @@ def test_float64_with_values_that_jump_stages_and_a_shared_table() -> None:
     ids=lambda v: v if isinstance(v, str) else "",
 )
 def test_language_models(model: str, pipelines: list[Any]) -> None:
-    alone, *piped = run(model, *pipelines)
+    # TensorFlow's graph optimizer, a tenth of the time, is on in the tests of float64.
+    alone, *piped = run(model, *pipelines, optimized=False)
     for one in piped:
         check(alone, one)
 
