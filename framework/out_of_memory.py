@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import os
 import re
 import resource
 from collections.abc import Callable, Iterator
@@ -23,6 +24,8 @@ _OF_LIBRARIES = re.compile(  # TensorFlow, XLA, and C++ in general
     r".*?(?=\s*(\[Op:|\{\{|\[\[|\n|$))"
 )
 _MALLOC_ARENA_MAX = -8
+_TENSORS = "TF_MKL_ALLOC_MAX_BYTES"
+_LEAST_FOR_TENSORS = 64 << 20
 _WHAT_TO_DO = "reduce the batch size or the model"
 
 
@@ -109,6 +112,19 @@ def save_address_space() -> None:
     if limit_bytes() is not None:
         with contextlib.suppress(OSError, AttributeError):  # another C library than glibc
             ctypes.CDLL(None).mallopt(_MALLOC_ARENA_MAX, 1)
+
+
+def limit_tensors() -> None:
+    """Limits the memory of tensors, if the address space is limited, before the first tensor.
+
+    With oneDNN, TensorFlow's allocator of tensors on a CPU takes all address space that is left if
+    it needs more than there is. It then throws `std::bad_alloc`, which ends the process, because it
+    has no memory to note what it took. With a limit it raises an error instead.
+    """
+    limit = limit_bytes()
+    if limit is not None:
+        left = limit - used_bytes()
+        os.environ.setdefault(_TENSORS, str(max(_LEAST_FOR_TENSORS, left * 3 // 4)))
 
 
 def _sentence(text: str) -> str:
