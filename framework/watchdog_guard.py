@@ -156,8 +156,8 @@ def _tell_exhausted(about: dict[str, object], peak: int) -> None:
         2,
         f"\n{about['program']}: the process {'crashed' if crashed else 'ended without a message'}"
         f"{during}, and had used {peak / 1e6:,.0f} of {limit / 1e6:,.0f} MB of its address space "
-        "(ulimit -v): if it needed more, increase the limit, or reduce the batch size or the model; "
-        f"{about['advice']}\n".encode(),
+        "(ulimit -v): if it needed more, increase the limit, or reduce the batch size or the "
+        f"model; {about['advice']}\n".encode(),
     )
 
 

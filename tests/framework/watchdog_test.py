@@ -126,6 +126,19 @@ def test_interruptible_wait_raises_and_nothing_is_left(tmp_path: Path) -> None:
     assert "waited" in (tmp_path / "stalled.txt").read_text()
 
 
+def test_a_thread_for_the_input_that_never_starts_is_a_wait(tmp_path: Path) -> None:
+    code = (
+        "from tekso.framework.input.prefetch import Prefetch\n"
+        "threading._start_new_thread = lambda *args: None\n"  # as without memory
+        "try: Prefetch(int, start=0)\n"
+        "except watchdog.StalledError as error: print(error)"
+    )
+    process = start(tmp_path, code, limit_s=0.5)
+    out, told = process.communicate(timeout=60)
+    assert (process.returncode, told) == (0, "")
+    assert out == "waited too long for the start of the thread for the input\n"
+
+
 def test_exit_code_is_the_number_of_the_signal() -> None:
     assert watchdog_guard.EXIT == ExitCode.STALLED
 
