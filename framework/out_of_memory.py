@@ -23,6 +23,9 @@ _OF_LIBRARIES = re.compile(  # TensorFlow, XLA, and C++ in general
     r"(OOM when allocating|[Oo]ut of memory|[Cc]annot allocate memory|std::bad_alloc)"
     r".*?(?=\s*(\[Op:|\{\{|\[\[|\n|$))"
 )
+_LIMITED = re.compile(  # they have other reasons without a limit
+    r"can't start new thread|(\S+): failed to map segment from shared object"
+)
 _MALLOC_ARENA_MAX = -8
 _TENSORS = "TF_MKL_ALLOC_MAX_BYTES"
 _LEAST_FOR_TENSORS = 64 << 20
@@ -40,8 +43,8 @@ def reason_of(error: BaseException) -> str | None:
         return text.partition("\n")[0] or "no memory for an object of Python"
     if isinstance(error, OSError):
         return text if error.errno == errno.ENOMEM else None
-    if "can't start new thread" in text and limit_bytes() is not None:
-        return "no memory for the stack of a thread"
+    if limit_bytes() is not None and (found := _LIMITED.search(text)):
+        return f"no memory for {'the stack of a thread' if found[1] is None else found[1]}"
     found = _OF_LIBRARIES.search(text)
     return found[0].strip() if found else None
 

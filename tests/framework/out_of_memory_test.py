@@ -47,6 +47,7 @@ def limit() -> Iterator[int]:
         (exhausted("/run/a.data; No space left on device [Op:SaveV2]"), None),
         (OSError(errno.ENOENT, "No such file"), None),
         (RuntimeError("can't start new thread"), None),  # without a limit: too many processes
+        (ImportError("x.so: failed to map segment from shared object"), None),  # not executable
         (ValueError("memory"), None),
     ],
 )
@@ -75,6 +76,11 @@ def test_under_a_limit_the_text_names_it(limit: int) -> None:
     assert isinstance(caught.value.__cause__, RuntimeError)
     assert exit_code_of(caught.value) == ExitCode.FAILED
     assert out_of_memory.explained(caught.value) == text
+
+
+def test_under_a_limit_a_library_may_not_fit(limit: int) -> None:
+    error = ImportError("libjpeg.so.62: failed to map segment from shared object")
+    assert out_of_memory.reason_of(error) == "no memory for libjpeg.so.62"
 
 
 def test_an_error_is_explained_once_and_others_pass() -> None:
