@@ -99,6 +99,12 @@ def used_bytes() -> int:
         return 0
 
 
+def left_bytes() -> int | None:
+    """Returns how much of a limited address space is not in use; None without a limit."""
+    limit = limit_bytes()
+    return None if limit is None else limit - used_bytes()
+
+
 def limit_text(limit: int) -> str:
     """Returns a text about the limit, and how much is in use."""
     return (
@@ -124,9 +130,8 @@ def limit_tensors() -> None:
     it needs more than there is. It then throws `std::bad_alloc`, which ends the process, because it
     has no memory to note what it took. With a limit it raises an error instead.
     """
-    limit = limit_bytes()
-    if limit is not None:
-        left = limit - used_bytes()
+    left = left_bytes()
+    if left is not None:
         os.environ.setdefault(_TENSORS, str(max(_LEAST_FOR_TENSORS, left * 3 // 4)))
 
 
