@@ -77,3 +77,14 @@ def equal_part(size: int, part: int, parts: int, *, even: bool) -> tuple[int, in
         )
     begin, end = (i * shorter + min(i, rest) for i in (part, part + 1))
     return begin, end
+
+
+def part_or_first(size: int, part: int, parts: int) -> tuple[int, int]:
+    """Returns the range of one of several consecutive parts, as equal as possible.
+
+    If there are fewer examples than parts, a part without any is the first example, so that it
+    computes something; the caller must not count it.
+    """
+    if size < parts:
+        return (part, part + 1) if part < size else (0, 1)
+    return equal_part(size, part, parts, even=False)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import os
 import re
 import resource
 from collections.abc import Callable, Iterator
@@ -22,7 +23,12 @@ _OF_LIBRARIES = re.compile(  # TensorFlow, XLA, and C++ in general
     r"(OOM when allocating|[Oo]ut of memory|[Cc]annot allocate memory|std::bad_alloc)"
     r".*?(?=\s*(\[Op:|\{\{|\[\[|\n|$))"
 )
+_LIMITED = re.compile(  # they have other reasons without a limit
+    r"can't start new thread|(\S+): failed to map segment from shared object"
+)
 _MALLOC_ARENA_MAX = -8
+_TENSORS = "TF_MKL_ALLOC_MAX_BYTES"
+_LEAST_FOR_TENSORS = 64 << 20
 _WHAT_TO_DO = "reduce the batch size or the model"
 
 
@@ -37,8 +43,8 @@ def reason_of(error: BaseException) -> str | None:
         return text.partition("\n")[0] or "no memory for an object of Python"
     if isinstance(error, OSError):
         return text if error.errno == errno.ENOMEM else None
-    if "can't start new thread" in text and limit_bytes() is not None:
-        return "no memory for the stack of a thread"
+    if limit_bytes() is not None and (found := _LIMITED.search(text)):
+        return f"no memory for {'the stack of a thread' if found[1] is None else found[1]}"
     found = _OF_LIBRARIES.search(text)
     return found[0].strip() if found else None
 
@@ -93,6 +99,12 @@ def used_bytes() -> int:
         return 0
 
 
+def left_bytes() -> int | None:
+    """Returns how much of a limited address space is not in use; None without a limit."""
+    limit = limit_bytes()
+    return None if limit is None else limit - used_bytes()
+
+
 def limit_text(limit: int) -> str:
     """Returns a text about the limit, and how much is in use."""
     return (
@@ -109,6 +121,18 @@ def save_address_space() -> None:
     if limit_bytes() is not None:
         with contextlib.suppress(OSError, AttributeError):  # another C library than glibc
             ctypes.CDLL(None).mallopt(_MALLOC_ARENA_MAX, 1)
+
+
+def limit_tensors() -> None:
+    """Limits the memory of tensors, if the address space is limited, before the first tensor.
+
+    With oneDNN, TensorFlow's allocator of tensors on a CPU takes all address space that is left if
+    it needs more than there is. It then throws `std::bad_alloc`, which ends the process, because it
+    has no memory to note what it took. With a limit it raises an error instead.
+    """
+    left = left_bytes()
+    if left is not None:
+        os.environ.setdefault(_TENSORS, str(max(_LEAST_FOR_TENSORS, left * 3 // 4)))
 
 
 def _sentence(text: str) -> str:

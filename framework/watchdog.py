@@ -148,7 +148,11 @@ def watching(*, limit_s: float, program: str, path: str, advice: str) -> Iterato
         return
     made = _Watchdog(limit_s)
     with contextlib.ExitStack() as stack:
-        stacks = stack.enter_context(tempfile.TemporaryFile())
+        stacks, crash = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(2))
+        limit = out_of_memory.limit_bytes() or 0
+        if limit and not faulthandler.is_enabled():
+            faulthandler.enable(crash, all_threads=False)
+            stack.callback(faulthandler.disable)
         stack.callback(os.close, made.file)
         receiving, sending = os.pipe()
         os.set_blocking(sending, False)
@@ -159,13 +163,14 @@ def watching(*, limit_s: float, program: str, path: str, advice: str) -> Iterato
             "memory": made.file,
             "signals": receiving,
             "stacks": stacks.fileno(),
+            "crash": crash.fileno(),
             "program": program,
             "path": os.path.abspath(path),
             "advice": advice,
-            "address_space": out_of_memory.limit_bytes() or 0,
+            "address_space": limit,
         }
         command = [sys.executable, "-I", "-S", watchdog_guard.__file__, json.dumps(about)]
-        given = (made.file, receiving, stacks.fileno())
+        given = (made.file, receiving, stacks.fileno(), crash.fileno())
         with contextlib.suppress(OSError):  # no more processes are allowed: not watched
             guard = subprocess.Popen(command, pass_fds=given, stdin=subprocess.DEVNULL)
             stack.callback(_end, guard)

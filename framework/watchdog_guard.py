@@ -1,7 +1,8 @@
 """The process that watches another one for its watchdog; see `watchdog.py`.
 
 It ends a process whose wait lasts too long. If the process itself ends without ending its guard,
-and had used most of a limited address space, the guard writes that this is probably the reason.
+and its address space is limited, the guard writes that this is probably the reason: if the process
+crashed, which it notes in a file, or if it had used most of its address space.
 
 It imports nothing of Tekso, so that it starts in milliseconds and needs little memory.
 """
@@ -146,16 +147,17 @@ def _tell_exhausted(about: dict[str, object], peak: int) -> None:
     C++ code does not check every allocation, so TensorFlow may end the process without a message.
     """
     limit = int(str(about["address_space"]))
-    if not limit or peak < _NEARLY * limit:
+    crashed = bool(limit) and os.fstat(int(str(about["crash"]))).st_size > 0
+    if not limit or not (crashed or peak >= _NEARLY * limit):
         return
     waits = read_waits(os.pread(int(str(about["memory"])), SLOT.size * SLOTS, 0))
     during = f" in {waits[max(waits)][2]}" if waits else ""
     os.write(
         2,
-        f"\n{about['program']}: the process ended without a message{during}, and had used "
-        f"{peak / 1e6:,.0f} of {limit / 1e6:,.0f} MB of its address space (ulimit -v): if "
-        "TensorFlow crashed, increase the limit, or reduce the batch size or the model; "
-        f"{about['advice']}\n".encode(),
+        f"\n{about['program']}: the process {'crashed' if crashed else 'ended without a message'}"
+        f"{during}, and had used {peak / 1e6:,.0f} of {limit / 1e6:,.0f} MB of its address space "
+        "(ulimit -v): if it needed more, increase the limit, or reduce the batch size or the "
+        f"model; {about['advice']}\n".encode(),
     )
 
 

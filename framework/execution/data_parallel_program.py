@@ -12,7 +12,7 @@ import tensorflow as tf
 from tekso.framework import batch_part
 from tekso.framework.batch_part import BatchPart, RowsOf
 from tekso.framework.context import Mode, StepContext
-from tekso.framework.coupling import coupling, refuse_unsummed
+from tekso.framework.coupling import coupling, gathering, refuse_unsummed
 from tekso.framework.execution.base import Batch, ExecutionProgram, parts_of
 from tekso.framework.execution.batch_parts import (
     Gradients,
@@ -109,6 +109,8 @@ class DataParallelProgram(ExecutionProgram):
         process, count = self._processes.process, self._processes.size
         if count == 1:
             return None
+        if not training and not gathering(self._step.task):
+            return lambda size: (batch_part.part_or_first(size, process, count),)
         return lambda size: (batch_part.equal_part(size, process, count, even=training),)
 
     def train_step(self, batch: Batch, step: int) -> dict[str, Any]:
@@ -117,28 +119,25 @@ class DataParallelProgram(ExecutionProgram):
         return dict(self._train(self._place(batch), tf.constant(step, tf.int64)))
 
     def _place(self, batch: Batch, *, even: bool = True, dim: int = 0) -> Any:
-        """Splits a batch over the replicas: into equal parts, or as equal as possible.
-
-        Args:
-          batch: {name: array}.
-          even: whether the parts must be equal.
-          dim: the dim of examples.
-        """
+        """Splits the dim `dim` of a batch: into equal parts if `even`, or as equal as possible."""
         replicas = self._strategy.num_replicas_in_sync
         sizes = {name: array.shape[dim] for name, array in batch.items()}
         size = next(iter(sizes.values()))
-        fits = size % replicas == 0 if even else size >= replicas
-        if any(n != size for n in sizes.values()) or not fits:
-            how = "split evenly over" if even else "have an example for each of"
+        if any(n != size for n in sizes.values()) or (even and size % replicas):
             raise ExecutionError(
-                f"a batch with leading dims {sizes} does not {how} {replicas} devices"
+                f"a batch with leading dims {sizes} does not split evenly over {replicas} devices"
+            )
+        if size < replicas and (names := gathering(self._step.task)):
+            raise ExecutionError(
+                f"a batch has {size} examples, but {names[0]} compares the examples of all "
+                f"{replicas} devices: set a batch size of at least {replicas}, or fewer devices"
             )
         if replicas == 1:
             return {name: tf.convert_to_tensor(array) for name, array in batch.items()}
 
         def local(value_context: Any) -> Any:
             replica = value_context.replica_id_in_sync_group
-            start, end = (part_start(size, replicas, i) for i in (replica, replica + 1))
+            start, end = batch_part.part_or_first(size, replica, replicas)
             where = (slice(None),) * dim + (slice(start, end),)
             return {name: tf.constant(a[where]) for name, a in batch.items()}
 
@@ -349,9 +348,8 @@ class DataParallelProgram(ExecutionProgram):
         own: dict[str, tuple[Any, Any]] = self._eval(placed, first, size)
         if self._processes.size == 1:
             return own
-        # These sums are not in the program, because a process may trace it when others do not. A
-        # program with a loss over all examples has sums in it: its batches differ only in their
-        # number of examples, and the size of the global batch makes all processes trace it at once.
+        # Not in the program, because a process may trace it when others do not. That of a loss over
+        # all examples has sums in it: the size of the global batch makes all trace it at once.
         sums = self._processes.of_numbers([float(x) for x in tf.nest.flatten(own)])
         packed: dict[str, tuple[Any, Any]] = tf.nest.pack_sequence_as(own, sums)
         return packed
@@ -371,7 +369,11 @@ class DataParallelProgram(ExecutionProgram):
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
         start = first + part_start(whole, self._strategy.num_replicas_in_sync, replica)
         count = parts_of(size, self._towers)
-        return dict(side_by_side(batch, start, count, tower, in_turns=self._couples)[1])
+        sums = dict(side_by_side(batch, start, count, tower, in_turns=self._couples)[1])
+        if whole < self.num_replicas:  # this replica may have computed the first example instead
+            own = replica + self._processes.process < whole
+            sums = tf.nest.map_structure(lambda x: tf.where(own, x, tf.zeros_like(x)), sums)
+        return sums
 
     def _eval_tower(self, key: tuple[int, int], whole: int) -> Callable[..., Any]:
         def compute(weights: Flat, part: Flat, offset: tf.Tensor) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tekso.framework import files
+from tekso.framework import files, out_of_memory
 from tekso.framework.input.line_index import Chosen
 from tekso.framework.input.record_files import RecordFiles
 from tekso.framework.input.skips import BadRecordError, InputError, Origin, first_line
@@ -26,6 +26,8 @@ _OPEN = 64  # files that are open at the same time
 _BLOCK = 1 << 16  # records that are assigned to splits together
 _RECORDS_A_BYTE = 64  # more do not fit into a file, however well it is compressed
 _READ = 1 << 20  # bytes that are read together
+_THREADS = 600 << 20  # bytes of a limited address space for the threads of array_record
+_OPENED: list[str] = []  # it starts them with the first file
 
 
 class ArrayRecords(RecordFiles):
@@ -164,6 +166,13 @@ def _reader(path: str) -> Any:
             "ArrayRecord files need the package array_record, which is available for Linux: "
             "pip install array_record"
         ) from error
+    left = out_of_memory.left_bytes()
+    if left is not None and not _OPENED and left < _THREADS:  # it would wait without an end
+        raise MemoryError(
+            f"the package array_record starts 64 threads, which take {_THREADS / 1e6:,.0f} MB of "
+            "the address space"
+        )
+    _OPENED[:] = [path]
     # By default, every open file has threads, and buffers of 16 MB for each of them.
     options = "readahead_buffer_size:0,max_parallelism:0"
     return array_record_module.ArrayRecordReader(path, options)

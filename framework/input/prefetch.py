@@ -9,6 +9,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
+from tekso.framework import watchdog
+
 T = TypeVar("T")
 
 _PATIENCE_S = 5.0  # maximum time that close() waits for a batch in preparation
@@ -93,8 +95,11 @@ class _Work(Generic[T]):
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        self._thread = threading.Thread(target=self._run, name="prefetch", daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=self._run, name="prefetch", daemon=True)
+        # Without memory for the thread, Python's `start` never returns.
+        with watchdog.waiting("the start of the thread for the input", interruptible=True):
+            thread.start()
+        self._thread = thread
 
     def take(self) -> T:
         if self._thread is None:

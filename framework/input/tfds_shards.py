@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from tekso.framework import files
+from tekso.framework.input.record_frames import Frames, read_frame, walk
 from tekso.framework.input.skips import BadRecordError, Origin, reason_of
-from tekso.framework.input.tfrecords import Frames, read_frame, walk
 
 
 class TfdsShards:
@@ -39,7 +39,7 @@ class TfdsShards:
     @property
     def is_complete(self) -> bool:
         """Whether every file has as many records as the data set says."""
-        counts = (len(self._frames[path].offsets) for path in self._paths)
+        counts = (len(self._frames[path]) for path in self._paths)
         return all(
             count == one.examples_in_shard
             for count, one in zip(counts, self._instructions, strict=True)
@@ -57,10 +57,10 @@ class TfdsShards:
         shard = int(np.searchsorted(self._ends, index, "right"))
         one, path = self._instructions[shard], self._paths[shard]
         number, frames = index - int(self._ends[shard]) + one.take + one.skip, self._frames[path]
-        if number >= len(frames.offsets):
-            problem = frames.problem or f"only {len(frames.offsets)} records"
+        if number >= len(frames):
+            problem = frames.problem or f"only {len(frames)} records"
             raise BadRecordError(Origin(path, frames.end), problem)
-        origin = Origin(path, int(frames.offsets[number]))
+        origin = Origin(path, frames.offset(number))
         try:
             with files.open(path) as file:
                 return read_frame(file, origin, int(frames.lengths[number]))

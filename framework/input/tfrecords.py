@@ -1,7 +1,5 @@
 """TFRecord files as a source with random access.
 
-A record is   length (8 bytes) | its checksum (4) | data (length) | its checksum (4).
-
 Each file is scanned once to build an index, which checks the checksums of lengths. The checksum of
 the data is checked when a record is read. No file is held in memory. Reading single records of a
 gzip-compressed file is slow, because it is decompressed from its beginning.
@@ -18,27 +16,31 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gzip
-import struct
+import itertools
 import zlib
 from collections.abc import Iterator
 from typing import IO, Any
 
-import google_crc32c
 import numpy as np
 
 from tekso.framework import files
+from tekso.framework.input.line_index import Chosen
 from tekso.framework.input.record_files import RecordFiles
+from tekso.framework.input.record_frames import (
+    HEADER,
+    LENGTH_BYTES,
+    Frames,
+    masked_checksum,
+    read_frame,
+    walk,
+)
 from tekso.framework.input.skips import BadRecordError, Origin, reason_of
-from tekso.framework.input.sources import digest
+from tekso.framework.input.sources import Digest
 from tekso.framework.input.splits import Split, part
 from tekso.framework.input.text_files import FileChoice
 
-_HEADER = struct.Struct("<QI")
-_HEADER_DTYPE = np.dtype([("length", "<u8"), ("checksum", "<u4")])
-_LENGTH_BYTES = 8
-_FOOTER = struct.Struct("<I")
-_LONGEST = (1 << 31) - 1  # bytes of data, of which gzip needs a few to store zeros
 _BLOCK = 1 << 20  # bytes that are decompressed together
+_TOGETHER = 1 << 16  # records that are numbered together; a multiple of 64
 _GZIP = b"\x1f\x8b"
 
 
@@ -59,40 +61,50 @@ class TfRecords(RecordFiles):
         """
         super().__init__(params, split=split)
         choice = FileChoice.of(self.params, split)
-        self._paths: list[str] = []
         self._compressed: set[str] = set()
-        self._digests: list[bytes] = []
-        found: list[np.ndarray] = []
+        self._files: list[_File] = []
         for path in choice.paths:
             frames = self._walk(path)
-            if frames is None:
-                continue
-            chosen = self._chosen(path, len(frames.offsets), choice)
-            self._digests.append(frames.digest)
-            found.append(np.stack([frames.offsets[chosen], frames.lengths[chosen]], axis=1))
-            self._paths.append(path)
-        counts = [len(records) for records in found]
-        if not sum(counts):
+            if frames is not None:
+                self._files.append(self._chosen(path, frames, choice))
+        self._ends = np.cumsum([len(one) for one in self._files], dtype=np.int64)
+        if not len(self):
             raise self.skips.nothing_left()
-        self._records = np.concatenate(found)
-        self._file = np.repeat(np.arange(len(found)), counts)
 
     def __len__(self) -> int:
-        return len(self._records)
+        return int(self._ends[-1]) if len(self._ends) else 0
 
     def origin(self, index: int) -> Origin:
         """Returns the position of a record."""
-        return Origin(self._paths[self._file[index]], int(self._records[index, 0]))
+        return self._place(index)[0]
 
     def fingerprint(self) -> str:
         """Returns a digest of the records."""
-        kept = [self._file.tobytes(), self._records.tobytes(), self.params.feature.encode()]
-        return digest([*self._digests, *kept])
+        total = Digest()
+        for file in self._files:
+            total.add(file.frames.digest)
+        total.begin(8 * len(self))
+        for number, file in enumerate(self._files):
+            for records in file.blocks():
+                total.update(np.full(len(records), number, np.int64).tobytes())
+        total.begin(16 * len(self))
+        for file in self._files:
+            for records in file.blocks():
+                total.update(records.tobytes())
+        total.add(self.params.feature.encode())
+        return total.hexdigest()
+
+    def _place(self, index: int) -> tuple[Origin, int]:
+        """Returns the position of a record, and the bytes of its data."""
+        number = int(np.searchsorted(self._ends, index, "right"))
+        file = self._files[number]
+        offset, length = file.record(index - (int(self._ends[number]) - len(file)))
+        return Origin(file.path, offset), length
 
     def _walk(self, path: str) -> Frames | None:
         try:
             size = files.size_bytes(path)
-            if _is_gzip(files.read(path, 0, _HEADER.size)):
+            if _is_gzip(files.read(path, 0, HEADER.size)):
                 self._compressed.add(path)
                 with self._open(path) as file:
                     size = sum(len(block) for block in iter(lambda: file.read(_BLOCK), b""))
@@ -117,33 +129,36 @@ class TfRecords(RecordFiles):
             with gzip.GzipFile(fileobj=file) as unpacked:
                 yield unpacked  # type: ignore[misc]
 
-    def _chosen(self, path: str, count: int, choice: FileChoice) -> slice | np.ndarray:
+    def _chosen(self, path: str, frames: Frames, choice: FileChoice) -> _File:
         if self.params.holdout == "end":
-            return slice(*part(count, self.split, choice.dev_fraction, choice.test_fraction))
-        return self._chosen_by_hash(path, range(count), choice)
+            first, end = part(len(frames), self.split, choice.dev_fraction, choice.test_fraction)
+            return _File(path, frames.part(first, end))
+        numbers = range(len(frames))
+        masks = (
+            self._chosen_by_hash(path, numbers[begin : begin + _TOGETHER], choice)
+            for begin in numbers[::_TOGETHER]
+        )
+        return _File(path, frames, Chosen(masks))
 
     def _read(self, index: int) -> Any:
-        origin = self.origin(index)
+        origin, length = self._place(index)
         try:
             with self._open(origin.file) as file:
-                return self._record(file, origin, int(self._records[index, 1]))
+                return self._record(file, origin, length)
         except OSError as error:
             raise BadRecordError(origin, reason_of(error)) from error
 
     def _read_all(self) -> Iterator[tuple[Origin, Any]]:
-        begin = 0
-        for number, path in enumerate(self._paths):
-            end = int(np.searchsorted(self._file, number, "right"))
-            with self._open(path) as file:
-                for offset, length in self._records[begin:end].tolist():
-                    origin = Origin(path, offset)
+        for one in self._files:
+            with self._open(one.path) as file:
+                for offset, length in itertools.chain.from_iterable(one.blocks()):
+                    origin = Origin(one.path, int(offset))
                     record: Any
                     try:
-                        record = self._record(file, origin, length)
+                        record = self._record(file, origin, int(length))
                     except BadRecordError as error:
                         record = error
                     yield origin, record
-            begin = end
 
     def _record(self, file: IO[bytes], origin: Origin, length: int) -> Any:
         return self.parse(read_frame(file, origin, length), origin)
@@ -162,102 +177,43 @@ class TfRecords(RecordFiles):
 
 
 @dataclasses.dataclass(frozen=True)
-class Frames:
-    """Index of one file.
+class _File:
+    """The records of a file that are in the split.
 
     Attributes:
-      offsets: [n] int64, first byte of each record, including its header.
-      lengths: [n] int64, bytes of data in each record.
-      digest: digest of lengths and checksums.
-      end: first byte after the last valid record.
-      problem: the reason why the scan stopped before the end of the file; empty: it did not.
+      path: the file.
+      frames: the records that are in the split; or all, if `chosen` says which.
+      chosen: the numbers of the records in the split.
     """
 
-    offsets: np.ndarray
-    lengths: np.ndarray
-    digest: bytes
-    end: int
-    problem: str
+    path: str
+    frames: Frames
+    chosen: Chosen | None = None
 
+    def __len__(self) -> int:
+        return len(self.frames if self.chosen is None else self.chosen)
 
-def walk(file: IO[bytes], size: int) -> Frames:
-    """Returns the index of a file; scans it record by record and checks every length.
+    def record(self, index: int) -> tuple[int, int]:
+        """Returns the first byte of a record of the split, and the bytes of its data."""
+        number = index if self.chosen is None else self.chosen.number(index)
+        return self.frames.offset(number), int(self.frames.lengths[number])
 
-    Args:
-      file: the file, at its beginning.
-      size: number of bytes in it.
-    """
-    headers = bytearray()
-    footers = bytearray()
-    offsets: list[int] = []
-    offset, problem = 0, "" if size else "empty"
-    while offset < size:
-        header = file.read(_HEADER.size)
-        if len(header) < _HEADER.size:
-            problem = f"the header of a record is truncated after {len(header)} bytes"
-            break
-        length, checksum = _HEADER.unpack(header)
-        if masked_checksum(header[:_LENGTH_BYTES]) != checksum:
-            # Only the length gives the start of the next record.
-            problem = "the length of a record has a wrong checksum: the rest of the file is lost"
-            if offset == 0:
-                problem = "not a TFRecord file: the checksum of the first length is wrong"
-            break
-        headers += header
-        end = offset + _HEADER.size + length + _FOOTER.size
-        if length > _LONGEST:
-            problem = f"a record of {length} bytes is longer than {_LONGEST} bytes"
-            break
-        if end > size:
-            problem = f"a record of {length} bytes of data is truncated by the end of the file"
-            break
-        file.seek(offset + _HEADER.size + length)
-        offsets.append(offset)
-        footers += file.read(_FOOTER.size)
-        offset = end
-    lengths = np.frombuffer(bytes(headers), _HEADER_DTYPE)["length"]
-    return Frames(
-        offsets=np.array(offsets, np.int64),
-        lengths=lengths[: len(offsets)].astype(np.int64),
-        digest=bytes.fromhex(digest([bytes(headers), bytes(footers)])),
-        end=offset,
-        problem=problem,
-    )
-
-
-def read_frame(file: IO[bytes], origin: Origin, length: int) -> bytes:
-    """Returns the data of a record.
-
-    Args:
-      file: the file, open.
-      origin: position of the record.
-      length: bytes of data in it.
-
-    Raises:
-      BadRecordError: the record is truncated, or its checksum is wrong.
-    """
-    file.seek((origin.offset or 0) + _HEADER.size)
-    data = file.read(length + _FOOTER.size)
-    record, footer = data[:length], data[length:]
-    if len(footer) < _FOOTER.size:
-        raise BadRecordError(origin, "the record is truncated")
-    if masked_checksum(record) != _FOOTER.unpack(footer)[0]:
-        raise BadRecordError(origin, f"the {length} bytes of data have a wrong checksum")
-    return record
-
-
-def masked_checksum(data: bytes) -> int:
-    """Returns the CRC-32C of some bytes, masked as in TFRecord files."""
-    checksum = google_crc32c.value(data)
-    found: int = (((checksum >> 15) | (checksum << 17)) + 0xA282EAD8) & 0xFFFFFFFF
-    return found
+    def blocks(self) -> Iterator[np.ndarray]:
+        """Yields the first byte and the bytes of data of the records in arrays [records, 2]."""
+        first = 0
+        for records in self.frames.blocks():
+            if self.chosen is None:
+                yield records
+            else:
+                yield records[self.chosen.among(first, len(records))]
+            first += len(records)
 
 
 def _is_gzip(begin: bytes) -> bool:
     """Returns whether a file is gzip-compressed; a valid record may begin with the same bytes."""
-    if not begin.startswith(_GZIP) or len(begin) < _HEADER.size:
+    if not begin.startswith(_GZIP) or len(begin) < HEADER.size:
         return False
-    found: bool = masked_checksum(begin[:_LENGTH_BYTES]) != _HEADER.unpack(begin)[1]
+    found: bool = masked_checksum(begin[:LENGTH_BYTES]) != HEADER.unpack(begin)[1]
     return found
 
 

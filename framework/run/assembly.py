@@ -16,6 +16,7 @@ from typing import Any
 import tensorflow as tf
 
 from tekso.framework import foreign_variables, schedules, task_results
+from tekso.framework.coupling import gathering
 from tekso.framework.execution import ExecutionProgram, devices
 from tekso.framework.execution.base import signature_of
 from tekso.framework.execution.data_parallel_program import DataParallelProgram
@@ -185,8 +186,8 @@ def assemble(
     )
     if trains:
         _check_steps_per_call(run.params.steps_per_call, program.concurrent_steps)
-    if isinstance(program, DataParallelProgram):
-        _check_eval_batches(eval_inputs, program.num_replicas)
+    if isinstance(program, DataParallelProgram) and (names := gathering(task)):
+        _check_eval_batches(eval_inputs, program.num_replicas, names[0])
     if reads_data:
         input_checks.check_weights(with_paths(input, eval_inputs), task)
     conditions = reproducibility.conditions(group)
@@ -228,14 +229,15 @@ def _zeros(batch: Signature) -> dict[str, tf.Tensor]:
     return {name: tf.zeros(shape, dtype) for name, (shape, dtype) in batch.items()}
 
 
-def _check_eval_batches(eval_inputs: Mapping[str, Input], num_devices: int) -> None:
-    """Raises an ExecutionError if an evaluation batch has fewer examples than there are devices."""
+def _check_eval_batches(eval_inputs: Mapping[str, Input], num_devices: int, layer: str) -> None:
+    """Raises an ExecutionError if some devices have no examples to compare in an evaluation."""
     for name, input in eval_inputs.items():
         size = num_examples(signature_of(input.batch(0))) if input.num_batches != 0 else num_devices
         if size < num_devices:
             raise ExecutionError(
                 f"eval_inputs.{name} has batches of {size} examples, fewer than the {num_devices} "
-                f"devices: set eval_inputs.{name}.batch_size to at least {num_devices}"
+                f"devices of all processes, whose examples {layer} compares: set "
+                f"eval_inputs.{name}.batch_size to at least {num_devices}, or use fewer devices"
             )
 
 

@@ -64,8 +64,8 @@ def without_collecting() -> Iterator[None]:
 def import_tensorflow() -> None:
     """Imports TensorFlow, without Keras, and sets its Python logger to errors only."""
     out_of_memory.save_address_space()
-    if "tensorflow" in sys.modules:
-        return
-    with quiet(), lazy_keras(), without_collecting():
-        import tensorflow as tf
-    tf.get_logger().setLevel("ERROR")
+    if "tensorflow" not in sys.modules:
+        with quiet(), lazy_keras(), without_collecting():
+            import tensorflow as tf
+        tf.get_logger().setLevel("ERROR")
+    out_of_memory.limit_tensors()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import os
+import array
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -54,37 +55,43 @@ class ImageFolders(SplitFolders, ImageSource):
                 f"in the training folder {p.folder}; its classes: {_listed(list(known))}"
             )
         numbers = {name: number for number, name in enumerate(known)}
-        chosen = [
-            (files.join(own or p.folder, name, file), numbers[name])
+        self._root, self._classes_here = own or p.folder, list(there)
+        self._names = [
+            PackedNames(file for file in names if self.takes(f"{name}/{file}"))
             for name, names in there.items()
-            for file in names
-            if self.takes(f"{name}/{file}")
         ]
-        if not chosen:
+        counts = [len(names) for names in self._names]
+        if not sum(counts):
             raise InputError(
                 f"{own or p.folder}: the split {split} has no images{self.why_empty()}"
             )
-        self._paths = [path for path, _ in chosen]
-        self.labels = np.array([label for _, label in chosen], np.int64)
+        self._ends = np.cumsum(counts)
+        self.labels = np.repeat(np.array([numbers[name] for name in there], np.int64), counts)
 
     def __len__(self) -> int:
-        return len(self._paths)
+        return int(self._ends[-1])
 
     def origin(self, index: int) -> Origin:
         """Returns the position of a record."""
-        return Origin(self._paths[index])
+        return Origin(self._path(index))
 
     def fingerprint(self) -> str:
         """Returns a digest of the names of the files and of their classes."""
-        root = self.own or self.params.folder
-        names = (os.path.relpath(path, root) for path in self._paths)
+        both = zip(self._classes_here, self._names, strict=True)
+        names = (f"{name}/{file}" for name, files_here in both for file in files_here)
         return digest(name.encode("utf-8", "surrogateescape") for name in names)
 
     def describe(self) -> str:
         """Returns a short description of the collection."""
         return f"images in {self.params.folder}"
 
-    def _classes(self, folder: str, name: str) -> dict[str, list[str]]:
+    def _path(self, index: int) -> str:
+        number = int(np.searchsorted(self._ends, index, "right"))
+        names = self._names[number]
+        file = names[index - (int(self._ends[number]) - len(names))]
+        return files.join(self._root, self._classes_here[number], file)
+
+    def _classes(self, folder: str, name: str) -> dict[str, PackedNames]:
         """Returns {class: its image files}, sorted."""
         if not files.is_folder(folder):
             raise InputError(f"{self.params.path_of(name)}: there is no folder {folder!r}")
@@ -93,8 +100,8 @@ class ImageFolders(SplitFolders, ImageSource):
             inside = files.join(folder, one)
             if one.startswith(".") or not files.is_folder(inside):
                 continue
-            images = [file for file in files.names(inside) if is_image_name(file)]
-            if images:
+            images = PackedNames(file for file in files.names(inside) if is_image_name(file))
+            if len(images):
                 found[one] = images
         if not found:
             raise InputError(
@@ -105,7 +112,7 @@ class ImageFolders(SplitFolders, ImageSource):
 
     def _read(self, index: int) -> LabelledImage:
         labels: Any = self.labels
-        path = self._paths[index]
+        path = self._path(index)
         try:
             return LabelledImage(files.read(path), int(labels[index]))
         except OSError as error:
@@ -144,6 +151,27 @@ class ImageRecords(TfRecords, ImageSource):
                 "stored labels",
             )
         return LabelledImage(image, number)
+
+
+class PackedNames:
+    """Names of files in one byte string; an object of Python for each would need 60 bytes more."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        data, ends = bytearray(), array.array("q")
+        for name in names:
+            data += name.encode("utf-8", "surrogateescape")
+            ends.append(len(data))
+        self._data, self._ends = bytes(data), np.array(ends, np.int64)
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def __getitem__(self, index: int) -> str:
+        begin = int(self._ends[index - 1]) if index else 0
+        return self._data[begin : int(self._ends[index])].decode("utf-8", "surrogateescape")
+
+    def __iter__(self) -> Iterator[str]:
+        return (self[index] for index in range(len(self)))
 
 
 def is_image_name(name: str) -> bool:

@@ -40,6 +40,7 @@ class SplitSource(AnySource):
     def __init__(self, params: Any, *, split: Split = "train") -> None:
         check_fractions(params)
         super().__init__(params, split=split)
+        self._fractions = held_out_fractions(self.params, self.split_by)
 
     @property
     def own(self) -> str:
@@ -54,7 +55,7 @@ class SplitSource(AnySource):
         """Returns whether a record of the folder or file of this split belongs to the split."""
         if self.own:
             return True
-        return split_of(name, *held_out_fractions(self.params, self.split_by)) == self.split
+        return split_of(name, *self._fractions) == self.split
 
     def why_empty(self) -> str:
         """Returns why the split has no records, and what to set, for the end of an error; or ""."""

@@ -63,6 +63,10 @@ FORMS = {
     "mesh_of_four_processes": Form(
         _set("mesh_sharded", "mesh=data:2;model:2", "rules=2d", "xla=none"), processes=4
     ),
+    "spmd_pipeline_of_four_processes": Form(
+        (*_set("spmd_pipelined", "num_stages=4", "num_micro_batches=2"), "--set=*.num_layers=4"),
+        processes=4,
+    ),
 }
 
 

@@ -15,9 +15,10 @@ import pytest
 import tensorflow as tf
 
 from tekso.framework import bounded, files
-from tekso.framework.input import array_records, tfrecords, token_cache
+from tekso.framework.input import array_records, record_frames, token_cache
+from tekso.framework.input.record_frames import masked_checksum
 from tekso.framework.input.skips import InputError, Skips
-from tekso.framework.input.tfrecords import TfRecords, masked_checksum
+from tekso.framework.input.tfrecords import TfRecords
 from tekso.framework.params import Params
 from tekso.framework.run import index_check, index_table, tensor_files, weight_files
 from tekso.framework.run.checkpoint_description import Description
@@ -52,7 +53,7 @@ def test_length_of_a_tfrecord(tmp_path: Path, length: int, packed: bool) -> None
 def test_record_that_gzip_would_unpack_to_more_than_the_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tfrecords, "_LONGEST", 1000)
+    monkeypatch.setattr(record_frames, "_LONGEST", 1000)
     header, data = struct.pack("<Q", 5000), bytes(5000)
     record = header + struct.pack("<I", masked_checksum(header)) + data
     path = tmp_path / "x.tfrecord"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import resource
 from collections.abc import Iterator
 from pathlib import Path
@@ -46,6 +47,7 @@ def limit() -> Iterator[int]:
         (exhausted("/run/a.data; No space left on device [Op:SaveV2]"), None),
         (OSError(errno.ENOENT, "No such file"), None),
         (RuntimeError("can't start new thread"), None),  # without a limit: too many processes
+        (ImportError("x.so: failed to map segment from shared object"), None),  # not executable
         (ValueError("memory"), None),
     ],
 )
@@ -76,6 +78,11 @@ def test_under_a_limit_the_text_names_it(limit: int) -> None:
     assert out_of_memory.explained(caught.value) == text
 
 
+def test_under_a_limit_a_library_may_not_fit(limit: int) -> None:
+    error = ImportError("libjpeg.so.62: failed to map segment from shared object")
+    assert out_of_memory.reason_of(error) == "no memory for libjpeg.so.62"
+
+
 def test_an_error_is_explained_once_and_others_pass() -> None:
     with pytest.raises(out_of_memory.OutOfMemoryError, match=r"^out of memory inside: x\. Reduce"):  # noqa: SIM117
         with out_of_memory.explaining(lambda: "outside", str):
@@ -89,6 +96,27 @@ def test_use_of_the_address_space_grows_with_a_mapping() -> None:
     before = out_of_memory.used_bytes()
     held = np.zeros(10**8, np.uint8)
     assert out_of_memory.used_bytes() >= before + held.nbytes
+
+
+def test_tensors_get_three_quarters_of_the_limit_that_are_left(
+    limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "TF_MKL_ALLOC_MAX_BYTES"
+    monkeypatch.delenv(name, raising=False)
+    out_of_memory.limit_tensors()
+    left = limit - out_of_memory.used_bytes()
+    assert abs(int(os.environ[name]) - 0.75 * left) < 10**9
+    monkeypatch.setenv(name, "12345")
+    out_of_memory.limit_tensors()
+    assert os.environ[name] == "12345"
+
+
+def test_tensors_have_no_limit_without_one_of_the_address_space(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("TF_MKL_ALLOC_MAX_BYTES", raising=False)
+    out_of_memory.limit_tensors()
+    assert "TF_MKL_ALLOC_MAX_BYTES" not in os.environ
 
 
 ARENAS = """
@@ -122,3 +150,32 @@ def test_a_limit_keeps_malloc_from_reserving_arenas() -> None:
         int(processes.run(["-c", ARENAS, root, name]).stdout) for name in ("free", "limited")
     )
     assert free - limited >= 2 * 64 * 2**20  # one for each thread, or for half of them
+
+
+LEFT = """
+import mmap, resource, sys
+sys.path.insert(0, sys.argv[1])
+import conftest
+from tekso.framework import out_of_memory
+from tekso.framework.run.quiet_tensorflow import import_tensorflow
+
+limit = out_of_memory.used_bytes() + (640 << 20)
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+import_tensorflow()
+import tensorflow as tf
+
+tf.zeros([1])
+held = mmap.mmap(-1, limit - out_of_memory.used_bytes() - (520 << 20))
+try:
+    print(tf.zeros([128 << 20]).shape)
+except tf.errors.ResourceExhaustedError as error:
+    print(out_of_memory.reason_of(error))
+"""
+
+
+@pytest.mark.slow  # TensorFlow waits 10 seconds for memory
+def test_a_tensor_that_barely_fits_does_not_crash_tensorflow() -> None:
+    """TensorFlow's allocator would need 16 MB more to note what it took."""
+    done = processes.run(["-c", LEFT, str(Path(__file__).parents[2])])
+    assert done.returncode == 0, done.stderr
+    assert "(134217728,)" in done.stdout or "OOM when allocating tensor" in done.stdout

@@ -93,17 +93,25 @@ with watchdog.watching(limit_s=60, program="it", path="/nowhere", advice="go on"
 
 @pytest.mark.parametrize(
     ("headroom", "end", "is_told"),
-    [(10**6, "os.abort()", True), (10**6, "pass", False), (10**10, "os.abort()", False)],
+    [
+        (10**6, "os.abort()", "crashed"),
+        (10**10, "os.abort()", "crashed"),  # one large allocation may be what failed
+        (10**6, "os.kill(os.getpid(), 9)", "ended without a message"),
+        (10**10, "os.kill(os.getpid(), 9)", ""),
+        (10**6, "pass", ""),
+    ],
 )
 def test_a_crash_without_address_space_is_explained(
-    tmp_path: Path, headroom: int, end: str, is_told: bool
+    tmp_path: Path, headroom: int, end: str, is_told: str
 ) -> None:
     code = LIMITED.format(headroom=headroom, end=end)
     process = start(tmp_path, code, limit_s=0)  # the watchdog of the code watches
     told = process.communicate(timeout=60)[1]
-    assert process.returncode == (-signal.SIGABRT if "abort" in end else 0)
-    assert ("it: the process ended without a message in step 2 of the devices" in told) == is_told
-    assert told.rstrip().endswith("; go on") == is_told
+    codes = {"os.abort()": -signal.SIGABRT, "pass": 0}
+    assert process.returncode == codes.get(end, -signal.SIGKILL)
+    text = f"it: the process {is_told} in step 2 of the devices, and had used "
+    assert text in told if is_told else "it: " not in told
+    assert told.rstrip().endswith("; go on") == bool(is_told)
 
 
 def test_interruptible_wait_raises_and_nothing_is_left(tmp_path: Path) -> None:
@@ -116,6 +124,19 @@ def test_interruptible_wait_raises_and_nothing_is_left(tmp_path: Path) -> None:
     out, told = process.communicate(timeout=60)
     assert (process.returncode, out, told) == (0, "waited too long for the input\n", "")
     assert "waited" in (tmp_path / "stalled.txt").read_text()
+
+
+def test_a_thread_for_the_input_that_never_starts_is_a_wait(tmp_path: Path) -> None:
+    code = (
+        "from tekso.framework.input.prefetch import Prefetch\n"
+        "threading._start_new_thread = lambda *args: None\n"  # as without memory
+        "try: Prefetch(int, start=0)\n"
+        "except watchdog.StalledError as error: print(error)"
+    )
+    process = start(tmp_path, code, limit_s=0.5)
+    out, told = process.communicate(timeout=60)
+    assert (process.returncode, told) == (0, "")
+    assert out == "waited too long for the start of the thread for the input\n"
 
 
 def test_exit_code_is_the_number_of_the_signal() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from tekso.framework import files
+from tekso.framework import files, out_of_memory
 from tekso.framework.run.logdir import Logdir
 from tekso.framework.run.metrics_log import (
     SECONDS,
@@ -219,7 +219,9 @@ class Report:
             picture = curves.draw(self._log.read(), title=self._title, references=references)
             if picture is not None:
                 files.write_atomically(self._logdir.curves, picture)
-        except (OSError, MemoryError) as error:  # a failed picture must not end a run
+        except (OSError, MemoryError, ImportError) as error:  # a failed picture must not end a run
+            if isinstance(error, ImportError) and out_of_memory.reason_of(error) is None:
+                raise
             reason = getattr(error, "strerror", None) or "out of memory"
             self._console.line(f"cannot write {self._logdir.curves}: {reason}", "warning")
         self._drawn = time.perf_counter()

@@ -22,7 +22,7 @@ import tensorflow as tf
 from google.protobuf.message import DecodeError
 
 from tekso.framework import files, out_of_space
-from tekso.framework.input.tfrecords import masked_checksum
+from tekso.framework.input.record_frames import masked_checksum
 
 _PATTERN = "events.out.tfevents"
 _STAMP = re.compile(rf"{re.escape(_PATTERN)}\.(\d+\.\d+)\.")

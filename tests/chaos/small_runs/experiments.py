@@ -104,3 +104,46 @@ class Poisoned(Small):
 
     def learner(self) -> Params:
         return super().learner().set(max_consecutive_nonfinite_steps=3, max_rollbacks=2)
+
+
+class HungryTokens(SyntheticTokens):
+    """Tokens of which some batches make the task allocate a large tensor."""
+
+    class Params(SyntheticTokens.Params):
+        hungry: list[int] = param("Numbers of batches that have only the last id.", default=[])
+
+    def batch_rows(self, step: int, begin: int, end: int) -> Batch:
+        batch = super().batch_rows(step, begin, end)
+        if step in self.params.hungry:
+            batch["ids"] = np.full_like(batch["ids"], VOCAB - 1)
+        return batch
+
+
+class HungryModel(Measured):
+    """Needs memory for `num_zeros` floats in the loss of a hungry batch, and for decoding."""
+
+    class Params(Measured.Params):
+        num_zeros: int = param("Number of floats.", default=250_000_000)
+
+    def nats(self, theta: Any, batch: Any, ctx: Any, label_smoothing: float) -> tf.Tensor:
+        above = VOCAB - 1 - tf.reduce_min(batch["ids"])  # 0 if hungry
+        # Of a constant zero, TensorFlow would compute the sum without the tensor.
+        zeros = tf.fill(
+            [tf.where(above == 0, self.params.num_zeros, 0)], tf.cast(above, tf.float32)
+        )
+        return super().nats(theta, batch, ctx, label_smoothing) + tf.reduce_sum(zeros)
+
+    def decode(self, program: Any, input: Any) -> Decoded:
+        np.zeros(self.params.num_zeros, np.float32)
+        return super().decode(program, input)
+
+
+@register
+class Hungry(Small):
+    """Small, whose ninth step, last evaluation and decoding need much memory."""
+
+    def task(self) -> Params:
+        return HungryModel.Params(model=super().task().model)
+
+    def input(self) -> Params:
+        return HungryTokens.Params(vocab_size=VOCAB, length=LENGTH, batch_size=4, hungry=[8])

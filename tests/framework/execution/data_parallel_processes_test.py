@@ -23,9 +23,9 @@ from tekso.framework.exit_codes import ExitCode
 
 pytestmark = pytest.mark.slow
 
-# 60 tokens make 9 examples of 6: the pass has a full batch of 5 and a padded one. 5 does not divide
-# over 2 or 4 processes.
-SETTINGS = ["--set=eval_inputs.dev.batch_size=5", "--set=execution.xla=none"]
+# 60 tokens make 9 examples of 6: the pass has three batches of 3. 3 does not divide over 2
+# processes, and of 4, one has no example.
+SETTINGS = ["--set=eval_inputs.dev.batch_size=3", "--set=execution.xla=none"]
 
 
 @pytest.fixture(scope="module")

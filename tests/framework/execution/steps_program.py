@@ -165,6 +165,8 @@ def main() -> None:
     uneven = {name: array[:UNEVEN] for name, array in batch(99, model).items()}
     evaluation = dict(program.eval_step(batch(99, model)))
     evaluation |= {f"uneven/{k}": pair for k, pair in program.eval_step(uneven).items()}
+    few = {name: array[:1] for name, array in batch(99, model).items()}
+    evaluation |= {f"few/{k}": pair for k, pair in program.eval_step(few).items()}
     weights = _weights(program)
     fusions = [str(key) for key in program._fusions]
 

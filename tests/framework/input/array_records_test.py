@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tekso.framework import out_of_memory
+from tekso.framework.input import array_records
 from tekso.framework.input.array_records import ArrayRecords
 from tekso.framework.input.skips import BadRecordError, InputError
 
@@ -125,3 +127,17 @@ def test_without_the_package_the_error_says_what_to_install(
     monkeypatch.setitem(sys.modules, "array_record.python", None)
     with pytest.raises(InputError, match="pip install array_record"):
         source(tmp_path / "a")
+
+
+def test_too_little_address_space_for_the_threads_of_the_package_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path / "a", RECORDS)
+    monkeypatch.setattr(array_records, "_OPENED", [])
+    monkeypatch.setattr(out_of_memory, "left_bytes", lambda: 500 << 20)
+    with pytest.raises(MemoryError, match="starts 64 threads, which take 629 MB of the address"):
+        source(path)
+    monkeypatch.setattr(out_of_memory, "left_bytes", lambda: 700 << 20)
+    source(path)
+    monkeypatch.setattr(out_of_memory, "left_bytes", lambda: 0)  # the threads have started
+    source(path)

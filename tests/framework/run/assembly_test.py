@@ -11,7 +11,10 @@ import processes
 import pytest
 import small_tasks
 
+from tekso.framework.execution.errors import ExecutionError
+from tekso.framework.run import assembly
 from tekso.framework.run.assembly import assemble
+from tekso.tasks.lm.synthetic import SyntheticTokens
 from tekso.tools import decode_tasks
 
 CODE = '''"""Points of two classes, moved by what a file says of each split."""
@@ -106,3 +109,14 @@ def test_of_several_tasks_only_the_data_of_the_one_to_decode_with_is_read(
     assert set(read) == {True}
     parts = decode_tasks.of_task(parts, "virginica")
     assert parts.input.params.two_classes and parts.task.params.num_classes == 2
+
+
+def test_evaluation_batches_with_no_examples_to_compare_on_a_device_are_refused() -> None:
+    dev = SyntheticTokens.Params(vocab_size=5, length=2, batch_size=3).instantiate()
+    told = (
+        r"eval_inputs\.dev has batches of 3 examples, fewer than the 4 devices of all processes, "
+        r"whose examples loss \(Pairs\) compares: set eval_inputs\.dev\.batch_size to at least 4"
+    )
+    with pytest.raises(ExecutionError, match=told):
+        assembly._check_eval_batches({"dev": dev}, 4, "loss (Pairs)")
+    assembly._check_eval_batches({"dev": dev}, 3, "loss (Pairs)")

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tekso.framework import out_of_memory
 from tekso.framework.execution.shards import of_arrays
 from tekso.framework.run import tensor_files
 from tekso.framework.run.checkpoints import Checkpoints, Description
@@ -84,12 +85,16 @@ def test_a_write_without_memory_leaves_the_earlier_checkpoints(
     assert os.listdir(tmp_path) == ["step_00000010"]
 
 
+@pytest.mark.parametrize(
+    "error", [MemoryError(), ImportError("a.so: failed to map segment from shared object")]
+)
 def test_a_picture_without_memory_is_a_warning_and_the_report_knows_what_it_was_doing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     def fail(*args: object, **kwargs: object) -> None:
-        raise MemoryError
+        raise error
 
+    monkeypatch.setattr(out_of_memory, "limit_bytes", lambda: 10**12)
     monkeypatch.setattr(curves, "draw", fail)
     logdir, output = Logdir(str(tmp_path)), io.StringIO()
     report = Report(logdir, PlainConsole(output), title="m", steps=4)

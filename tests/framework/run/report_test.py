@@ -23,7 +23,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tekso.framework.commands import typed
-from tekso.framework.input.tfrecords import masked_checksum
+from tekso.framework.input.record_frames import masked_checksum
 from tekso.framework.run.logdir import Logdir
 from tekso.framework.run.metrics_log import MetricsLog
 from tekso.framework.run.pace import Pace, Reading

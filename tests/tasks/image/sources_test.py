@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import importlib.util
+import os
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from idx_files import idx
 from small_pictures import png, write_folders
 
 from tekso.framework.input.skips import BadRecordError, InputError
+from tekso.framework.input.sources import digest
 from tekso.tasks.image.files import ImageFolders, ImageRecords
 from tekso.tasks.image.packaged import Digits, FashionMnist, IdxImages, read_idx
 from tekso.tasks.image.sources import ImageArrays
@@ -166,6 +169,26 @@ def test_a_part_of_a_folder_is_held_out_by_name(tmp_path: Path) -> None:
         set(own) <= {source.origin(i).file for i in range(len(source))}
         for own, source in zip(names, again, strict=True)
     )
+
+
+def test_a_folder_needs_few_bytes_for_an_image(tmp_path: Path) -> None:
+    write_folders(tmp_path, {"a": 1, "b": 1})
+    for number in range(2000):
+        os.link(tmp_path / "a" / "0.png", tmp_path / "a" / f"{number:06d}.png")
+    params = ImageFolders.Params(folder=str(tmp_path), dev_fraction=0.0)
+    params.instantiate()  # imports and caches
+    tracemalloc.start()
+    try:
+        source = params.instantiate()
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(source) == 2002
+    assert kept < 2002 * (len("000000.png") + 2 * 8) + 10_000
+    names = [f"a/{number:06d}.png" for number in range(2000)]
+    wanted = digest(name.encode() for name in ["a/0.png", *names, "b/0.png"])
+    assert source.fingerprint() == wanted
+    assert source.origin(2001).file == str(tmp_path / "b" / "0.png")
 
 
 def test_wrong_folders_are_named(tmp_path: Path) -> None:

@@ -12,9 +12,9 @@ import pytest
 import tensorflow_datasets as tfds
 from input_parts import part_of
 
+from tekso.framework.input.record_frames import walk
 from tekso.framework.input.skips import BadRecordError, InputError
 from tekso.framework.input.tfds import Tfds
-from tekso.framework.input.tfrecords import walk
 from tekso.tasks.image.input import Images
 from tekso.tasks.image.steps import Flip
 from tekso.tasks.image.tfds_images import TfdsImages
@@ -147,7 +147,7 @@ def test_memory_has_no_pixels_but_those_of_a_batch(
 def test_a_damaged_record_is_named_with_its_file(data_dir: Path) -> None:
     (path,) = data_dir.glob("**/*-train.tfrecord-*")
     whole = path.read_bytes()
-    offsets = walk(io.BytesIO(whole), len(whole)).offsets
+    offsets = np.concatenate(list(walk(io.BytesIO(whole), len(whole)).blocks()))[:, 0]
     damaged = bytearray(whole)
     damaged[offsets[2] + 20] ^= 1
     try:
@@ -171,7 +171,7 @@ def test_a_file_that_lacks_its_last_records_does_not_shift_those_of_the_next(
 ) -> None:
     (path,) = data_dir.glob("**/*-train.tfrecord-*")
     whole = path.read_bytes()
-    offsets = walk(io.BytesIO(whole), len(whole)).offsets
+    offsets = np.concatenate(list(walk(io.BytesIO(whole), len(whole)).blocks()))[:, 0]
     source = images(data_dir, "train+damaged", max_skipped=3).source
     wanted = [record.label for _, record in source.instantiate().records()]
     assert len(wanted) == 2 * COUNT

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import processes
 import pytest
 
 from tekso.framework.input.skips import InputError
@@ -88,3 +89,23 @@ def test_compressors_are_measured_in_bits_per_byte() -> None:
     assert all(0 < value < 0.1 for value in figures.values())
     with pytest.raises(ValueError, match="no text"):
         compressed_bits_per_byte([])
+
+
+LIMITED = """
+import lzma, resource, sys
+sys.path.insert(0, sys.argv[1])
+import conftest
+from tekso.framework import out_of_memory
+from tekso.tasks.lm.compression import compressed_bits_per_byte
+
+text = "".join(str(i * i) for i in range(20_000))
+wanted = len(lzma.compress(text.encode(), preset=9 | lzma.PRESET_EXTREME))
+limit = out_of_memory.used_bytes() + (100 << 20)
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+print(compressed_bits_per_byte([text])["xz"] == 8 * wanted / len(text))
+"""
+
+
+def test_a_small_text_is_compressed_with_little_memory_to_the_same_size() -> None:
+    done = processes.run(["-c", LIMITED, str(Path(__file__).parents[3])])
+    assert done.stdout == "True\n", done.stderr
