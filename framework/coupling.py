@@ -32,6 +32,21 @@ def gathering(task: Task) -> list[str]:
     return [named(layer) for layer in task.walk() if layer.gathers_examples]
 
 
+def too_few(size: int, layer: str, does: str, devices: int) -> ExecutionError:
+    """Returns the error of a batch that leaves devices without an example, which a layer needs.
+
+    Args:
+      size: number of examples of the batch.
+      layer: the layer.
+      does: what it does with the examples, as "compares".
+      devices: number of devices, of all processes.
+    """
+    return ExecutionError(
+        f"a batch has {size} examples, but {layer} {does} the examples of all {devices} devices: "
+        f"set a batch size of at least {devices}, or use fewer devices"
+    )
+
+
 def refuse_unsummed(task: Task, statistics: Iterable[str]) -> None:
     """Rejects batch statistics of a training step in which nothing was summed over the replicas.
 

@@ -144,6 +144,16 @@ def test_statistics_that_are_not_summed_over_towers_are_rejected() -> None:
         loss(2, **alone)
 
 
+def test_an_evaluation_that_sums_over_devices_without_examples_is_rejected() -> None:
+    """A device without examples computes the first one, which such a sum would count again."""
+    program = build(DataParallel.Params(xla="none").instantiate(), task=Centred.Params())
+    program.initialize()
+    program.num_replicas = 3
+    program.eval_step({"weights": np.array([1, 2, 6], np.float32)})
+    with pytest.raises(ExecutionError, match=r"2 examples, but layer \(Centre\) sums over .* 3 dev"):
+        program.eval_step({"weights": np.array([1, 2], np.float32)})
+
+
 def test_workers_that_divide_a_batch_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     execution = DataParallel.Params(towers=1, xla="none").instantiate()
     monkeypatch.setattr(execution, "_updates", SimpleNamespace(parts=lambda *_: 2))
