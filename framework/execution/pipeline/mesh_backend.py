@@ -168,7 +168,8 @@ class MeshBackend(StageBackend):
           ExecutionError: DTensor cannot compile the function, or computes wrong products in it.
         """
         is_first = isinstance(function, Subgraph) and id(function) not in self._called
-        self._called.add(id(function))
+        if is_first:
+            self._called.add(id(function))
         if isinstance(function, Subgraph) and function.has_loops:
             function = recompiled(function, function.trace_again)
         with SERIAL:

@@ -53,7 +53,10 @@ def refuse_repeated_sums(ops: Iterable[tf.Operation]) -> None:
         _known.update(new)
     for name in sorted(name for name in new if not name.startswith(_TRACED)):
         for einsum, devices, shapes in _added(_Program(library.get_function_def(name))):
-            alike = by_name.get(einsum.removeprefix(_STAGE), [])
+            # Each function, such as the body of a loop, may have another einsum of the same name.
+            equation = einsum.attr["equation"].s
+            alike = by_name.get(einsum.name.removeprefix(_STAGE), [])
+            alike = [op for op in alike if op.get_attr("equation") == equation]
             if alike and all(devices > _shares(op, shapes) for op in alike):
                 raise ExecutionError(
                     f"{whose(alike[0])}: on this mesh, DTensor multiplies this einsum by "
@@ -90,8 +93,8 @@ class _Program:
         return [dim.size for dim in shapes[index].dim] if index < len(shapes) else None
 
 
-def _added(program: _Program) -> Iterator[tuple[str, int, list[list[int]]]]:
-    """Yields the name of each einsum that is summed over devices, their number, and its shapes."""
+def _added(program: _Program) -> Iterator[tuple[Any, int, list[list[int]]]]:
+    """Yields the node of each einsum that is summed over devices, their number, and its shapes."""
     for node in program.nodes.values():
         if node.op != _REDUCE:
             continue
@@ -107,7 +110,7 @@ def _added(program: _Program) -> Iterator[tuple[str, int, list[list[int]]]]:
         if source is not None and source.op == "Einsum" and devices:
             shapes = [program.shape(x) for x in source.input if not x.startswith("^")]
             if all(shape is not None for shape in shapes):
-                yield source.name, devices, [shape for shape in shapes if shape is not None]
+                yield source, devices, [shape for shape in shapes if shape is not None]
 
 
 def _shares(op: tf.Operation, shapes: Sequence[Sequence[int]]) -> int:
