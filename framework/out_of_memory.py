@@ -128,11 +128,14 @@ def limit_tensors() -> None:
 
     With oneDNN, TensorFlow's allocator of tensors on a CPU takes all address space that is left if
     it needs more than there is. It then throws `std::bad_alloc`, which ends the process, because it
-    has no memory to note what it took. With a limit it raises an error instead.
+    has no memory to note what it took. With a limit it raises an error instead. By default, its
+    limit is the memory of the machine.
     """
     left = left_bytes()
     if left is not None:
-        os.environ.setdefault(_TENSORS, str(max(_LEAST_FOR_TENSORS, left * 3 // 4)))
+        machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        most = max(_LEAST_FOR_TENSORS, min(left * 3 // 4, machine))
+        os.environ.setdefault(_TENSORS, str(most))
 
 
 def _sentence(text: str) -> str:

@@ -98,14 +98,16 @@ def test_use_of_the_address_space_grows_with_a_mapping() -> None:
     assert out_of_memory.used_bytes() >= before + held.nbytes
 
 
-def test_tensors_get_three_quarters_of_the_limit_that_are_left(
-    limit: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("memory", "wanted"), [(2**63, 3 * 10**12), (10**12, 10**12)])
+def test_tensors_get_three_quarters_of_what_is_left_or_the_memory_of_the_machine(
+    limit: int, monkeypatch: pytest.MonkeyPatch, memory: int, wanted: int
 ) -> None:
     name = "TF_MKL_ALLOC_MAX_BYTES"
     monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "sysconf", {"SC_PHYS_PAGES": memory // 4096, "SC_PAGE_SIZE": 4096}.get)
     out_of_memory.limit_tensors()
-    left = limit - out_of_memory.used_bytes()
-    assert abs(int(os.environ[name]) - 0.75 * left) < 10**9
+    used = out_of_memory.used_bytes()
+    assert 0 <= wanted - int(os.environ[name]) <= (0 if wanted == memory else used)
     monkeypatch.setenv(name, "12345")
     out_of_memory.limit_tensors()
     assert os.environ[name] == "12345"
