@@ -128,7 +128,9 @@ class Checkpoints:
         self._saved = description.step
         self._ranking.add(description.step, description.metrics)
         parts = Unwritten(grouped(shards()), most_bytes=self.buffer_bytes, gate=self.gate)
-        self._pending = self._writer.submit(self._write_and_close, parts, description)
+        # Without memory for the thread, which the first call starts, Python waits for ever.
+        with watchdog.waiting("the start of the thread that writes checkpoints"):
+            self._pending = self._writer.submit(self._write_and_close, parts, description)
 
     def check(self) -> None:
         """Raises the error of a failed write, without waiting for a write in progress."""

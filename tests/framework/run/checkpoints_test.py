@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -22,6 +23,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sampling import sample
 
+from tekso.framework import watchdog
 from tekso.framework.execution.shards import Shard, of_arrays
 from tekso.framework.run import checkpoint_files, tensor_files
 from tekso.framework.run.checkpoints import (
@@ -66,6 +68,28 @@ def saved(path: Path, *steps: int) -> Checkpoints:
         checkpoints.save(state_at(step), describe(step))
     checkpoints.wait()
     return checkpoints
+
+
+def test_the_start_of_the_thread_that_writes_is_a_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[str] = []
+
+    @contextlib.contextmanager
+    def waiting(name: str, **_: Any) -> Iterator[None]:
+        waits.append(name)
+        yield
+        waits.pop()
+
+    monkeypatch.setattr(watchdog, "waiting", waiting)
+    checkpoints, started = store(tmp_path), []
+    submit = checkpoints._writer.submit
+    monkeypatch.setattr(
+        checkpoints._writer, "submit", lambda *args: started.append(list(waits)) or submit(*args)
+    )
+    checkpoints.save(state_at(1), describe(1))
+    checkpoints.wait()
+    assert started == [["the start of the thread that writes checkpoints"]]
 
 
 def test_every_tensor_is_read_back_with_its_shape_dtype_and_bits(tmp_path: Path) -> None:
