@@ -47,22 +47,31 @@ def too_few(size: int, layer: str, does: str, devices: int) -> ExecutionError:
     )
 
 
-def refuse_unsummed(task: Task, statistics: Iterable[str]) -> None:
-    """Rejects batch statistics of a training step in which nothing was summed over the replicas.
+def refuse_unsummed(task: Task, statistics: Iterable[str], summed_by: Iterable[str]) -> None:
+    """Rejects batch statistics of a training step that were not summed over the replicas.
+
+    A layer may leave the sum to a layer inside of it, or to one around it.
 
     Args:
       task: the task, of which each replica or tower computes a part of the batch.
       statistics: "<layer path>/<name>" of the statistics that its layers collected.
+      summed_by: paths of the layers that summed over the replicas.
 
     Raises:
-      ExecutionError: a layer that couples examples collected some.
+      ExecutionError: a layer that couples examples collected some, and did not sum.
     """
     owners = {name.rpartition("/")[0] for name in statistics}
     for layer in coupling(task):
-        if layer.path in owners:
+        if layer.path in owners and not any(_is_inside(layer.path, by) for by in summed_by):
             raise ExecutionError(
-                f"{named(layer)} couples the examples of a batch, but nothing is summed over the "
+                f"{named(layer)} couples the examples of a batch, but it sums nothing over the "
                 "replicas or towers, so each would compute with statistics of its own part: sum in "
                 "the layer with ops.sum_over_replicas(ctx, x), or use one device with "
                 "execution.towers=1"
             )
+
+
+def _is_inside(one: str, other: str) -> bool:
+    """Returns whether one of two layers is the other, or inside of it, given their paths."""
+    one, other = sorted((one, other), key=len)
+    return not one or f"{other}/".startswith(f"{one}/")

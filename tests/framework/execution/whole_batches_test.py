@@ -144,6 +144,32 @@ def test_statistics_that_are_not_summed_over_towers_are_rejected() -> None:
         loss(2, **alone)
 
 
+class TwiceCentred(Centred):
+    """A second such layer, whose values change with the order of the examples."""
+
+    class Params(Centred.Params):
+        other: Centre.Params = param("The second layer.", default=Centre.Params())
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        self.child("other", self.params.other)
+
+    def loss(self, theta: Any, batch: Any, ctx: Any) -> LossSums:
+        x = self.layer.fprop(theta.layer, batch["weights"], ctx)
+        y = self.other.fprop(theta.other, x * batch["weights"], ctx)
+        return LossSums(tf.reduce_sum(tf.square(y)))
+
+
+@pytest.mark.parametrize("alone", ["layer", "other"])
+def test_the_sums_of_another_layer_do_not_hide_statistics_that_are_not_summed(alone: str) -> None:
+    execution = DataParallel.Params(towers=2, xla="none").instantiate()
+    task = TwiceCentred.Params().set({f"{alone}.sums": False})
+    program = build(execution, task=task)
+    program.initialize()
+    with pytest.raises(ExecutionError, match=rf"^{alone} \(Centre\) couples"):
+        program.train_step({"weights": np.array([1, 2, 3, 6], np.float32)}, 0)
+
+
 def test_an_evaluation_that_sums_over_devices_without_examples_is_rejected() -> None:
     """A device without examples computes the first one, which such a sum would count again."""
     program = build(DataParallel.Params(xla="none").instantiate(), task=Centred.Params())
