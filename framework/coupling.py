@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable
 
+from tekso.framework.context import StepContext
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.layer import Layer
 from tekso.framework.task import Task
@@ -47,20 +49,20 @@ def too_few(size: int, layer: str, does: str, devices: int) -> ExecutionError:
     )
 
 
-def refuse_unsummed(task: Task, statistics: Iterable[str], summed_by: Iterable[str]) -> None:
+def refuse_unsummed(task: Task, ctx: StepContext) -> None:
     """Rejects batch statistics of a training step that were not summed over the replicas.
 
     A layer may leave the sum to a layer inside of it, or to one around it.
 
     Args:
       task: the task, of which each replica or tower computes a part of the batch.
-      statistics: "<layer path>/<name>" of the statistics that its layers collected.
-      summed_by: paths of the layers that summed over the replicas.
+      ctx: the context of one part, after its loss was computed.
 
     Raises:
       ExecutionError: a layer that couples examples collected some, and did not sum.
     """
-    owners = {name.rpartition("/")[0] for name in statistics}
+    owners = {name.rpartition("/")[0] for name in ctx.collected.sums["statistic"]}
+    summed_by: Iterable[str] = getattr(ctx, "summed", ())  # of a ReplicaContext
     for layer in coupling(task):
         if layer.path in owners and not any(_is_inside(layer.path, by) for by in summed_by):
             raise ExecutionError(
@@ -69,6 +71,21 @@ def refuse_unsummed(task: Task, statistics: Iterable[str], summed_by: Iterable[s
                 "the layer with ops.sum_over_replicas(ctx, x), or use one device with "
                 "execution.towers=1"
             )
+
+
+def layer_being_traced() -> str:
+    """Returns the path of the innermost layer among the callers; "" if there is none.
+
+    `ops.sum_over_replicas` does not know its layer, and a layer that forgets it must be found.
+    """
+    frame = inspect.currentframe()
+    while frame is not None:
+        if frame.f_code.co_varnames[:1] == ("self",):
+            owner = frame.f_locals.get("self")
+            if isinstance(owner, Layer):
+                return owner.path
+        frame = frame.f_back
+    return ""
 
 
 def _is_inside(one: str, other: str) -> bool:

@@ -267,8 +267,7 @@ class DataParallelProgram(ExecutionProgram):
             def forward() -> tuple[LossSums, StepContext]:
                 sums = self._step.loss(weights, part, ctx, own=self._own_variables())
                 if self.num_replicas * self._towers > 1:
-                    summed_by = getattr(ctx, "summed", ())
-                    refuse_unsummed(self._step.task, ctx.collected.sums["statistic"], summed_by)
+                    refuse_unsummed(self._step.task, ctx)
                 return sums, ctx
 
             trained = {path: weights[path] for path in self._step.trained}

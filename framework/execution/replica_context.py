@@ -2,35 +2,19 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from typing import Any, cast
 
 import tensorflow as tf
 
 from tekso.framework.context import StepContext
-from tekso.framework.layer import Layer
+from tekso.framework.coupling import layer_being_traced
 
 
 def _sum_over_replicas(ctx: StepContext, x: tf.Tensor) -> tf.Tensor:
     own = cast(ReplicaContext, ctx)
-    own.summed.add(_layer_being_traced())
+    own.summed.add(layer_being_traced())
     return own.all_reduce(x)
-
-
-def _layer_being_traced() -> str:
-    """Returns the path of the innermost layer among the callers; "" if there is none.
-
-    `ops.sum_over_replicas` does not know its layer, and a layer that forgets it must be found.
-    """
-    frame = inspect.currentframe()
-    while frame is not None:
-        if frame.f_code.co_varnames[:1] == ("self",):
-            owner = frame.f_locals.get("self")
-            if isinstance(owner, Layer):
-                return owner.path
-        frame = frame.f_back
-    return ""
 
 
 _FORMS = {"sum_over_replicas": _sum_over_replicas}
