@@ -12,7 +12,7 @@ import tensorflow as tf
 from tekso.framework import batch_part
 from tekso.framework.batch_part import BatchPart, RowsOf
 from tekso.framework.context import Mode, StepContext
-from tekso.framework.coupling import coupling, gathering, named, refuse_unsummed, too_few
+from tekso.framework.coupling import coupling, gathering, refuse_unsummed, too_few
 from tekso.framework.execution.base import Batch, ExecutionProgram, parts_of
 from tekso.framework.execution.batch_parts import (
     Gradients,
@@ -376,9 +376,8 @@ class DataParallelProgram(ExecutionProgram):
         def compute(weights: Flat, part: Flat, offset: tf.Tensor) -> Any:
             ctx = self._context("eval", ("eval", *key), 0, offset, whole)
             end = self._step.loss(weights, part, ctx, own=self._own_variables())
-            if whole < self.num_replicas and getattr(ctx, "summed", None):
-                name = next(map(named, coupling(self._step.task)), "a layer")
-                raise too_few(whole, name, "sums over", self.num_replicas)
+            if whole < self.num_replicas and (by := getattr(ctx, "summed", None)):
+                raise too_few(whole, min(by) or "the task", "sums over", self.num_replicas)
             return self._step.evaluation_sums(end, part, ctx)
 
         return self._compiled(("eval", *key, whole), compute)
