@@ -30,6 +30,11 @@ Form = Callable[..., Any]
 
 PRIMITIVE_MODULES: dict[str, str] = {}
 """{name: module} of every primitive; primitive.py adds them."""
+RANDOM_NUMBERS = (
+    "the context: ctx.uniform(self, shape), tf.math.ndtri(ctx.uniform(self, shape)) for normal "
+    "random numbers, or ops.dropout(ctx, x, rate, self)"
+)
+"""Advice for error messages: what a layer uses instead of tf.random."""
 
 
 class HasStream(Protocol):
@@ -121,7 +126,7 @@ class StepContext:
         self._key = RandomKey.of_step(seed, step)
 
     def __getattr__(self, name: str) -> Any:
-        """Raises an AttributeError; if the name is a primitive, the message says how to call it.
+        """Raises an AttributeError that says what a layer can use instead.
 
         Raises:
           AttributeError: there is no such attribute.
@@ -131,6 +136,11 @@ class StepContext:
             package, _, module = PRIMITIVE_MODULES[name].rpartition(".")
             imported = f"from {package} import {module}" if package else f"import {module}"
             message += f": write {module}.{name}(ctx, …), with `{imported}`"
+        elif not name.startswith("_"):
+            names = ", ".join(own for own in dir(type(self)) if not own.startswith("_"))
+            message += f"; it has: {names}"
+            if name in ("normal", "random"):
+                message += f". Take random numbers from {RANDOM_NUMBERS}"
         raise AttributeError(message)
 
     @property

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tekso.framework.context import RANDOM_NUMBERS
 from tekso.framework.layer import Layer
 
 _DEPTH = 4  # of lists and dicts in an attribute
@@ -173,8 +174,7 @@ def refused(root: Layer | None, *, own: Iterable[tf.Variable] = ()) -> Iterator[
             raise ForeignVariableError(
                 f"{layer} draws random numbers{where} that do not depend on the seed of the run, "
                 "so every process and every execution would draw different numbers. Take them from "
-                "the context: ctx.uniform(self, shape), tf.math.ndtri(ctx.uniform(self, shape)) "
-                "for normal random numbers, or ops.dropout(ctx, x, rate, self)"
+                f"{RANDOM_NUMBERS}"
             )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tekso.framework.counting import multiples_near
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.signature import Signature, num_examples
 
@@ -16,6 +17,7 @@ def part_of(batch: Signature, parts: int) -> Signature:
     if size % parts:
         raise ExecutionError(
             f"input.batch_size {size} does not divide evenly over {parts} accumulation steps "
-            "(learner.accumulation_steps)"
+            "(learner.accumulation_steps); the nearest that do: "
+            f"{', '.join(map(str, multiples_near(size, parts)))}"
         )
     return {name: ((size // parts, *shape[1:]), dtype) for name, (shape, dtype) in batch.items()}

@@ -30,6 +30,7 @@ from tekso.framework.params import Params, references
 
 PARAMS = "params.txt"
 _MODEL = "# model: "
+_ORIGIN = "  # "
 _SETTING = re.compile(rf"^(\S+) : .*  # (?:--\w+|{re.escape(PARAMS)})$", re.MULTILINE)
 _LOCK = ".lock"
 _MEND = (
@@ -163,11 +164,13 @@ class Logdir:
 
     def settings(self) -> set[str]:
         """Returns the paths of values in params.txt that flags gave, now or in an earlier start."""
+        return set(_SETTING.findall(self._params_text()))
+
+    def _params_text(self) -> str:
         try:
-            text = bounded.read(self.file(PARAMS)).decode("utf-8", "replace")
+            return bounded.read(self.file(PARAMS)).decode("utf-8", "replace")
         except (FileNotFoundError, NotADirectoryError):
-            return set()
-        return set(_SETTING.findall(text))
+            return ""
 
     def check_model(self, model: str) -> None:
         """Raises a LogdirError if the logdir belongs to another experiment; names both."""
@@ -293,8 +296,12 @@ class Logdir:
                 os.rmdir(self.path)
 
     def write_params(self, model: str, tree: Params, defaults: Params) -> None:
-        """Writes params.txt, and params.diff.txt with the changes to the registered Params."""
-        self.write(PARAMS, f"{_MODEL}{model}\n{tree.to_text(origins=True)}")
+        """Writes params.txt, and params.diff.txt with the changes to the registered Params.
+
+        Values that were read from params.txt keep the origins that it has.
+        """
+        text = _with_origins(tree.to_text(origins=True), self._params_text())
+        self.write(PARAMS, f"{_MODEL}{model}\n{text}")
         self.write("params.diff.txt", defaults.diff(tree) or "as registered\n")
 
     def add_command(self, command: Sequence[str]) -> None:
@@ -306,3 +313,14 @@ class Logdir:
     def write(self, name: str, text: str) -> None:
         """Writes a text file atomically."""
         files.write_atomically(self.file(name), text)
+
+
+def _with_origins(text: str, before: str) -> str:
+    """Returns a text of Params whose values from `before`, an earlier text, have its origins."""
+    end = f"{_ORIGIN}{PARAMS}"
+    known = {line.rpartition(_ORIGIN)[0]: line for line in before.splitlines() if _ORIGIN in line}
+    lines = (
+        known.get(line.removesuffix(end), line) if line.endswith(end) else line
+        for line in text.splitlines()
+    )
+    return "\n".join(lines) + "\n"

@@ -29,7 +29,7 @@ import numpy as np
 import tensorflow as tf
 
 from tekso.framework import task_results
-from tekso.framework.context import Mode, StepContext
+from tekso.framework.context import RANDOM_NUMBERS, Mode, StepContext
 from tekso.framework.input.input import Input
 from tekso.framework.input.skips import InputError
 from tekso.framework.learning_step import LearnerBase
@@ -132,10 +132,9 @@ def _check_is_sum(trial: Trial, batch: Batch, mode: Mode) -> list[str]:
     if trial.differ(both.loss, again.loss, scale=abs(both.loss)):
         raise LossError(
             f"{name} computes a different loss each time for the same examples and weights "
-            f"({both.loss:g}, then {again.loss:g}): a layer or the task uses np.random, Python's "
-            "random, the time, or an attribute that it changes in a call. Checkpoints would not "
-            "reproduce its figures. Take random numbers from the context: ctx.uniform(self, shape) "
-            "or ops.dropout(ctx, x, rate, self)"
+            f"({both.loss:g}, then {again.loss:g}): a layer or the task uses tf.random, np.random, "
+            "Python's random, the time, or an attribute that it changes in a call. Checkpoints "
+            f"would not reproduce its figures. Take random numbers from {RANDOM_NUMBERS}"
         )
     parts = (
         trial.sums(_rows(batch, rows[:1]), mode=mode),

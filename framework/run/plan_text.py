@@ -122,6 +122,7 @@ def _run(plan: RunPlan) -> list[str]:
     free = "" if plan.free_bytes is None else f"; {bytes_text(plan.free_bytes)} are free"
     return [
         f"run         {how}: {left} steps are left{time}",
+        *(["              without start, compilation and evaluations"] if time else []),
         f"disk        checkpoints of {bytes_text(plan.checkpoint_bytes)}, at most "
         f"{plan.checkpoints} of them: {bytes_text(plan.disk_bytes)}{existing}{free}",
     ]

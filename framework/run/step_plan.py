@@ -18,7 +18,7 @@ from typing import Any
 from tekso.framework.cores import num_cores
 from tekso.framework.costs import this_machine
 from tekso.framework.costs.this_machine import THIS_MACHINE
-from tekso.framework.counting import counted
+from tekso.framework.counting import counted, multiples_near
 from tekso.framework.execution.accumulation import part_of
 from tekso.framework.execution.data_parallel import DataParallel, check_statistics
 from tekso.framework.execution.errors import ExecutionError
@@ -87,9 +87,11 @@ def step_plan(parts: StepParts, num_devices: int | None = None) -> StepPlan:
 def _data_parallel(parts: StepParts, devices: int) -> StepPlan:
     size, accumulated = num_examples(parts.batch), parts.learner.params.accumulation_steps
     if size % (devices * accumulated):
+        near = multiples_near(size, devices * accumulated)
         raise ExecutionError(
             f"input.batch_size {size} does not divide evenly over {counted(devices, 'device')} and "
-            f"{counted(accumulated, 'accumulation step')}"
+            f"{counted(accumulated, 'accumulation step')}; "
+            f"the nearest that do: {', '.join(map(str, near))}"
         )
     check_whole(parts.task, accumulated, *ACCUMULATION)
     xla, updates = "auto", None
@@ -161,7 +163,8 @@ def _pipelined(parts: StepParts, tree: Tree.Params) -> StepPlan:
     idle = figures.timeline.idle_share
     name = "pipelined" if isinstance(tree.execution.instantiate(), Pipelined) else "spmd_pipelined"
     notes = [
-        f"is idle for {100 * idle:.0f}% of the time (the bubble of {figures.schedule})",
+        f"is idle for {100 * idle:.0f}% of the time (the bubble of {figures.schedule}, and "
+        "waiting for longer stages)",
         f"sends {layout_ranking.bytes_text(2 * micro_batches * sent)} per device, "
         f"{layout_ranking.seconds_text(sent_s)} if nothing is computed meanwhile; not in the time",
     ]

@@ -118,8 +118,12 @@ def test_a_primitive_is_no_method_of_the_context() -> None:
     ):
         StepContext().capture(())
     assert workarounds.capture(StepContext(), (1,)) == (1,)
-    with pytest.raises(AttributeError, match=r"has no attribute 'nothing'$"):
+    with pytest.raises(AttributeError, match=r"'nothing'; it has: .*is_training.* uniform$"):
         StepContext().nothing  # noqa: B018
+    with pytest.raises(AttributeError, match=r"'normal'; .*ndtri\(ctx\.uniform\(self, shape\)\)"):
+        StepContext().normal  # noqa: B018
+    with pytest.raises(AttributeError, match=r"'_nothing'$"):
+        StepContext()._nothing  # noqa: B018
 
 
 def test_the_import_of_a_primitive_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

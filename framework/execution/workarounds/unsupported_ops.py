@@ -41,7 +41,7 @@ def _problem(op: tf.Operation) -> str | None:
         strides = tf.get_static_value(op.inputs[3])
         is_constant = tf.get_static_value(op.inputs[0]) is not None  # folded, so harmless
         if op.get_attr("new_axis_mask") and not is_constant:
-            return "x[:, None] crashes DTensor: write tf.expand_dims(x, 1)"
+            return f"x[:, None] crashes DTensor: write tf.expand_dims(x, {_new_axis(op)})"
         if strides is not None and (strides < 0).any():
             return (
                 "a slice with a negative step gives wrong values along a sharded dim: write "
@@ -84,6 +84,20 @@ def _problem(op: tf.Operation) -> str | None:
             "ctx.uniform, or use the layer Dropout"
         )
     return None
+
+
+def _new_axis(op: tf.Operation) -> int:
+    """Returns the axis of the output that the first None of a slice adds."""
+    new, whole, taken = (
+        op.get_attr(f"{name}_mask") for name in ("new_axis", "ellipsis", "shrink_axis")
+    )
+    first = (new & -new).bit_length() - 1
+    taken &= ~new  # a None counts, whatever else is said of its place
+    if whole & ((1 << first) - 1):  # after the dots: counted from the end
+        places = op.inputs[1].shape[0]
+        dropped = (taken >> first).bit_count()
+        return int(op.outputs[0].shape.rank - (places - first) + dropped)
+    return int(first - (taken & ((1 << first) - 1)).bit_count())
 
 
 def _sorting(op: tf.Operation) -> tf.Operation | None:

@@ -144,4 +144,20 @@ def test_the_settings_of_a_run_are_those_that_flags_gave(tmp_path: Path) -> None
     logdir.write_params("lm.some.Model", changed, tree())
     assert logdir.settings() == {"run.early_stopping.patience", "run.steps"}
     logdir.write_params("lm.some.Model", logdir.experiment()[1], tree())
-    assert {"run.early_stopping.patience", "run.steps"} <= logdir.settings()
+    assert logdir.settings() == {"run.early_stopping.patience", "run.steps"}
+
+
+def test_a_resumed_run_keeps_the_origins_of_its_params(tmp_path: Path) -> None:
+    logdir, path = Logdir(str(tmp_path)), tmp_path / "params.txt"
+    changed = tree(**{"run.keep_last_checkpoints": 5, "run.seed": 3})
+    logdir.write_params("lm.some.Model", changed.set_text("run.steps", "7"), tree())
+    first = path.read_text()
+    assert "run.seed : 3  # " in first and "logdir_test.py:" in first
+    logdir.write_params("lm.some.Model", logdir.experiment()[1], tree())
+    assert path.read_text() == first
+    resumed = logdir.experiment()[1].set_text("run.steps", "9", origin="--steps")
+    path.write_text(first.replace("run.seed : 3", "run.seed : 4"))  # an origin of another value
+    logdir.write_params("lm.some.Model", resumed, tree())
+    expected = first.replace("run.steps : 7  # --set", "run.steps : 9  # --steps").splitlines()
+    found = path.read_text().splitlines()
+    assert [line for line in found if line not in expected] == ["run.seed : 3  # params.txt"]

@@ -62,6 +62,7 @@ def test_a_run_in_the_logdir_is_resumed(tmp_path: Path) -> None:
     assert plan.resumes_from == 12
     assert "resumes from step 12 in" in plan_text.text(plan)
     assert ": 8 steps are left, about" in plan_text.text(plan)
+    assert "without start, compilation and evaluations" in plan_text.text(plan)
 
 
 def test_a_new_run_needs_the_checkpoints_of_its_warm_start(tmp_path: Path) -> None:
@@ -115,6 +116,7 @@ def test_a_table_in_a_problem_keeps_its_lines(tmp_path: Path) -> None:
 def test_a_batch_that_does_not_divide_is_a_problem(tmp_path: Path) -> None:
     plan = planned(tmp_path, num_devices=3)
     assert plan.step is None and "input.batch_size 8 does not divide" in plan.problems[0]
+    assert plan.problems[0].endswith("; the nearest that do: 6, 9")
     assert "problem: input.batch_size 8" in plan_text.text(plan)
     assert "\n\n\n" not in plan_text.text(plan)
     assert json.loads(json.dumps(plan_text.record(plan)))["ok"] is False

@@ -26,7 +26,12 @@ def stacked(x: tf.Tensor) -> tf.Tensor:
 @pytest.mark.parametrize(
     ("function", "reason"),
     [
-        (lambda x: x[:, None] * 2.0, "write tf.expand_dims"),
+        (lambda x: x[:, None] * 2.0, r"write tf.expand_dims\(x, 1\)"),
+        (lambda x: x[:, :, None] * 2.0, r"write tf.expand_dims\(x, 2\)"),
+        (lambda x: x[..., None] * 2.0, r"write tf.expand_dims\(x, 2\)"),
+        (lambda x: x[..., None, :] * 2.0, r"write tf.expand_dims\(x, 1\)"),
+        (lambda x: x[..., None, 0] * 2.0, r"write tf.expand_dims\(x, 1\)"),
+        (lambda x: x[0, :, None] * 2.0, r"write tf.expand_dims\(x, 1\)"),
         (lambda x: x[:, ::-1], r"workarounds\.reverse"),
         (lambda x: x + tf.random.normal([3, 4]), r"RandomStandardNormal .* with ctx\.uniform"),
         (lambda x: x + tf.random.stateless_uniform([3, 4], [1, 2]), "StatelessRandom"),
