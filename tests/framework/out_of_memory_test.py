@@ -52,7 +52,7 @@ def limit() -> Iterator[int]:
     ],
 )
 def test_what_could_not_be_allocated(error: Exception, reason: str | None) -> None:
-    assert out_of_memory.reason_of(error) == reason
+    assert out_of_memory.shortage_of(error) == reason
 
 
 def test_error_of_a_real_array() -> None:
@@ -80,7 +80,7 @@ def test_under_a_limit_the_text_names_it(limit: int) -> None:
 
 def test_under_a_limit_a_library_may_not_fit(limit: int) -> None:
     error = ImportError("libjpeg.so.62: failed to map segment from shared object")
-    assert out_of_memory.reason_of(error) == "no memory for libjpeg.so.62"
+    assert out_of_memory.shortage_of(error) == "no memory for libjpeg.so.62"
 
 
 def test_an_error_is_explained_once_and_others_pass() -> None:
@@ -169,7 +169,7 @@ held = mmap.mmap(-1, limit - out_of_memory.used_bytes() - (520 << 20))
 try:
     print(tf.zeros([128 << 20]).shape)
 except tf.errors.ResourceExhaustedError as error:
-    print(out_of_memory.reason_of(error))
+    print(out_of_memory.shortage_of(error))
 """
 
 
