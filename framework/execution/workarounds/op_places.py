@@ -63,7 +63,7 @@ def whose(op: tf.Operation) -> str:
 def described(message: str, graphs: Sequence[Any]) -> tuple[str, str] | None:
     """Returns the type and the place of the op that a message of DTensor describes, or None.
 
-    The message has the name of the op, or its type and the shape of its first result. If several
+    The message has the type of the op, and its name or the shape of its first result. If several
     lines created such ops, the place names up to three.
 
     Args:
@@ -71,10 +71,9 @@ def described(message: str, graphs: Sequence[Any]) -> tuple[str, str] | None:
       graphs: traced graphs, one of which has the op; the last one that has such an op counts.
     """
     operation, named = _OPERATION.search(message), _NAME.search(message)
-    kind = operation.group(1) if operation else None
-    if kind is None:
+    if operation is None:
         return None
-    shape = _SHAPE.search(message, operation.end()) if operation else None
+    kind, shape = operation.group(1), _SHAPE.search(message, operation.end())
     for graph in reversed(graphs):
         found = [op for op in ops_of(graph) if op.type == kind]
         found = [op for op in found if named and op.name == named.group(1)] or found

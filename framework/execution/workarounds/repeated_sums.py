@@ -25,10 +25,10 @@ from tekso.framework.execution.workarounds.op_places import whose
 _ALIKE = ("Reshape", "Identity", "Cast")
 _REDUCE = "CollectiveReduceV2"  # inputs: tensor, number of devices, …
 _STAGE = "part/"  # before the names of ops that a stage cut from a graph
+_TRACED = "__"  # begins the names of functions that DTensor has not partitioned
+_UNKNOWN = 10**9  # shares: more than there are devices
 
-_TRACED = "__"  # of the names of functions that DTensor has not partitioned
-
-_known: set[str] = set()
+_known: set[str] = set()  # functions that have been searched
 _lock = threading.Lock()
 
 
@@ -98,16 +98,19 @@ def _added(program: _Program) -> Iterator[tuple[str, int, list[list[int]]]]:
         devices, source = 1, node
         while source is not None and source.op in (*_ALIKE, _REDUCE):
             if source.op == _REDUCE:
-                size = program.node(source.input[1])
-                if size is None or size.op != "Const":
-                    devices = 0
-                else:
-                    devices *= int(tf.make_ndarray(size.attr["value"].tensor))
+                devices *= _devices(program.node(source.input[1]))
             source = program.node(source.input[0])
         if source is not None and source.op == "Einsum" and devices:
             shapes = [program.shape(x) for x in source.input if not x.startswith("^")]
             if all(shape is not None for shape in shapes):
                 yield source.name, devices, [shape for shape in shapes if shape is not None]
+
+
+def _devices(size: Any) -> int:
+    """Returns the number of devices of a sum, from the op of its second input; 0: unknown."""
+    if size is None or size.op != "Const":
+        return 0
+    return int(tf.make_ndarray(size.attr["value"].tensor))
 
 
 def _shares(op: tf.Operation, shapes: Sequence[Sequence[int]]) -> int:
@@ -118,7 +121,7 @@ def _shares(op: tf.Operation, shapes: Sequence[Sequence[int]]) -> int:
     for dims, tensor, local in zip(equation[0], op.inputs, shapes, strict=True):
         whole = tensor.shape.as_list()
         if len(dims) != len(local) or None in whole:
-            return 10**9  # "..." or an unknown size: nothing can be said
+            return _UNKNOWN  # "..." in the equation, or a dim without a size
         for dim, size, part in zip(dims, whole, local, strict=True):
             if dim in summed:
                 counts[dim] = max(counts.get(dim, 1), size // max(part, 1))
