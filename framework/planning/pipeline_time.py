@@ -27,7 +27,11 @@ from tekso.framework.execution.pipeline.actions import (
     Kind,
 )
 from tekso.framework.planning.simulator import simulate
-from tekso.framework.planning.stage_figures import PipelineFigures, StageFigures
+from tekso.framework.planning.stage_figures import (
+    PipelineFigures,
+    StageFigures,
+    recomputed_share,
+)
 from tekso.framework.planning.step_time import StepTime
 
 _PROBES = "tekso.framework.planning.pipeline_probes"  # a program
@@ -120,8 +124,7 @@ def _ops_seconds(
     plan, passes = figures.plan, stage.seconds
     if passes is None:
         raise ValueError("the figures have no times: they were computed without a machine")
-    count = plan.num_micro_batches
-    again = sum(not plan.saves(m) for m in range(count)) / count
+    again = recomputed_share(plan)
     # A stage without outputs computes nothing in a forward pass that is recomputed.
     forward = 1.0 if stage.stage.outputs else 1.0 - again
     moved = float(_PASSES_OF_TOTAL * stage.gradient_bytes)
