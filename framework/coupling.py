@@ -35,6 +35,8 @@ def gathering(task: Task) -> list[str]:
 def refuse_unsummed(task: Task, statistics: Iterable[str]) -> None:
     """Rejects batch statistics of a training step in which nothing was summed over the replicas.
 
+    A sum does not name its layer. So a layer that sums nothing is not found beside one that does.
+
     Args:
       task: the task, of which each replica or tower computes a part of the batch.
       statistics: "<layer path>/<name>" of the statistics that its layers collected.

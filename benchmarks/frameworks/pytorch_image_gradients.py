@@ -94,7 +94,7 @@ def path_of(name: str) -> str:
     return "/".join(parts)
 
 
-MODELS = {
+MODELS: dict[str, Any] = {
     "amoebanet": of_amoebanet,
     **{
         model.__name__: functools.partial(of_paths, model)

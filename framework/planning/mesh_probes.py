@@ -169,6 +169,8 @@ class _Probed(Task):
         num_weights: int = param("Number of weights.", default=1)
         num_ops: int = param("Number of further ops of the forward pass.", default=0)
 
+    products: Products
+
     def __init__(self, params: Any) -> None:
         super().__init__(params)
         self.child("products", Products.Params(num_weights=self.params.num_weights))

@@ -34,7 +34,8 @@ def batch() -> dict[str, Any]:
 def learner() -> Learner:
     """Returns a learner with two slots per weight."""
     params = Learner.Params(optimizer=Adam.Params(), schedule=Constant.Params(value=0.1))
-    return params.instantiate()
+    found: Learner = params.instantiate()
+    return found
 
 
 def least_seconds(

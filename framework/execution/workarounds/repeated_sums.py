@@ -20,6 +20,7 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 
 from tekso.framework.execution.errors import ExecutionError
+from tekso.framework.execution.workarounds.einsum_layouts import contracted_dims
 from tekso.framework.execution.workarounds.op_places import whose
 
 _ALIKE = ("Reshape", "Identity", "Cast")
@@ -41,7 +42,7 @@ def refuse_repeated_sums(ops: Iterable[tf.Operation]) -> None:
     Raises:
       ExecutionError: there is one; the message names its line and what to write instead.
     """
-    products = [op for op in ops if op.type == "Einsum" and len(_summed(_equation(op))) > 1]
+    products = [op for op in ops if op.type == "Einsum" and len(contracted_dims(op)[1]) > 1]
     if not products:
         return
     by_name: dict[str, list[tf.Operation]] = {}
@@ -115,10 +116,9 @@ def _devices(size: Any) -> int:
 
 def _shares(op: tf.Operation, shapes: Sequence[Sequence[int]]) -> int:
     """Returns into how many shares the summed dims of an einsum are divided, given local shapes."""
-    equation = _equation(op)
-    summed = _summed(equation)
+    operands, summed = contracted_dims(op)
     counts: dict[str, int] = {}
-    for dims, tensor, local in zip(equation[0], op.inputs, shapes, strict=True):
+    for dims, tensor, local in zip(operands, op.inputs, shapes, strict=True):
         whole = tensor.shape.as_list()
         if len(dims) != len(local) or None in whole:
             return _UNKNOWN  # "..." in the equation, or a dim without a size
@@ -126,14 +126,3 @@ def _shares(op: tf.Operation, shapes: Sequence[Sequence[int]]) -> int:
             if dim in summed:
                 counts[dim] = max(counts.get(dim, 1), size // max(part, 1))
     return math.prod(counts.values())
-
-
-def _equation(op: tf.Operation) -> tuple[list[str], str]:
-    operands, _, result = op.get_attr("equation").decode().partition("->")
-    return operands.split(","), result
-
-
-def _summed(equation: tuple[list[str], str]) -> set[str]:
-    """Returns the dims that both operands have, and the result does not."""
-    operands, result = equation
-    return set.intersection(*map(set, operands)) - set(result) if len(operands) == 2 else set()
