@@ -27,7 +27,6 @@ import numpy as np
 from benchmarks import environments, workloads
 
 AMOEBANET = workloads.AmoebaNet(64, 10, 3, 8, batch_size=8)
-MODELS = ("amoebanet", "resnet50", "vit_ti", "ssd300", "unet", "unet3d")
 MODES = ("train", "eval")
 WEIGHTS, BATCH, LOSS = "weights/", "batch/", "loss"
 MIN_SCORE, MOST, MAX_OVERLAP = 0.05, 200, 0.5
@@ -41,20 +40,23 @@ Arrays = Mapping[str, np.ndarray[Any, Any]]
 
 def main(argv: list[str] | None = None) -> int:
     """Prints the comparison; returns 1 if an array differs."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    from benchmarks.frameworks import tekso_images  # here: PyTorch's environment has no TensorFlow
+
+    models = tuple(tekso_images.CASES)
     parser = argparse.ArgumentParser(prog="python -m benchmarks.image_gradients")
-    parser.add_argument("model", nargs="?", choices=MODELS, help="default: all models")
+    parser.add_argument("model", nargs="?", choices=models, help="default: all models")
     chosen = parser.parse_args(argv).model
     python = environments.default_folder() / "pytorch" / "bin" / "python"
     if not python.exists():
         print(f"there is no {python}: run make benchmarks first", file=sys.stderr)
         return 1
-    found = [compared(name, str(python)) for name in ([chosen] if chosen else MODELS)]
+    found = [compared(name, str(python)) for name in ([chosen] if chosen else models)]
     return int(max(found) > TOLERANCE)
 
 
 def compared(name: str, python: str) -> float:
     """Computes a model in both frameworks, prints the differences, and returns the largest."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     from benchmarks.frameworks import tekso_images
 
     with tempfile.TemporaryDirectory() as folder:

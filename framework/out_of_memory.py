@@ -1,6 +1,6 @@
 """Errors of an allocation without memory for it, and the limit of the address space.
 
-    reason_of      recognises such an error by type or text: Python, NumPy, the operating system,
+    shortage_of    recognises such an error by type or text: Python, NumPy, the operating system,
                    TensorFlow and XLA raise different ones, and those of checkpoints and files would
                    otherwise be taken for damage
     explaining     in a run: converts it to an OutOfMemoryError that says when, and what resumes
@@ -36,7 +36,7 @@ class OutOfMemoryError(MemoryError):
     """There is not enough memory; the text says for what, when, and what to do."""
 
 
-def reason_of(error: BaseException) -> str | None:
+def shortage_of(error: BaseException) -> str | None:
     """Returns what could not be allocated; None for an error with another reason."""
     text = str(getattr(error, "message", "") or error)
     if isinstance(error, MemoryError):
@@ -59,7 +59,7 @@ def explained(error: BaseException, *, when: str = "", again: str = "") -> str |
     """
     if isinstance(error, OutOfMemoryError):
         return str(error)
-    reason = reason_of(error)
+    reason = shortage_of(error)
     if reason is None:
         return None
     first = f"out of memory {when}".rstrip()
@@ -78,7 +78,7 @@ def explaining(when: Callable[[], str], again: Callable[[], str]) -> Iterator[No
     try:
         yield
     except Exception as error:
-        if isinstance(error, OutOfMemoryError) or reason_of(error) is None:
+        if isinstance(error, OutOfMemoryError) or shortage_of(error) is None:
             raise
         text = explained(error, when=when(), again=again())
         raise OutOfMemoryError(text) from error

@@ -69,6 +69,7 @@ SEVERAL_DEVICES = tuple(
 """Steps on several devices of this machine."""
 
 _GROUPS = {"several_devices": SEVERAL_DEVICES}
+_LEAST_WARMUP, _MOST_WARMUP, _WARMUP_S = 3, 100, 5.0  # steps, steps, seconds
 
 _HEADER = ("model", "step planned", "measured", "", "CPU planned", "measured", "", "memory planned",
            "measured", "")  # fmt: skip
@@ -94,9 +95,8 @@ def _compare(words: Sequence[str]) -> int:
 
 
 def _figures(key: str, words: Sequence[str]) -> tuple[str, ...]:
-    given = [word for word in words if word.startswith("--")]
     flags = [f"--model={key}", "--format=json"]
-    flags += [word if word in given else f"--set={word}" for word in words]
+    flags += [word if word.startswith("--") else f"--set={word}" for word in words]
     with tempfile.TemporaryDirectory() as folder:
         planned = record_of("trainer", "--mode=plan", f"--logdir={folder}/run", *flags)["step"]
     warmup = f"--warmup={_warmup_steps(planned['seconds'])}"
@@ -111,9 +111,6 @@ def _figures(key: str, words: Sequence[str]) -> tuple[str, ...]:
         error = f"{100 * (plan / real - 1):+.0f} %" if real else "-"
         found += [f"{plan:.4g} {unit}", f"{real:.4g} {unit}", error]
     return tuple(found)
-
-
-_LEAST_WARMUP, _MOST_WARMUP, _WARMUP_S = 3, 100, 5.0
 
 
 def _warmup_steps(step_s: float) -> int:

@@ -5,6 +5,7 @@ Its arguments are a model, the file of Tekso's arrays, and the file that it writ
 
 from __future__ import annotations
 
+import functools
 import sys
 from typing import Any
 
@@ -16,8 +17,6 @@ from benchmarks.frameworks import pytorch_amoebanet
 from benchmarks.frameworks.pytorch_images import Network, resnet50, unet, unet3d, vit_ti
 from benchmarks.frameworks.pytorch_ssd import multibox, ssd300
 from benchmarks.image_gradients import AMOEBANET, BATCH, MODES, WEIGHTS
-
-MODELS = {"resnet50": resnet50, "vit_ti": vit_ti, "unet": unet, "unet3d": unet3d}
 
 _NAMES = {
     "conv/weight": "conv/w",
@@ -37,25 +36,21 @@ def main() -> None:
             {key.removeprefix(part): file[key] for key in file.files if key.startswith(part)}
             for part in (WEIGHTS, BATCH)
         )
-    compute = of_amoebanet if name == "amoebanet" else of_paths
     arrays: dict[str, Any] = {}
     for mode in MODES:
-        found, gradients = compute(name, weights, batch, mode == "train")
+        found, gradients = MODELS[name](weights, batch, mode == "train")
         arrays |= {f"{mode}/{key}": value.detach().numpy() for key, value in found.items()}
         for path, gradient in gradients.items():
             arrays[f"{mode}/gradients/{path}"] = gradient
     np.savez(answer, **arrays)
 
 
-def of_paths(name: str, weights: Any, batch: Any, training: bool) -> tuple[Any, Any]:
+def of_paths(model: Any, weights: Any, batch: Any, training: bool) -> tuple[Any, Any]:
     """Returns outputs and gradients of a model that is a function of weights by path."""
     tensors = {path: torch.from_numpy(w).requires_grad_() for path, w in weights.items()}
     net, x = Network(tensors, training=training), torch.from_numpy(batch["x"]).movedim(-1, 1)
-    if name == "ssd300":
-        found = multibox(ssd300(net, x), batch, training)
-    else:
-        logits = MODELS[name](net, x)
-        found = classified(logits, batch)
+    y = model(net, x)
+    found = multibox(y, batch, training) if model is ssd300 else classified(y, batch)
     found["loss"].backward()
     gradients = {path: t.grad.numpy() for path, t in tensors.items() if t.grad is not None}
     return found, gradients
@@ -67,9 +62,8 @@ def classified(logits: Any, batch: Any) -> dict[str, Any]:
     return {"logits": logits.movedim(1, -1), "loss": loss}
 
 
-def of_amoebanet(name: str, weights: Any, batch: Any, training: bool) -> tuple[Any, Any]:
+def of_amoebanet(weights: Any, batch: Any, training: bool) -> tuple[Any, Any]:
     """Returns outputs and gradients of the module that the benchmark has."""
-    del name
     named = {f"model/{path}": value for path, value in weights.items()}
     torch.set_default_dtype(torch.float64)
     model: Any = pytorch_amoebanet.AmoebaNet(AMOEBANET, named).train(training)
@@ -99,6 +93,15 @@ def path_of(name: str) -> str:
         parts.insert(parts.index("operations") + 2, "layers")  # of an nn.Sequential
     return "/".join(parts)
 
+
+MODELS: dict[str, Any] = {
+    "amoebanet": of_amoebanet,
+    **{
+        model.__name__: functools.partial(of_paths, model)
+        for model in (resnet50, vit_ti, ssd300, unet, unet3d)
+    },
+}
+"""The models of tekso_images.CASES: {name: outputs and gradients by weights, batch and mode}."""
 
 if __name__ == "__main__":
     main()

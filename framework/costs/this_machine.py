@@ -60,8 +60,8 @@ class MachineSpeed:
       op_s: time of an op that does nothing.
       product_s: time of a product of very small matrices.
       cluster_s: time of a cluster that does nothing.
-      convolution_s: time of a convolution of a very small image; if one op uses all cores, of
-        many, with the hand-over to the other threads.
+      convolution_s: time of a convolution of a very small image. If one op uses all cores, of many
+        such images, with the wait for the other threads.
     """
 
     products: Sequence[tuple[float, float]]

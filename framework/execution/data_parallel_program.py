@@ -368,6 +368,7 @@ class DataParallelProgram(ExecutionProgram):
         count = parts_of(size, self._towers)
         sums = dict(side_by_side(batch, start, count, tower, in_turns=self._couples)[1])
         if whole < self.num_replicas:  # this replica may have computed the first example instead
+            # One of the two numbers is 0: a process of several has one device.
             own = replica + self._processes.process < whole
             sums = tf.nest.map_structure(lambda x: tf.where(own, x, tf.zeros_like(x)), sums)
         return sums

@@ -17,13 +17,12 @@ from tekso.framework.input.line_index import Chosen
 from tekso.framework.input.record_files import RecordFiles
 from tekso.framework.input.skips import BadRecordError, InputError, Origin, first_line
 from tekso.framework.input.sources import Digest
-from tekso.framework.input.splits import Split, part
+from tekso.framework.input.splits import Split
 from tekso.framework.input.text_files import FileChoice
 from tekso.framework.input.tfrecords import feature_of
 
 _TOGETHER = 256  # records that are read together, in order
 _OPEN = 64  # files that are open at the same time
-_BLOCK = 1 << 16  # records that are assigned to splits together
 _RECORDS_A_BYTE = 64  # more do not fit into a file, however well it is compressed
 _READ = 1 << 20  # bytes that are read together
 _THREADS = 600 << 20  # bytes of a limited address space for the threads of array_record
@@ -100,17 +99,6 @@ class ArrayRecords(RecordFiles):
         if not count:
             self.skips.add(Origin(path), "no records: not an ArrayRecord file, truncated or empty")
         return count
-
-    def _masks(self, path: str, count: int, choice: FileChoice) -> Iterator[np.ndarray]:
-        """Yields which of the records of a file are in this split."""
-        first, last = part(count, self.split, choice.dev_fraction, choice.test_fraction)
-        for begin in range(0, count, _BLOCK):
-            numbers = range(begin, min(begin + _BLOCK, count))
-            if self.params.holdout == "end":
-                number = np.arange(numbers.start, numbers.stop)
-                yield (number >= first) & (number < last)
-            else:
-                yield self._chosen_by_hash(path, numbers, choice)
 
     def _place(self, index: int) -> tuple[int, int]:
         """Returns the index of the file of a record, and its number in the file."""

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import ClassVar, Literal
 
 import numpy as np
 
 from tekso.framework import files
 from tekso.framework.input.sources import Source
-from tekso.framework.input.splits import files_param, split_of
+from tekso.framework.input.splits import files_param, part, split_of
 from tekso.framework.input.text_files import FileChoice
 from tekso.framework.params import param
+
+_TOGETHER = 1 << 16  # records that are assigned to splits together; a multiple of 64
 
 
 class RecordFiles(Source):
@@ -46,8 +49,15 @@ class RecordFiles(Source):
         """Returns a short description of the collection."""
         return f"{self.format_name} files {self.params.get(files_param(self.params, self.split))}"
 
-    def _chosen_by_hash(self, path: str, numbers: range, choice: FileChoice) -> np.ndarray:
-        """Returns which of some records of a file are in this split: bool [len(numbers)]."""
+    def _masks(self, path: str, count: int, choice: FileChoice) -> Iterator[np.ndarray]:
+        """Yields which of the records of a file are in this split, for `Chosen`."""
         name, fractions = files.base_name(path), (choice.dev_fraction, choice.test_fraction)
-        splits = (split_of(f"{name}:{i}", *fractions) for i in numbers)
-        return np.fromiter((split == self.split for split in splits), bool, len(numbers))
+        first, last = part(count, self.split, *fractions)
+        for begin in range(0, count, _TOGETHER):
+            numbers = range(begin, min(begin + _TOGETHER, count))
+            if self.params.holdout == "end":
+                number = np.arange(numbers.start, numbers.stop)
+                yield (number >= first) & (number < last)
+            else:
+                splits = (split_of(f"{name}:{i}", *fractions) for i in numbers)
+                yield np.fromiter((split == self.split for split in splits), bool, len(numbers))

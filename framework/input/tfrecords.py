@@ -40,7 +40,6 @@ from tekso.framework.input.splits import Split, part
 from tekso.framework.input.text_files import FileChoice
 
 _BLOCK = 1 << 20  # bytes that are decompressed together
-_TOGETHER = 1 << 16  # records that are numbered together; a multiple of 64
 _GZIP = b"\x1f\x8b"
 
 
@@ -133,12 +132,7 @@ class TfRecords(RecordFiles):
         if self.params.holdout == "end":
             first, end = part(len(frames), self.split, choice.dev_fraction, choice.test_fraction)
             return _File(path, frames.part(first, end))
-        numbers = range(len(frames))
-        masks = (
-            self._chosen_by_hash(path, numbers[begin : begin + _TOGETHER], choice)
-            for begin in numbers[::_TOGETHER]
-        )
-        return _File(path, frames, Chosen(masks))
+        return _File(path, frames, Chosen(self._masks(path, len(frames), choice)))
 
     def _read(self, index: int) -> Any:
         origin, length = self._place(index)

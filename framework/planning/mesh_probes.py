@@ -13,12 +13,9 @@ collective is that of sums of large tensors over the devices.
 from __future__ import annotations
 
 import json
-import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 import tensorflow as tf
 from tensorflow.experimental import dtensor
 
@@ -27,21 +24,16 @@ from tekso.framework.execution.mesh.layouts import MeshLayout, MeshShape, Rules
 from tekso.framework.execution.mesh.placement import Placement
 from tekso.framework.execution.mesh.program import MeshProgram
 from tekso.framework.execution.mesh_sharded import MeshSharded
-from tekso.framework.initializers import Ones
-from tekso.framework.learner import Learner
-from tekso.framework.optimizers.adam import Adam
 from tekso.framework.params import param
+from tekso.framework.planning import start_probes
 from tekso.framework.planning.compiled_step import compiled_by
 from tekso.framework.planning.mesh_graphs import DeviceGraphs, device_graphs
-from tekso.framework.schedules import Constant
+from tekso.framework.planning.start_probes import Products
 from tekso.framework.step import Step
 from tekso.framework.task import Batch, LossSums, Task
 from tekso.framework.theta import Theta
 
 AXIS = "x"
-_WIDTH = 4
-_EXAMPLES = 64
-_STEPS = 8  # between two readings of the clock
 _REPEATS = 6
 _WARMUP_STEPS = 100  # after which TensorFlow knows the ops that are too short for another thread
 _SUMS = 8  # collectives in a call
@@ -122,13 +114,12 @@ def starts_of(
 def _step(probe: Probe, mesh: Any, devices: int) -> tuple[Callable[[], None], DeviceGraphs]:
     """Returns a function that trains a step, and the graphs of a device."""
     task = _Probed.Params(num_weights=probe.weights, num_ops=probe.ops).instantiate()
-    learner = Learner.Params(optimizer=Adam.Params(), schedule=Constant.Params(value=0.1))
     rules = Rules((("batch", AXIS),)) if probe.shards else Rules(())
     layout = MeshLayout(MeshShape(((AXIS, devices),)), rules)
-    step = Step(task, learner.instantiate(), seed=0)
+    step = Step(task, start_probes.learner(), seed=0)
     program = MeshProgram(step, Placement(mesh), layout)
     program.initialize()
-    batch = {"x": np.ones([_EXAMPLES, _WIDTH], np.float32)}
+    batch = start_probes.batch()
 
     def train() -> None:
         float(program.train_step(batch, 1)["loss"])
@@ -166,22 +157,11 @@ def _sums(mesh: Any, devices: int, elements: int, dim: int) -> Callable[[], Any]
 
 
 def _least(calls: Sequence[Callable[[], Any]]) -> list[float]:
-    """Returns the CPU time of each function, of several measurements in turns."""
-    found = [math.inf] * len(calls)
-    for call in calls:
-        for _ in range(_WARMUP_STEPS):
-            call()
-    for _ in range(_REPEATS):
-        for i, call in enumerate(calls):
-            start = time.process_time()
-            for _ in range(_STEPS):
-                call()
-            found[i] = min(found[i], (time.process_time() - start) / _STEPS)
-    return found
+    return start_probes.least_seconds(calls, warmup_steps=_WARMUP_STEPS, repeats=_REPEATS)
 
 
 class _Probed(Task):
-    """Multiplies by its weights."""
+    """Products, and further ops."""
 
     class Params(Task.Params):
         """Params of _Probed."""
@@ -189,10 +169,11 @@ class _Probed(Task):
         num_weights: int = param("Number of weights.", default=1)
         num_ops: int = param("Number of further ops of the forward pass.", default=0)
 
+    products: Products
+
     def __init__(self, params: Any) -> None:
         super().__init__(params)
-        for i in range(self.params.num_weights):
-            self.weight(f"w{i}", [_WIDTH], dims=("embed",), init=Ones.Params())
+        self.child("products", Products.Params(num_weights=self.params.num_weights))
 
     def loss_weight(self, batch: Batch) -> Any:
         """See Task."""
@@ -200,9 +181,7 @@ class _Probed(Task):
 
     def loss(self, theta: Theta, batch: Batch, ctx: StepContext) -> LossSums:
         """See Task."""
-        x = batch["x"]
-        for i in range(self.params.num_weights):
-            x = x * theta[f"w{i}"]
+        x = self.products.fprop(theta.products, batch["x"], ctx)
         for _ in range(self.params.num_ops):
             x = tf.tanh(x)
         return LossSums(tf.reduce_sum(x))

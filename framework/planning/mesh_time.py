@@ -1,4 +1,4 @@
-"""Estimates the time of a step on a mesh whose devices are logical devices of this machine.
+"""Estimates the time of a step on several logical devices of this machine.
 
     device      ops of its graphs on its shards, reading and assigning its weights and slots, and
                 its part of every collective
@@ -7,7 +7,9 @@
 TensorFlow hands an op to another thread only if it takes more than some microseconds. So short ops
 of all devices run one after the other.
 
-`mesh_graphs.py` has the graphs; `mesh_probes.py` measures the start of ops on a mesh.
+The devices are those of a mesh or of data-parallel execution. `mesh_graphs.py` has the graphs of a
+device. `mesh_probes.py` measures starts on meshes; those of data-parallel execution are assumed to
+take as long.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from collections.abc import Mapping
 from tekso.framework.costs import this_machine
 from tekso.framework.costs.this_machine import MachineSpeed
 from tekso.framework.planning.mesh_graphs import DeviceGraphs
+from tekso.framework.planning.step_time import StepTime
 
 MEASURED_DEVICES = (2, 4)
 _PROBES = "tekso.framework.planning.mesh_probes"  # a program
@@ -42,21 +45,6 @@ class MeshStarts:
     op_s: float
     collective_s: float
     byte_s: float
-
-
-@dataclasses.dataclass(frozen=True)
-class MeshTime:
-    """The time of a step.
-
-    Attributes:
-      seconds: elapsed time.
-      core_seconds: CPU time of all cores together.
-      start_seconds: the part of `core_seconds` in calls, starts of ops and collectives.
-    """
-
-    seconds: float
-    core_seconds: float
-    start_seconds: float
 
 
 @functools.cache
@@ -96,7 +84,7 @@ def starts_of(measured: Mapping[int, MeshStarts], devices: int) -> MeshStarts:
 
 def mesh_time(
     graphs: DeviceGraphs, starts: MeshStarts, machine: MachineSpeed, *, devices: int, cores: int
-) -> MeshTime:
+) -> StepTime:
     """Returns the time of a step.
 
     Args:
@@ -116,4 +104,4 @@ def mesh_time(
     at_once = min(devices, cores)
     elapsed = devices * (short + (device - short) / at_once)
     started = called + devices * (handled + exchanged + starts.op_s * graphs.ops())
-    return MeshTime(called + elapsed, called + devices * device, started)
+    return StepTime(called + elapsed, called + devices * device, started)

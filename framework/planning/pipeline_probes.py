@@ -14,30 +14,22 @@ from __future__ import annotations
 
 import functools
 import json
-import time
-from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from tekso.framework.context import StepContext
+from tekso.framework.execution.base import signature_of
 from tekso.framework.execution.pipelined import Pipelined
-from tekso.framework.initializers import Ones
-from tekso.framework.layer import Layer
-from tekso.framework.learner import Learner
-from tekso.framework.optimizers.adam import Adam
 from tekso.framework.params import param
 from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece
-from tekso.framework.schedules import Constant
+from tekso.framework.planning import start_probes
+from tekso.framework.planning.start_probes import Products
 from tekso.framework.task import Batch, LossSums, Task
 from tekso.framework.theta import Theta
 
-_WIDTH = 4
-_EXAMPLES = 64
 _SHAPES = ((2, 1, 1), (2, 8, 1), (2, 1, 9), (2, 8, 9), (4, 1, 1))
 """(stages, micro-batches, weights of a stage): as many as there are unknown times."""
-_STEPS = 8  # between two readings of the clock
 _REPEATS = 4
 
 
@@ -73,47 +65,19 @@ def starts_of(times: dict[tuple[int, int, int], float]) -> dict[str, float]:
 
 
 def _seconds(shape: tuple[int, int, int]) -> float:
-    """Returns the CPU time of a step; it hardly depends on other programs."""
+    """Returns the CPU time of a step."""
     stages, micro_batches, weights = shape
     execution = Pipelined.Params(num_stages=stages, num_micro_batches=micro_batches).instantiate()
-    task = _Chain.Params(num_links=stages, link=_Link.Params(num_weights=weights)).instantiate()
-    learner = Learner.Params(optimizer=Adam.Params(), schedule=Constant.Params(value=0.1))
-    x = np.ones([_EXAMPLES, _WIDTH], np.float32)
-    signature = {"x": (x.shape, x.dtype)}
-    program = execution.build(task, learner.instantiate(), seed=0, batch=signature)
+    task = _Chain.Params(num_links=stages, link=Products.Params(num_weights=weights)).instantiate()
+    batch = start_probes.batch()
+    program = execution.build(task, start_probes.learner(), seed=0, batch=signature_of(batch))
     program.initialize()
-    return _least(lambda: float(program.train_step({"x": x}, 1)["loss"]))
 
+    def train() -> None:
+        float(program.train_step(batch, 1)["loss"])
 
-def _least(call: Callable[[], Any]) -> float:
-    call()  # traces the functions
-    found = []
-    for _ in range(_REPEATS):
-        start = time.process_time()
-        for _ in range(_STEPS):
-            call()
-        found.append((time.process_time() - start) / _STEPS)
-    return min(found)
-
-
-class _Link(Layer):
-    """Multiplies by its weights."""
-
-    class Params(Layer.Params):
-        """Params of _Link."""
-
-        num_weights: int = param("Number of weights.", default=1)
-
-    def __init__(self, params: Any) -> None:
-        super().__init__(params)
-        for i in range(self.params.num_weights):
-            self.weight(f"w{i}", [_WIDTH], dims=["embed"], init=Ones.Params())
-
-    def fprop(self, theta: Theta, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
-        """See Layer."""
-        for i in range(self.params.num_weights):
-            x = x * theta[f"w{i}"]
-        return x
+    (seconds,) = start_probes.least_seconds([train], warmup_steps=1, repeats=_REPEATS)
+    return seconds
 
 
 class _Chain(Task):
@@ -123,7 +87,7 @@ class _Chain(Task):
         """Params of _Chain."""
 
         num_links: int = param("Number of links.", default=2)
-        link: _Link.Params = param("A link.", default=_Link.Params())
+        link: Products.Params = param("A link.", default=Products.Params())
 
     def __init__(self, params: Any) -> None:
         super().__init__(params)

@@ -27,7 +27,12 @@ from tekso.framework.execution.pipeline.actions import (
     Kind,
 )
 from tekso.framework.planning.simulator import simulate
-from tekso.framework.planning.stage_figures import PipelineFigures, StageFigures
+from tekso.framework.planning.stage_figures import (
+    PipelineFigures,
+    StageFigures,
+    recomputed_share,
+)
+from tekso.framework.planning.step_time import StepTime
 
 _PROBES = "tekso.framework.planning.pipeline_probes"  # a program
 _PASSES_OF_TOTAL = 3  # reads a sum and a gradient, writes the sum
@@ -50,21 +55,6 @@ class PipelineStarts:
     weight_s: float
     action_s: float
     argument_s: float
-
-
-@dataclasses.dataclass(frozen=True)
-class PipelineTime:
-    """The time of a step.
-
-    Attributes:
-      seconds: elapsed time.
-      core_seconds: CPU time of all cores together.
-      start_seconds: the part of `core_seconds` in calls of functions from Python.
-    """
-
-    seconds: float
-    core_seconds: float
-    start_seconds: float
 
 
 @functools.cache
@@ -93,7 +83,7 @@ def pipeline_time(
     *,
     update_s: float,
     cores: int,
-) -> PipelineTime:
+) -> StepTime:
     """Returns the time of a step.
 
     Args:
@@ -124,7 +114,7 @@ def pipeline_time(
     largest_share = max(stage.weight_bytes for stage in figures.stages) / total
     schedule = max(plan.num_parts * makespan, work / cores, in_calls)
     update = update_s * max(largest_share, 1.0 / cores)
-    return PipelineTime(schedule + update + fixed, work + update_s + fixed, in_calls + fixed)
+    return StepTime(schedule + update + fixed, work + update_s + fixed, in_calls + fixed)
 
 
 def _ops_seconds(
@@ -134,8 +124,7 @@ def _ops_seconds(
     plan, passes = figures.plan, stage.seconds
     if passes is None:
         raise ValueError("the figures have no times: they were computed without a machine")
-    count = plan.num_micro_batches
-    again = sum(not plan.saves(m) for m in range(count)) / count
+    again = recomputed_share(plan)
     # A stage without outputs computes nothing in a forward pass that is recomputed.
     forward = 1.0 if stage.stage.outputs else 1.0 - again
     moved = float(_PASSES_OF_TOTAL * stage.gradient_bytes)

@@ -156,6 +156,12 @@ class PipelineFigures:
         return [each for each in self.stages if each.device == device]
 
 
+def recomputed_share(plan: PipelinePlan) -> float:
+    """Returns the share of the micro-batches whose forward pass is computed again."""
+    count = plan.num_micro_batches
+    return sum(not plan.saves(m) for m in range(count)) / count
+
+
 def figures_of(
     schedule: str,
     plan: PipelinePlan,
@@ -220,8 +226,7 @@ def durations(plan: PipelinePlan, costs: Sequence[float]) -> dict[tuple[int, Kin
         recomputed. All micro-batches get the mean time.
       costs: cost of the forward pass of every stage, in any unit.
     """
-    count = plan.num_micro_batches
-    again = sum(not plan.saves(m) for m in range(count)) / count
+    again = recomputed_share(plan)
     repeated = [again if stage.outputs else 0.0 for stage in plan.stage_plan.stages]
     whole = [(1.0 + BACKWARD_COST + r) * c for r, c in zip(repeated, costs, strict=True)]
     unit = max(whole) or 1.0

@@ -232,7 +232,7 @@ def write_shards(
     except (OSError, tf.errors.OpError) as error:
         check()
         _remove_quietly(place, group)
-        if out_of_memory.reason_of(error) is not None:
+        if out_of_memory.shortage_of(error) is not None:
             raise
         if (full := disk_space.full_checkpoint(path, error)) is not None:
             raise full from error

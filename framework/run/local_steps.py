@@ -1,9 +1,10 @@
 """Estimates the memory and the time of a training step on this machine, from its graphs.
 
-one device            all cores compute parts of the batch: step_graphs.py
-data-parallel         every logical device computes its part of the batch with the same graphs,
-and all-reduces the gradients
-a mesh                every logical device runs the program that DTensor compiles for its shards
+one device       all cores compute parts of the batch
+data-parallel    every logical device computes its part of the batch, and all-reduces the
+                 gradients: step_graphs.py traces the graphs of both
+a mesh           every logical device runs the program that DTensor compiles for its shards:
+                 `planning/mesh_graphs.py`
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from tekso.framework.costs.graph_memory import COUNTED_BYTES
 from tekso.framework.counting import counted
 from tekso.framework.execution.data_parallel import DataParallel
 from tekso.framework.execution.mesh.layouts import MeshLayout
+from tekso.framework.execution.mesh.mesh_devices import have_cores
 from tekso.framework.planning import layout_ranking, mesh_time
 from tekso.framework.planning.compiled_step import compiled_step
 from tekso.framework.planning.mesh_graphs import DeviceGraphs, device_graphs
@@ -84,7 +86,7 @@ def on_mesh(
     """
     step = Step(parts.task, parts.learner, seed=0, dtype=dtype)
     devices = layout.mesh.size
-    marks = xla == "clusters" or (xla == "auto" and devices <= num_cores())
+    marks = xla == "clusters" or (xla == "auto" and have_cores(None, devices))
     compiled = compiled_step(step, layout, parts.batch, fuse=MarkedFusion() if marks else no_fusion)
     weights, slots = step.specs
     shard = layout.shard_bytes

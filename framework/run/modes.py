@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tekso.framework import execution, files, out_of_memory, task_results, watchdog
@@ -32,7 +32,7 @@ from tekso.framework.run.job import Job
 from tekso.framework.run.process_group import ProcessGroup
 from tekso.framework.run.report import summary
 from tekso.framework.run.report.lines import size, wrapped
-from tekso.framework.run.report.report import BEFORE_STEPS, Report
+from tekso.framework.run.report.report import Report
 from tekso.framework.run.skip_notices import SkipNotices
 from tekso.framework.run.step_calls import AroundSteps
 from tekso.framework.run.step_profile import StepProfile
@@ -46,8 +46,7 @@ from tekso.framework.task import Task
 def train(job: Job) -> int:
     """Trains, from the newest good checkpoint if there is one; returns the exit code."""
     try:
-        explaining = out_of_memory.explaining(lambda: BEFORE_STEPS, job.goes_on)
-        with job.meet(job.goes_on) as group, explaining:
+        with job.meet(job.goes_on) as group:
             return _train(job, group)
     except BaseException:
         if job.is_first:
@@ -57,9 +56,27 @@ def train(job: Job) -> int:
 
 
 def _train(job: Job, group: ProcessGroup) -> int:
-    checkpoints, checkpoint = _claim(job, group)
-    if checkpoint is not None and checkpoint.step > job.tree.run.steps:
-        return _has_nothing_to_do(job, checkpoint, checkpoints)
+    report: Report = FollowingReport()  # nothing is reported until the run has its parts
+    with out_of_memory.explaining(lambda: report.phase, job.goes_on):
+        checkpoints, checkpoint = _claim(job, group)
+        if checkpoint is not None and checkpoint.step > job.tree.run.steps:
+            return _has_nothing_to_do(job, checkpoint, checkpoints)
+        parts, notices = _assembled(job, group, checkpoint)
+        if group.is_first:
+            steps, use = parts.run.params.steps, time_use.TimeUse(job.begin)
+            report = Report(job.logdir, job.console, title=job.model, steps=steps, time_use=use)
+        try:
+            return _run(job, group, parts, notices, checkpoints, checkpoint, report)
+        finally:
+            report.close()
+            checkpoints.close()
+            job.logdir.release()
+
+
+def _assembled(
+    job: Job, group: ProcessGroup, checkpoint: Checkpoint | None
+) -> tuple[Assembly, SkipNotices]:
+    """Introduces the run; returns its parts, and what tells which records are skipped."""
     _introduce(job, checkpoint)
     warm_start = {} if checkpoint is not None else job.tree.run.warm_start
     warn = functools.partial(job.console.line, style="warning")
@@ -72,65 +89,69 @@ def _train(job: Job, group: ProcessGroup) -> int:
     parts = job.assemble(group)
     notices = SkipNotices({"input": parts.input, **parts.eval_inputs}, warn)
     _introduce_parts(job, parts, notices)
+    return parts, notices
+
+
+def _run(
+    job: Job,
+    group: ProcessGroup,
+    parts: Assembly,
+    notices: SkipNotices,
+    checkpoints: Checkpoints,
+    checkpoint: Checkpoint | None,
+    report: Report,
+) -> int:
+    """Trains, decodes and reports; returns the exit code."""
     run = parts.run.params
-    report: Report = FollowingReport()
-    if group.is_first:
-        use = time_use.TimeUse(job.begin)
-        report = Report(job.logdir, job.console, title=job.model, steps=run.steps, time_use=use)
-    try:
-        with out_of_memory.explaining(lambda: report.phase, job.goes_on), group.explaining():
-            input_checks.check_lasts(parts.input, run.steps)
-            metric_names.check(job.tree, parts.task, parts.eval_inputs)
-            profile = _profile(job)
-            around = [notices.around] + ([profile.around] if profile is not None else [])
-            loop = _loop(job, parts, checkpoints, report, group, around)
-            step = loop.restore(checkpoint)
-            if checkpoint is not None and step != checkpoint.step:
-                job.console.line(f"resuming from {checkpoints.path(step)} instead", "good")
-            if checkpoint is not None:
-                _tell_bits(job, parts, checkpoints.path(step), checkpoints)
-            if warm_start:
-                _warm_start(job, parts, warn)
-            job.try_task(parts, is_new=checkpoint is None)
-            if group.is_first:  # only now it is certain that the experiment fits the logdir
-                job.logdir.write_params(job.model, job.tree, job.registered)
-                job.logdir.add_command(job.command)
-            with profile or contextlib.nullcontext():
-                outcome = rescue.run(job, loop, report, step)
-            notices.show()
-            report.time_use.switch(time_use.OTHER)
-            ends = group.is_first and outcome.stopped_by is None
-            references = _references(parts) if ends else {}
-            report.draw_curves(references=next(iter(references.values()), None))
-            if outcome.stopped_by is not None:
-                path = checkpoints.path(outcome.step)
-                name = outcome.stopped_by.name
-                lines = summary.stopped(name, outcome.step, run.steps, path)
-                for line in lines + time_use.lines(report.time_use.seconds()):
-                    job.console.line(line)
-                return exit_code(outcome.stopped_by)
-            report.progress(outcome.step, "decoding")
-            decoded = (
-                task_results.decode(parts.task, parts.program, parts.input)
-                if run.decode_at_end
-                else None
-            )
-        if not group.is_first:
-            return 0
-        job.console.close()
-        _show(job, decoded)
-        spent = time_use.lines(report.time_use.seconds(), width=job.console.width)
-        decodes = type(parts.task).decode is not Task.decode
-        if run.decode_at_end:
-            decodes = (
-                decoded is not None
-                or task_results.setting_to_try(parts.task, parts.eval_inputs) is not None
-            )
-        _conclude(job, parts, outcome, references, checkpoints.best_step(), spent, decodes)
-    finally:
-        report.close()
-        checkpoints.close()
-        job.logdir.release()
+    with group.explaining():
+        input_checks.check_lasts(parts.input, run.steps)
+        metric_names.check(job.tree, parts.task, parts.eval_inputs)
+        profile = _profile(job)
+        around = [notices.around] + ([profile.around] if profile is not None else [])
+        loop = _loop(job, parts, checkpoints, report, group, around)
+        step = loop.restore(checkpoint)
+        if checkpoint is not None and step != checkpoint.step:
+            job.console.line(f"resuming from {checkpoints.path(step)} instead", "good")
+        if checkpoint is not None:
+            _tell_bits(job, parts, checkpoints.path(step), checkpoints)
+        if checkpoint is None and job.tree.run.warm_start:
+            _warm_start(job, parts)
+        job.try_task(parts, is_new=checkpoint is None)
+        if group.is_first:  # only now it is certain that the experiment fits the logdir
+            job.logdir.write_params(job.model, job.tree, job.registered)
+            job.logdir.add_command(job.command)
+        with profile or contextlib.nullcontext():
+            outcome = rescue.run(job, loop, report, step)
+        notices.show()
+        report.time_use.switch(time_use.OTHER)
+        ends = group.is_first and outcome.stopped_by is None
+        references = _references(parts) if ends else {}
+        report.draw_curves(references=next(iter(references.values()), None))
+        if outcome.stopped_by is not None:
+            path = checkpoints.path(outcome.step)
+            name = outcome.stopped_by.name
+            lines = summary.stopped(name, outcome.step, run.steps, path)
+            for line in lines + time_use.lines(report.time_use.seconds()):
+                job.console.line(line)
+            return exit_code(outcome.stopped_by)
+        report.progress(outcome.step, "decoding")
+        decoded = (
+            task_results.decode(parts.task, parts.program, parts.input)
+            if run.decode_at_end
+            else None
+        )
+    if not group.is_first:
+        return 0
+    job.console.close()
+    _show(job, decoded)
+    spent = time_use.lines(report.time_use.seconds(), width=job.console.width)
+    decodes = type(parts.task).decode is not Task.decode
+    if run.decode_at_end:
+        decodes = (
+            decoded is not None
+            or task_results.setting_to_try(parts.task, parts.eval_inputs) is not None
+        )
+    _conclude(job, parts, outcome, references, checkpoints.best_step(), spent, decodes)
     return 0
 
 
@@ -163,8 +184,9 @@ def _has_nothing_to_do(job: Job, checkpoint: Checkpoint, checkpoints: Checkpoint
 # --- the pieces of a run ---
 
 
-def _warm_start(job: Job, parts: Assembly, warn: Callable[[str], None]) -> None:
+def _warm_start(job: Job, parts: Assembly) -> None:
     """Gives a new run its initial weights from other runs, and shows which."""
+    warn = functools.partial(job.console.line, style="warning")
     begun = initial_weights.plan(
         parts.task.specs(), job.tree.run.warm_start, assets=job.logdir.assets, warn=warn
     )

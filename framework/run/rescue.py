@@ -46,7 +46,7 @@ def _is_of_logdir(error: Exception, logdir: Logdir) -> bool:
         return True
     is_inside = str(error.filename or "").startswith(logdir.path + "/")
     of_disk = out_of_space.code_of(error) is not None
-    return is_inside and not of_disk and out_of_memory.reason_of(error) is None
+    return is_inside and not of_disk and out_of_memory.shortage_of(error) is None
 
 
 def _save(job: Job, loop: TrainingLoop, report: Report) -> str:

@@ -118,10 +118,10 @@ def trace(
     examples = num_examples(batch)
     part = part_of(batch, parts)
     examples_of_device = num_examples(part) // devices
-    alone = devices == 1
+    is_single = devices == 1
     towers = num_towers(
         execution.towers, step.task, examples_of_device,
-        cores=num_cores() if alone else 1, sums=alone and execution.xla != "step",
+        cores=num_cores() if is_single else 1, sums=is_single and execution.xla != "step",
     )  # fmt: skip
     size = examples_of_device // towers
     xla = "clusters" if execution.xla == "auto" else execution.xla
@@ -153,10 +153,10 @@ def trace(
     )
     sizes = [float(s.shape.num_elements() * s.dtype.size) for s in tf.nest.flatten(specs[0])]
     # As in `DataParallel.setup_devices`: a default of one tower for other reasons does not count.
-    alone = alone and (execution.towers or (1 if coupling(step.task) else None)) == 1
+    has_one_tower = (execution.towers or (1 if coupling(step.task) else None)) == 1
     return StepGraphs(
-        towers, parts, tower.graph, updating.graph, sizes, len(weights) + len(slots), alone,
-        tuple(program.sums),
+        towers, parts, tower.graph, updating.graph, sizes, len(weights) + len(slots),
+        is_single and has_one_tower, tuple(program.sums),
     )  # fmt: skip
 
 

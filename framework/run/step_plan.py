@@ -4,19 +4,21 @@
     mesh_sharded    the cost model of its mesh and rules
     pipelined       the figures of its stages, and its simulated schedule
 
-On this machine, local_steps.py sums up the ops of graphs instead of using the cost model. All
-figures are estimates; see `planning/costs.py` for what the cost model leaves out.
+On this machine, local_steps.py sums up the ops of graphs instead of using the cost model, and
+`planning/pipeline_time.py` those of stages. All figures are estimates; see `planning/costs.py` for
+what the cost model leaves out.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from tekso.framework.cores import num_cores
 from tekso.framework.costs import this_machine
+from tekso.framework.costs.device_types import DeviceType
 from tekso.framework.costs.this_machine import THIS_MACHINE
 from tekso.framework.counting import counted, multiples_near
 from tekso.framework.execution.accumulation import part_of
@@ -33,7 +35,12 @@ from tekso.framework.experiment import Tree
 from tekso.framework.planning import layout_ranking, layout_search
 from tekso.framework.planning.layout_search import Ranked
 from tekso.framework.planning.pipeline_time import measured_starts, pipeline_time
-from tekso.framework.planning.stage_figures import PipelineFigures, StageFigures
+from tekso.framework.planning.stage_figures import (
+    PipelineFigures,
+    StageFigures,
+    recomputed_share,
+)
+from tekso.framework.planning.step_time import StepTime
 from tekso.framework.run import local_steps, pipeline_plan
 from tekso.framework.run.step_parts import MEASURED, StepParts, StepPlan
 from tekso.framework.signature import num_examples
@@ -129,69 +136,90 @@ def _of_ranked(ranked: Ranked, name: str, device: str) -> StepPlan:
 
 
 def _pipelined(parts: StepParts, tree: Tree.Params) -> StepPlan:
-    is_measured = parts.device.name == THIS_MACHINE and _runs_on_this_machine(tree)
+    execution, device = tree.execution.instantiate(), parts.device
+    is_measured = device.name == THIS_MACHINE and _runs_on_this_machine(execution)
     machine = this_machine.measured().side_by_side if is_measured else None
     figures = pipeline_plan.figures(tree, assets_dir=parts.assets_dir, machine=machine)
-    plan, device = figures.plan, parts.device
-    count = plan.num_devices * plan.num_replicas
-    itemsize = {"bfloat16": 2, "float16": 2}.get(parts.dtype(tree.execution.instantiate()), 4)
-    memory = [_stage_memory(figures, i, itemsize=itemsize) for i in range(plan.num_devices)]
-    worst = max(memory, key=lambda one: math.fsum(one.values()))
-    peak = device.flops_per_s["bfloat16" if itemsize == 2 else "float32"] * device.reached
-    micro_batches = plan.num_micro_batches * plan.num_parts
-    again = sum(not plan.saves(m) for m in range(plan.num_micro_batches)) / plan.num_micro_batches
-
-    def flops(stage: StageFigures) -> float:
-        return stage.flops_with_backward + (again * stage.flops if stage.stage.outputs else 0.0)
-
-    per_device = [
-        micro_batches * math.fsum(flops(stage) for stage in figures.on_device(i))
-        for i in range(plan.num_devices)
-    ]
-    sent = max(
-        math.fsum(s.handed_bytes for s in figures.on_device(i)) for i in range(plan.num_devices)
+    plan = figures.plan
+    itemsize = {"bfloat16": 2, "float16": 2}.get(parts.dtype(execution), 4)
+    memory = max(
+        (_stage_memory(figures, i, itemsize=itemsize) for i in range(plan.num_devices)),
+        key=lambda one: math.fsum(one.values()),
     )
-    sent_s = 2 * micro_batches * sent / device.link(count)[0]  # outputs, and their gradients
+    flops = max(
+        math.fsum(_flops(figures, stage) for stage in figures.on_device(i))
+        for i in range(plan.num_devices)
+    )
     time = None
     if machine is not None:
         time = pipeline_time(
             figures, measured_starts(), machine, update_s=parts.update_seconds, cores=num_cores()
         )
-    moved = 3 * worst["weights"] + 2 * worst["slots"]
-    work = figures.timeline.makespan * max(map(flops, figures.stages)) / peak * plan.num_parts
-    seconds = time.seconds if time else work + moved / device.memory_bytes_per_s
-    idle = figures.timeline.idle_share
-    name = "pipelined" if isinstance(tree.execution.instantiate(), Pipelined) else "spmd_pipelined"
-    notes = [
-        f"is idle for {100 * idle:.0f}% of the time (the bubble of {figures.schedule}, and "
-        "waiting for longer stages)",
-        f"sends {layout_ranking.bytes_text(2 * micro_batches * sent)} per device, "
-        f"{layout_ranking.seconds_text(sent_s)} if nothing is computed meanwhile; not in the time",
-    ]
-    if figures.on_mesh is not None:
-        notes.append("every stage is on a mesh: time and memory are those of a stage on one device")
-    if time is not None:
-        used, calls = (
-            layout_ranking.seconds_text(x) for x in (time.core_seconds, time.start_seconds)
-        )
-        notes += [f"uses {used} of CPU time, {calls} of it to call stages from Python", MEASURED]
-    elif device.name == THIS_MACHINE:
-        notes.append(_NO_STARTS)
-    text = f"{len(figures.stages)} stages × {counted(plan.num_replicas, 'replica')}"
-    micro = f"{plan.num_micro_batches} micro-batches"
+    name = "pipelined" if isinstance(execution, Pipelined) else "spmd_pipelined"
+    stages = f"{len(figures.stages)} stages × {counted(plan.num_replicas, 'replica')}"
     return StepPlan(
-        f"{name}, {text}, {micro}", count, worst, max(per_device), seconds, idle, tuple(notes),
+        f"{name}, {stages}, {plan.num_micro_batches} micro-batches",
+        plan.num_devices * plan.num_replicas,
+        memory,
+        plan.num_micro_batches * plan.num_parts * flops,
+        time.seconds if time else _modelled_seconds(figures, device, memory, itemsize=itemsize),
+        figures.timeline.idle_share,
+        tuple(_pipeline_notes(figures, device, time)),
         core_seconds=time.core_seconds if time else None,
         counted_bytes=figures.counted_bytes if time else None,
-    )  # fmt: skip
+    )
 
 
-def _runs_on_this_machine(tree: Tree.Params) -> bool:
+def _runs_on_this_machine(execution: StagedExecution) -> bool:
     """Returns whether each stage of a pipeline runs on a device of this process."""
-    execution = tree.execution.instantiate()
     return isinstance(execution, Pipelined) and not (
         execution.params.workers or execution.stages_on
     )
+
+
+def _flops(figures: PipelineFigures, stage: StageFigures) -> float:
+    """Returns the operations of a stage for a micro-batch, with those that are computed again."""
+    again = recomputed_share(figures.plan) if stage.stage.outputs else 0.0
+    return stage.flops_with_backward + again * stage.flops
+
+
+def _modelled_seconds(
+    figures: PipelineFigures, device: DeviceType, memory: Mapping[str, float], *, itemsize: int
+) -> float:
+    """Returns the time by the cost model: of the slowest stage in the schedule, and the update."""
+    peak = device.flops_per_s["bfloat16" if itemsize == 2 else "float32"] * device.reached
+    slowest = max(_flops(figures, stage) for stage in figures.stages) / peak
+    moved = 3 * memory["weights"] + 2 * memory["slots"]
+    work = figures.timeline.makespan * slowest * figures.plan.num_parts
+    return work + moved / device.memory_bytes_per_s
+
+
+def _pipeline_notes(
+    figures: PipelineFigures, device: DeviceType, time: StepTime | None
+) -> Iterator[str]:
+    plan, seconds_text = figures.plan, layout_ranking.seconds_text
+    sent = max(
+        math.fsum(s.handed_bytes for s in figures.on_device(i)) for i in range(plan.num_devices)
+    )
+    sent *= 2 * plan.num_micro_batches * plan.num_parts  # outputs, and their gradients
+    sent_s = sent / device.link(plan.num_devices * plan.num_replicas)[0]
+    idle = 100 * figures.timeline.idle_share
+    yield (
+        f"is idle for {idle:.0f}% of the time (the bubble of {figures.schedule}, and waiting for "
+        "longer stages)"
+    )
+    yield (
+        f"sends {layout_ranking.bytes_text(sent)} per device, {seconds_text(sent_s)} if nothing is "
+        "computed meanwhile; not in the time"
+    )
+    if figures.on_mesh is not None:
+        yield "every stage is on a mesh: time and memory are those of a stage on one device"
+    if time is not None:
+        used, calls = map(seconds_text, (time.core_seconds, time.start_seconds))
+        yield f"uses {used} of CPU time, {calls} of it to call stages from Python"
+        yield MEASURED
+    elif device.name == THIS_MACHINE:
+        yield _NO_STARTS
 
 
 def _stage_memory(figures: PipelineFigures, device: int, *, itemsize: int) -> dict[str, float]:
@@ -259,12 +287,12 @@ def _best_mesh(parts: StepParts, devices: int) -> StepPlan:
         parts.task, parts.learner, parts.batch, num_devices=devices, device=parts.device.name,
         activation_dtype=parts.tree.run.activation_dtype,
     )  # fmt: skip
-    if parts.device.name == THIS_MACHINE:
-        best = _of_ranked(ranking[0], "mesh_sharded", parts.device.name)
-        dtype = parts.tree.run.activation_dtype
-        found = local_steps.on_mesh(parts, ranking[0].layout, dtype, "auto")
-        return dataclasses.replace(found, name=best.name)
-    return _of_ranked(ranking[0], "mesh_sharded", parts.device.name)
+    best = _of_ranked(ranking[0], "mesh_sharded", parts.device.name)
+    if parts.device.name != THIS_MACHINE:
+        return best
+    dtype = parts.tree.run.activation_dtype
+    found = local_steps.on_mesh(parts, ranking[0].layout, dtype, "auto")
+    return dataclasses.replace(found, name=best.name)
 
 
 def _pipeline_over(

@@ -87,7 +87,7 @@ class TensorFiles:
             self.dtypes: dict[str, tf.DType] = self._reader.get_variable_to_dtype_map()
             index_check.check_tensors(prefix, self.shapes, self.dtypes)
         except (ValueError, OSError, tf.errors.OpError) as error:
-            if out_of_memory.reason_of(error) is not None:
+            if out_of_memory.shortage_of(error) is not None:
                 raise
             reason = f"TensorFlow cannot read it: {first_line(error)}"
             raise DamagedCheckpointError(reason) from error
@@ -129,7 +129,7 @@ class TensorFiles:
         try:
             return read()
         except (ValueError, RuntimeError, tf.errors.OpError) as error:
-            if out_of_memory.reason_of(error) is not None:
+            if out_of_memory.shortage_of(error) is not None:
                 raise
             folder, name = os.path.split(self._prefix)
             if not files.exists(folder):

@@ -327,7 +327,6 @@ def test_arrays_are_compared_by_their_largest_elements() -> None:
 
 
 def test_the_models_that_are_compared_have_published_numbers_of_weights() -> None:
-    assert tuple(tekso_images.CASES) == image_gradients.MODELS
     published = {"resnet50": 25_557_032, "vit_ti": 5_717_416, "ssd300": 19_972_534}
     for name, count in published.items():
         specs = tekso_images.CASES[name].params().instantiate().specs().values()

@@ -52,7 +52,7 @@ def limit() -> Iterator[int]:
     ],
 )
 def test_what_could_not_be_allocated(error: Exception, reason: str | None) -> None:
-    assert out_of_memory.reason_of(error) == reason
+    assert out_of_memory.shortage_of(error) == reason
 
 
 def test_error_of_a_real_array() -> None:
@@ -80,7 +80,7 @@ def test_under_a_limit_the_text_names_it(limit: int) -> None:
 
 def test_under_a_limit_a_library_may_not_fit(limit: int) -> None:
     error = ImportError("libjpeg.so.62: failed to map segment from shared object")
-    assert out_of_memory.reason_of(error) == "no memory for libjpeg.so.62"
+    assert out_of_memory.shortage_of(error) == "no memory for libjpeg.so.62"
 
 
 def test_an_error_is_explained_once_and_others_pass() -> None:
@@ -103,7 +103,8 @@ def test_tensors_get_three_quarters_of_what_is_left_or_the_memory_of_the_machine
     limit: int, monkeypatch: pytest.MonkeyPatch, memory: int, wanted: int
 ) -> None:
     name = "TF_MKL_ALLOC_MAX_BYTES"
-    monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(name, "")  # so that the end of the test removes what the function sets
+    monkeypatch.delenv(name)
     monkeypatch.setattr(os, "sysconf", {"SC_PHYS_PAGES": memory // 4096, "SC_PAGE_SIZE": 4096}.get)
     out_of_memory.limit_tensors()
     used = out_of_memory.used_bytes()
@@ -171,7 +172,7 @@ held = mmap.mmap(-1, limit - out_of_memory.used_bytes() - (520 << 20))
 try:
     print(tf.zeros([128 << 20]).shape)
 except tf.errors.ResourceExhaustedError as error:
-    print(out_of_memory.reason_of(error))
+    print(out_of_memory.shortage_of(error))
 """
 
 

@@ -22,6 +22,7 @@ _OF_DTENSOR = ("dtensor", DUPLICATE_NAME)
 _OF_COMPILER = re.compile(r"(?:(\S+:\d+):\d+: )?error: (?!'builtin.module')(.*)")
 _SURPLUS = re.compile(r"^loc\(.*\)\): |\. Please file a feature request to .*")
 Traced = Sequence[weakref.ref[tf.Graph]]
+"""Graphs that were traced; only their functions keep them."""
 ADVICE = (
     "Remove rules and extra axes one by one to find the one that does not work. "
     'docs/meshes.md, "Custom layers", lists the ops that custom layers should not use'

@@ -68,7 +68,7 @@ class MeshBackend(StageBackend):
         self._devices: list[str] = list(mesh.local_devices())
         self._where = f"a stage on a {layout}"
         self._traced: list[weakref.ref[tf.Graph]] = []
-        self._called: set[int] = set()  # subgraphs, which live as long as the program
+        self._called: set[Subgraph] = set()  # their compiled programs have been searched
         self.fuse = MarkedFusion() if compiles else no_fusion
 
     # --- tensors, from the host ---
@@ -167,14 +167,13 @@ class MeshBackend(StageBackend):
         Raises:
           ExecutionError: DTensor cannot compile the function, or computes wrong products in it.
         """
-        is_first = isinstance(function, Subgraph) and id(function) not in self._called
-        if is_first:
-            self._called.add(id(function))
-        if isinstance(function, Subgraph) and function.has_loops:
-            function = recompiled(function, function.trace_again)
+        cut = function if isinstance(function, Subgraph) else None
+        if cut is not None and cut.has_loops:
+            function = recompiled(cut, cut.trace_again)
         with SERIAL:
             made = explained(function, self._where, traced=self._traced)(*args)
-            if is_first:
+            if cut is not None and cut not in self._called:
+                self._called.add(cut)
                 refuse_repeated_sums(ops_of_all(self._traced))
             first = next((x for x in tf.nest.flatten(made) if tf.is_tensor(x)), None)
             parts = [] if first is None else dtensor.unpack(first)  # waits; see `SERIAL`

@@ -38,7 +38,7 @@ from tekso.framework.execution.pipeline.stage_evaluation import StageEvaluation
 from tekso.framework.execution.pipeline.stage_functions import StageFunctions
 from tekso.framework.execution.pipeline.stage_state import StageState, assembled, storable
 from tekso.framework.execution.pipeline.stage_update import CopyGradients, StageUpdate
-from tekso.framework.execution.pipeline.workers import StageError, Worker, Workers, reason_of
+from tekso.framework.execution.pipeline.workers import StageError, Worker, Workers, line_with_reason
 from tekso.framework.execution.shards import Shard
 from tekso.framework.execution.state import ReadKey
 from tekso.framework.execution.update_gate import UpdateGate
@@ -310,4 +310,4 @@ def _shape(batch: Signature) -> tuple[Any, ...]:
 
 def _reason(error: tf.errors.OpError) -> str:
     """Returns the message for an error outside of the schedule."""
-    return f"a step of the pipeline failed: {type(error).__name__}: {reason_of(error)}"
+    return f"a step of the pipeline failed: {type(error).__name__}: {line_with_reason(error)}"

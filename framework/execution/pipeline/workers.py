@@ -99,11 +99,11 @@ class Workers:
                 error.add_note(name)  # an error in user code: the traceback says where
                 raise error
             kind = type(error).__name__
-            raise StageError(f"{name} failed: {kind}: {reason_of(error)}") from error
+            raise StageError(f"{name} failed: {kind}: {line_with_reason(error)}") from error
         return dict(zip(orders, found, strict=True))
 
 
-def reason_of(error: BaseException) -> str:
+def line_with_reason(error: BaseException) -> str:
     """Returns the line of a TensorFlow error message that states the reason."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     frames = ("Graph execution error", "Detected at node", "<stack traces", "File ", "[[")

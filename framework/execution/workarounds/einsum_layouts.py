@@ -12,14 +12,20 @@ import tensorflow as tf
 from tensorflow.experimental import dtensor
 
 
+def contracted_dims(op: tf.Operation) -> tuple[list[str], set[str]]:
+    """Returns the dims of each operand of an einsum, and those that it sums in both of two."""
+    operands, _, result = op.get_attr("equation").decode().partition("->")
+    names = operands.split(",")
+    return names, set.intersection(*map(set, names)) - set(result) if len(names) == 2 else set()
+
+
 def contradiction(op: tf.Operation) -> str | None:
     """Returns the axis that shards different contracted dims of an einsum's operands, or None.
 
     It is found if each operand was constrained or is a variable.
     """
-    operands, _, result = op.get_attr("equation").decode().partition("->")
-    names = operands.split(",")
-    if len(names) != 2 or len(contracted := (set(names[0]) & set(names[1])) - set(result)) < 2:
+    names, contracted = contracted_dims(op)
+    if len(contracted) < 2:
         return None
     layouts = [_layout(_source(tensor)) for tensor in op.inputs]
     one, other = (
@@ -49,9 +55,8 @@ def shifted_dims(op: tf.Operation) -> tf.Operation | None:
 
     Defect: of `x[0]` and `x[:, 0]`, DTensor mistakes which of the later dims is sharded.
     """
-    operands, _, result = op.get_attr("equation").decode().partition("->")
-    names = operands.split(",")
-    if len(names) != 2 or len(contracted := (set(names[0]) & set(names[1])) - set(result)) < 2:
+    names, contracted = contracted_dims(op)
+    if len(contracted) < 2:
         return None
     for dims, tensor in zip(names, op.inputs, strict=True):
         first = _first_index(source := _source(tensor))

@@ -18,7 +18,8 @@ _NAME = re.compile(r'fused\["[^"]*", "(?:part/)?([^"@]+)@')
 _OPERATION = re.compile(r'see current operation: [^=]*= "tf\.(\w+)"')
 _SHAPE = re.compile(r"_global_shape = \[#tf_type\.shape<([\dx]*)>")
 _MOST_PLACES = 3
-_TAPE = "gradient_tape/"  # and the name of the forward op: the name of an op of a gradient
+TAPE = "gradient_tape/"
+"""Begins the name of an op of a gradient; the name or the scope of the forward op follows."""
 
 
 def ops_of(graph: Any) -> Iterator[tf.Operation]:
@@ -39,14 +40,11 @@ def place_of(op: tf.Operation) -> str:
 
 
 def whose(op: tf.Operation) -> str:
-    """Returns the place of an op; of an op of a gradient, the place of the op that it is for.
-
-    After `gradient_tape/`, the op of a gradient has the name or the scope of the forward op.
-    """
-    if not op.name.startswith(_TAPE):
+    """Returns the place of an op; of an op of a gradient, the place of the op that it is for."""
+    if not op.name.startswith(TAPE):
         return place_of(op)
     forward = {other.name: other for other in op.graph.get_operations()}
-    parts = op.name.removeprefix(_TAPE).split("/")[:-1]
+    parts = op.name.removeprefix(TAPE).split("/")[:-1]
     for name in ("/".join(parts), "/".join([*parts, op.type])):
         if name in forward:
             return f"the gradient of {place_of(forward[name])}"
@@ -54,7 +52,7 @@ def whose(op: tf.Operation) -> str:
     for each in near:  # breadth first
         before = [tensor.op for tensor in each.inputs if tensor.op.type != "Const"]
         for other in before:
-            if not other.name.startswith(_TAPE) and _frame(other) is not None:
+            if not other.name.startswith(TAPE) and _frame(other) is not None:
                 return f"a gradient near {place_of(other)}"
         near += [other for other in before if other not in near]
     return place_of(op)
@@ -63,7 +61,7 @@ def whose(op: tf.Operation) -> str:
 def described(message: str, graphs: Sequence[Any]) -> tuple[str, str] | None:
     """Returns the type and the place of the op that a message of DTensor describes, or None.
 
-    The message has the name of the op, or its type and the shape of its first result. If several
+    The message has the type of the op, and its name or the shape of its first result. If several
     lines created such ops, the place names up to three.
 
     Args:
@@ -71,10 +69,9 @@ def described(message: str, graphs: Sequence[Any]) -> tuple[str, str] | None:
       graphs: traced graphs, one of which has the op; the last one that has such an op counts.
     """
     operation, named = _OPERATION.search(message), _NAME.search(message)
-    kind = operation.group(1) if operation else None
-    if kind is None:
+    if operation is None:
         return None
-    shape = _SHAPE.search(message, operation.end()) if operation else None
+    kind, shape = operation.group(1), _SHAPE.search(message, operation.end())
     for graph in reversed(graphs):
         found = [op for op in ops_of(graph) if op.type == kind]
         found = [op for op in found if named and op.name == named.group(1)] or found

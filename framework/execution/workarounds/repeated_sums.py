@@ -20,15 +20,16 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 
 from tekso.framework.execution.errors import ExecutionError
+from tekso.framework.execution.workarounds.einsum_layouts import contracted_dims
 from tekso.framework.execution.workarounds.op_places import whose
 
 _ALIKE = ("Reshape", "Identity", "Cast")
 _REDUCE = "CollectiveReduceV2"  # inputs: tensor, number of devices, …
 _STAGE = "part/"  # before the names of ops that a stage cut from a graph
+_TRACED = "__"  # begins the names of functions that DTensor has not partitioned
+_UNKNOWN = 10**9  # shares: more than there are devices
 
-_TRACED = "__"  # of the names of functions that DTensor has not partitioned
-
-_known: set[str] = set()
+_known: set[str] = set()  # functions that have been searched
 _lock = threading.Lock()
 
 
@@ -41,7 +42,7 @@ def refuse_repeated_sums(ops: Iterable[tf.Operation]) -> None:
     Raises:
       ExecutionError: there is one; the message names its line and what to write instead.
     """
-    products = [op for op in ops if op.type == "Einsum" and len(_summed(_equation(op))) > 1]
+    products = [op for op in ops if op.type == "Einsum" and len(contracted_dims(op)[1]) > 1]
     if not products:
         return
     by_name: dict[str, list[tf.Operation]] = {}
@@ -101,11 +102,7 @@ def _added(program: _Program) -> Iterator[tuple[Any, int, list[list[int]]]]:
         devices, source = 1, node
         while source is not None and source.op in (*_ALIKE, _REDUCE):
             if source.op == _REDUCE:
-                size = program.node(source.input[1])
-                if size is None or size.op != "Const":
-                    devices = 0
-                else:
-                    devices *= int(tf.make_ndarray(size.attr["value"].tensor))
+                devices *= _devices(program.node(source.input[1]))
             source = program.node(source.input[0])
         if source is not None and source.op == "Einsum" and devices:
             shapes = [program.shape(x) for x in source.input if not x.startswith("^")]
@@ -113,27 +110,22 @@ def _added(program: _Program) -> Iterator[tuple[Any, int, list[list[int]]]]:
                 yield source, devices, [shape for shape in shapes if shape is not None]
 
 
+def _devices(size: Any) -> int:
+    """Returns the number of devices of a sum, from the op of its second input; 0: unknown."""
+    if size is None or size.op != "Const":
+        return 0
+    return int(tf.make_ndarray(size.attr["value"].tensor))
+
+
 def _shares(op: tf.Operation, shapes: Sequence[Sequence[int]]) -> int:
     """Returns into how many shares the summed dims of an einsum are divided, given local shapes."""
-    equation = _equation(op)
-    summed = _summed(equation)
+    operands, summed = contracted_dims(op)
     counts: dict[str, int] = {}
-    for dims, tensor, local in zip(equation[0], op.inputs, shapes, strict=True):
+    for dims, tensor, local in zip(operands, op.inputs, shapes, strict=True):
         whole = tensor.shape.as_list()
         if len(dims) != len(local) or None in whole:
-            return 10**9  # "..." or an unknown size: nothing can be said
+            return _UNKNOWN  # "..." in the equation, or a dim without a size
         for dim, size, part in zip(dims, whole, local, strict=True):
             if dim in summed:
                 counts[dim] = max(counts.get(dim, 1), size // max(part, 1))
     return math.prod(counts.values())
-
-
-def _equation(op: tf.Operation) -> tuple[list[str], str]:
-    operands, _, result = op.get_attr("equation").decode().partition("->")
-    return operands.split(","), result
-
-
-def _summed(equation: tuple[list[str], str]) -> set[str]:
-    """Returns the dims that both operands have, and the result does not."""
-    operands, result = equation
-    return set.intersection(*map(set, operands)) - set(result) if len(operands) == 2 else set()

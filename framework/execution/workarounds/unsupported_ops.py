@@ -14,11 +14,11 @@ from tekso.framework.execution.workarounds.einsum_layouts import (
     dims_of_one_operand,
     shifted_dims,
 )
-from tekso.framework.execution.workarounds.op_places import ops_of, place_of
+from tekso.framework.execution.workarounds.op_places import TAPE, ops_of, place_of
 
 _AXES = {"ConcatV2": -1, "Split": 0, "SplitV": 2}
 """{type: input with the axis}"""
-_TAPE, _TOP_K = "gradient_tape/", "TopKV2"
+_TOP_K = "TopKV2"
 _DRAWS = ("Random", "TruncatedNormal", "Multinomial")  # parts of the types of random ops
 
 
@@ -105,7 +105,7 @@ def _sorting(op: tf.Operation) -> tf.Operation | None:
 
     Defect: in the gradient of TopKV2, DTensor scatters by indices of the whole tensor into a shard.
     """
-    if op.type != "ScatterNd" or _TAPE not in op.name:
+    if op.type != "ScatterNd" or TAPE not in op.name:
         return None
     if f"/{_TOP_K}/" in op.name:  # vectorized over the stages of a pipeline
         return op

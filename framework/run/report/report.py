@@ -220,7 +220,7 @@ class Report:
             if picture is not None:
                 files.write_atomically(self._logdir.curves, picture)
         except (OSError, MemoryError, ImportError) as error:  # a failed picture must not end a run
-            if isinstance(error, ImportError) and out_of_memory.reason_of(error) is None:
+            if isinstance(error, ImportError) and out_of_memory.shortage_of(error) is None:
                 raise
             reason = getattr(error, "strerror", None) or "out of memory"
             self._console.line(f"cannot write {self._logdir.curves}: {reason}", "warning")

@@ -19,9 +19,10 @@ from tekso.framework.params import param
 from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece, of_layers
 from tekso.framework.planning import pipeline_probes
 from tekso.framework.planning.pass_times import PassSeconds
-from tekso.framework.planning.pipeline_time import PipelineStarts, PipelineTime, pipeline_time
+from tekso.framework.planning.pipeline_time import PipelineStarts, pipeline_time
 from tekso.framework.planning.saved_bytes import saved_bytes
 from tekso.framework.planning.stage_figures import PipelineFigures
+from tekso.framework.planning.step_time import StepTime
 from tekso.framework.run import pipeline_plan
 from tekso.framework.theta import Theta
 from tekso.models.layers.linear import Linear
@@ -51,7 +52,7 @@ def with_passes(figures: PipelineFigures, *seconds: PassSeconds) -> PipelineFigu
 
 def time(
     figures: PipelineFigures, starts: PipelineStarts = NONE, *, cores: int = 2, update: float = 0.0
-) -> PipelineTime:
+) -> StepTime:
     return pipeline_time(figures, starts, SPEED, update_s=update, cores=cores)
 
 

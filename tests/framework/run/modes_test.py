@@ -52,23 +52,39 @@ class Faulty(Flowers):
         return self._skips.report
 
 
-def test_faults_of_the_input_are_shown_during_the_run(tmp_path: Path) -> None:
+def job_of(input: Flowers.Params, steps: int, folder: Path, output: io.StringIO) -> Job:
     tree = Tree.Params(
         task=classifier(3),
         learner=Learner.Params(optimizer=SGD.Params(), schedule=Constant.Params(value=0.1)),
-        input=Faulty.Params(batch_size=4),
+        input=input,
         execution=DataParallel.Params(towers=1, xla="none"),
-        run=Run.Params(steps=6),
+        run=Run.Params(steps=steps),
     )
-    output = io.StringIO()
-    job = Job(
-        model="a.B", tree=tree, registered=tree.copy(), logdir=Logdir(str(tmp_path)),
+    return Job(
+        model="a.B", tree=tree, registered=tree.copy(), logdir=Logdir(str(folder)),
         console=PlainConsole(output),
     )  # fmt: skip
+
+
+def test_faults_of_the_input_are_shown_during_the_run(tmp_path: Path) -> None:
+    output = io.StringIO()
+    job = job_of(Faulty.Params(batch_size=4), 6, tmp_path, output)
     with pytest.raises(OutOfMemoryError) as caught:
         modes.train(job)
     assert str(caught.value).startswith("out of memory after step 4: Unable to allocate 9 GiB. ")
     assert output.getvalue().count("warning: input: 1 skipped\n  flowers, record 7: dam") == 1
+
+
+def test_memory_that_is_missing_at_the_end_is_not_missing_before_the_first_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def exhausted(*_: Any) -> None:
+        raise MemoryError("Unable to allocate 9 GiB")
+
+    monkeypatch.setattr(modes, "_conclude", exhausted)
+    job = job_of(Flowers.Params(batch_size=4), 2, tmp_path, io.StringIO())
+    with pytest.raises(OutOfMemoryError, match=r"^out of memory after step 2"):
+        modes.train(job)
 
 
 def test_a_run_that_is_past_its_last_step_stays_as_it_is(tmp_path: Path) -> None:
