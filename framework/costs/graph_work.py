@@ -14,6 +14,9 @@ import tensorflow as tf
 
 from tekso.framework.costs import op_kinds
 
+ITERATIONS = "_iterations"
+"""Attribute with the number of iterations of a loop of a compiled program."""
+
 
 class GraphWork(NamedTuple):
     """The work of a graph.
@@ -63,6 +66,8 @@ def inside(graph: Any, op: Any) -> tuple[int, list[Any]]:
 
 def iterations(loop: Any) -> int | None:
     """Returns the largest number of iterations of a loop; None: unknown."""
+    if ITERATIONS in loop.node_def.attr:
+        return int(loop.node_def.attr[ITERATIONS].i)
     found = tf.get_static_value(loop.inputs[1])
     return None if found is None or found < 0 else int(found)
 

@@ -46,6 +46,12 @@ MOVES = _PLACES | _PARTS | _LARGER | {"Cast", "BroadcastTo", "TensorScatterUpdat
 """Ops without arithmetic that write their outputs."""
 LOOPS = frozenset({"While", "StatelessWhile"})
 
+COLLECTIVES = frozenset(
+    {"CollectiveReduceV2", "CollectiveGatherV2", "CollectiveReduceScatterV2",
+     "CollectiveAllToAllV2", "CollectiveAllToAllV3"}
+)  # fmt: skip
+"""Ops that exchange tensors with other devices."""
+
 _CALLER_GIVES = frozenset({"Placeholder", "Const"})
 _LIST_ITEMS = frozenset({"TensorListGetItem", "TensorListSetItem"})
 FREE = SAME_MEMORY | _CALLER_GIVES | _LIST_ITEMS | _LIST_COPIES | {"ZerosLike", "OnesLike"}
@@ -53,5 +59,5 @@ FREE = SAME_MEMORY | _CALLER_GIVES | _LIST_ITEMS | _LIST_COPIES | {"ZerosLike", 
 INSTANT = SAME_MEMORY | _CALLER_GIVES | _LIST_ITEMS | {
     "NoOp", "TensorListReserve", "TensorListPushBack", "TensorListPopBack", "EmptyTensorList",
     "Shape", "BroadcastGradientArgs", "OptionalFromValue",
-}  # fmt: skip
-"""Ops that take no time worth counting."""
+} | COLLECTIVES  # fmt: skip
+"""Ops that take no time worth counting, or whose time depends on other devices."""

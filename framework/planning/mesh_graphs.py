@@ -7,16 +7,20 @@ memory.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
-from collections.abc import Sequence
+import types
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import tensorflow as tf
 from tensorflow.python.framework.function_def_to_graph import function_def_to_graph
 
 from tekso.framework.costs import graph_memory, graph_time, graph_work, op_kinds
 from tekso.framework.costs.this_machine import MachineSpeed
 from tekso.framework.planning.compiled_step import CompiledStep, runs_on_mesh
+from tekso.framework.planning.partitioned_program import loop_lengths
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,16 +45,15 @@ class DeviceGraphs:
     def ops(self) -> int:
         """Returns the number of ops of a step that take time, without collectives."""
         return sum(
-            times * sum(op.type not in op_kinds.INSTANT for op in _computing(graph))
-            for times, graph in self.graphs
+            times
+            for graph in self.graphs
+            for times, op in _ops(*graph)
+            if op.type not in op_kinds.INSTANT
         )
 
     def seconds(self, machine: MachineSpeed) -> float:
         """Returns the time of all ops but collectives, one after the other."""
-        return math.fsum(
-            times * graph_time.seconds_of(graph, _computing(graph), machine)
-            for times, graph in self.graphs
-        )
+        return math.fsum(times * graph_time.seconds(graph, machine) for times, graph in self.graphs)
 
     def short_seconds(self, machine: MachineSpeed) -> float:
         """Returns the time of the ops that are too short for a thread of their own."""
@@ -80,29 +83,54 @@ def device_graphs(compiled: CompiledStep, variables: int) -> DeviceGraphs:
       variables: number of weights and slots.
     """
     graphs = [
-        (times, function_def_to_graph(compiled.functions[node.attr["f"].func.name]))
+        (times, _graph(compiled, node.attr["f"].func.name))
         for name, times in compiled.times.items()
         for node in compiled.functions[name].node_def
         if runs_on_mesh(node)
     ]
     collectives = [
         _bytes(op.outputs[0])
-        for times, graph in graphs
-        for op in graph_time.needed(graph)
-        if _is_collective(op)
+        for graph in graphs
+        for times, op in _ops(*graph)
+        if op.type in op_kinds.COLLECTIVES
         for _ in range(times)
     ]
     between = [_bytes(t) for times, graph in graphs if times > 1 for t in graph.outputs]
     return DeviceGraphs(graphs, collectives, variables, sum(compiled.times.values()), between)
 
 
-def _computing(graph: Any) -> list[Any]:
-    return [op for op in graph_time.needed(graph) if not _is_collective(op)]
+def _graph(compiled: CompiledStep, name: str) -> Any:
+    """Returns a function as a graph that knows the bodies of its loops and their lengths."""
+    definition = copy.deepcopy(compiled.functions[name])
+    lengths = loop_lengths(compiled.functions.__getitem__, name)
+    bodies = []
+    for node in definition.node_def:
+        if node.name in lengths:
+            node.attr[graph_work.ITERATIONS].i = lengths[node.name] or 1
+            bodies.append(node.attr["body"].func.name)
+    graph: Any = function_def_to_graph(definition, input_shapes=_input_shapes(definition))
+    for body in bodies:
+        graph._functions[body] = types.SimpleNamespace(graph=_graph(compiled, body))
+    return graph
 
 
-def _is_collective(op: Any) -> bool:
-    found: bool = op.type.startswith("Collective")
-    return found
+def _input_shapes(definition: Any) -> list[Any]:
+    """Returns the shapes of the arguments of a function; None where they are not known."""
+    shapes = []
+    for number, argument in enumerate(definition.signature.input_arg):
+        found = definition.arg_attr[number].attr["_output_shapes"].list.shape
+        known = len(found) == 1 and argument.type != tf.resource.as_datatype_enum
+        shapes.append(found[0] if known else None)
+    return shapes
+
+
+def _ops(times: int, graph: Any) -> Iterator[tuple[int, Any]]:
+    """Yields (number of runs, op) of a graph and the graphs inside its ops."""
+    for op in graph_time.needed(graph):
+        yield times, op
+        repeats, inner = graph_work.inside(graph, op)
+        for one in inner:
+            yield from _ops(times * repeats, one)
 
 
 def _bytes(tensor: Any) -> float:

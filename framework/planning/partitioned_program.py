@@ -95,9 +95,7 @@ class PartitionedProgram:
         found = list(self._in(body, 1))
         if not found:
             return
-        condition = self._called(frame, node, node.attr["cond"].func.name)
-        start: Scalars = {i: frame.scalar(x) for i, x in enumerate(_data_inputs(node))}
-        length = loop_length(condition.definition, body.definition, start)
+        length = _length(self._function, frame, node)
         if length is None:
             self.unknown_loops.append(node.name)
             length = 1
@@ -185,6 +183,25 @@ class _Frame:
             return None
         value: np.ndarray = tf.make_ndarray(made[1].attr["value"].tensor)
         return value
+
+
+def loop_lengths(function: Callable[[str], Any], name: str) -> dict[str, int | None]:
+    """Returns {loop of a function: number of iterations}; None if it cannot be read.
+
+    Args:
+      function: as in `PartitionedProgram`.
+      name: the function.
+    """
+    frame = _Frame(function(name))
+    nodes = [node for node in frame.nodes.values() if node.op in _WHILE]
+    return {node.name: _length(function, frame, node) for node in nodes}
+
+
+def _length(function: Callable[[str], Any], frame: _Frame, loop: Any) -> int | None:
+    """Returns the number of iterations of a loop; None if it cannot be read."""
+    condition, body = (function(loop.attr[name].func.name) for name in ("cond", "body"))
+    start: Scalars = {i: frame.scalar(x) for i, x in enumerate(_data_inputs(loop))}
+    return loop_length(condition, body, start)
 
 
 def _is_gather(frame: _Frame, tensor: str) -> bool:

@@ -7,13 +7,15 @@ summed dims as there are devices whose products are added.
 
     abc,bcd->ad     local shapes [8, 4, 2] and [4, 2, 6] of the same global shapes: shares of 1
     all-reduce of 2 devices: 2 times the product
+
+The all-reduce may be that of a sum of products, also of the sum that a loop has computed.
 """
 
 from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -24,6 +26,8 @@ from tekso.framework.execution.workarounds.einsum_layouts import contracted_dims
 from tekso.framework.execution.workarounds.op_places import whose
 
 _ALIKE = ("Reshape", "Identity", "Cast")
+_SUMS = ("AddV2", "AddN")  # DTensor reduces a sum instead of its terms
+_LOOPS = ("While", "StatelessWhile")  # and the sum of all iterations after the loop
 _REDUCE = "CollectiveReduceV2"  # inputs: tensor, number of devices, …
 _STAGE = "part/"  # before the names of ops that a stage cut from a graph
 _TRACED = "__"  # begins the names of functions that DTensor has not partitioned
@@ -53,7 +57,7 @@ def refuse_repeated_sums(ops: Iterable[tf.Operation]) -> None:
         new = set(library.list_function_names()) - _known
         _known.update(new)
     for name in sorted(name for name in new if not name.startswith(_TRACED)):
-        for einsum, devices, shapes in _added(_Program(library.get_function_def(name))):
+        for einsum, devices, shapes in _added(_Program(library.get_function_def, name)):
             # Each function, such as the body of a loop, may have another einsum of the same name.
             equation = einsum.attr["equation"].s
             alike = by_name.get(einsum.name.removeprefix(_STAGE), [])
@@ -70,7 +74,9 @@ def refuse_repeated_sums(ops: Iterable[tf.Operation]) -> None:
 class _Program:
     """A function of one device, with the shapes of its shards."""
 
-    def __init__(self, definition: Any) -> None:
+    def __init__(self, library: Callable[[str], Any], name: str) -> None:
+        definition = library(name)
+        self._library, self._definition = library, definition
         self.nodes: Mapping[str, Any] = {node.name: node for node in definition.node_def}
         self._arguments = {
             argument.name: definition.arg_attr[i].attr
@@ -78,43 +84,68 @@ class _Program:
             if i in definition.arg_attr
         }
 
+    def returned(self, loop: Any, tensor: str) -> tuple[_Program, str]:
+        """Returns the body of a loop, and its tensor that becomes an output of the loop."""
+        body = _Program(self._library, loop.attr["body"].func.name)
+        results = body._definition.signature.output_arg
+        return body, body._definition.ret[results[_index(tensor)].name]
+
     def node(self, tensor: str) -> Any:
         """Returns the op of a tensor; None for an argument."""
         return self.nodes.get(tensor.partition(":")[0])
 
     def shape(self, tensor: str) -> list[int] | None:
         """Returns the shape of a tensor; None if it is not known."""
-        name, _, output = tensor.partition(":")
+        name = tensor.partition(":")[0]
         node = self.nodes.get(name)
         attributes = node.attr if node is not None else self._arguments.get(name, {})
         if "_output_shapes" not in attributes:
             return None
         shapes = attributes["_output_shapes"].list.shape
-        index = int(output.rpartition(":")[2] or 0)
+        index = _index(tensor)
         return [dim.size for dim in shapes[index].dim] if index < len(shapes) else None
 
 
-def _added(program: _Program) -> Iterator[tuple[Any, int, list[list[int]]]]:
-    """Yields the node of each einsum that is summed over devices, their number, and its shapes."""
+def _index(tensor: str) -> int:
+    """Returns which output of its op a tensor is."""
+    found = tensor.rpartition(":")[2]
+    return int(found) if found.isdigit() else 0
+
+
+Added = tuple[Any, int, list[list[int]]]
+"""An einsum, over how many devices it is summed, and the shapes of its operands on a device."""
+
+
+def _added(program: _Program) -> Iterator[Added]:
+    """Yields the einsums that are summed over devices."""
     for node in program.nodes.values():
-        if node.op != _REDUCE:
-            continue
-        devices, source = 1, node
-        while source is not None and source.op in (*_ALIKE, _REDUCE):
-            if source.op == _REDUCE:
-                devices *= _devices(program.node(source.input[1]))
-            source = program.node(source.input[0])
-        if source is not None and source.op == "Einsum" and devices:
-            shapes = [program.shape(x) for x in source.input if not x.startswith("^")]
-            if all(shape is not None for shape in shapes):
-                yield source, devices, [shape for shape in shapes if shape is not None]
+        if node.op == _REDUCE:
+            yield from _terms(program, node.name, 1, set())
 
 
-def _devices(size: Any) -> int:
-    """Returns the number of devices of a sum, from the op of its second input; 0: unknown."""
-    if size is None or size.op != "Const":
-        return 0
-    return int(tf.make_ndarray(size.attr["value"].tensor))
+def _terms(program: _Program, tensor: str, devices: int, seen: set[Any]) -> Iterator[Added]:
+    """Yields the einsums whose sum is a tensor, given the devices over which it is summed later."""
+    node = program.node(tensor)
+    if node is None or (node.name, devices) in seen:
+        return
+    seen.add((node.name, devices))
+    given = [x for x in node.input if not x.startswith("^")]
+    if node.op == _REDUCE:
+        size = program.node(given[1])
+        if size is not None and size.op == "Const":
+            devices *= int(tf.make_ndarray(size.attr["value"].tensor))
+            yield from _terms(program, given[0], devices, seen)
+    elif node.op in _ALIKE:
+        yield from _terms(program, given[0], devices, seen)
+    elif node.op in _SUMS:
+        for term in given:
+            yield from _terms(program, term, devices, seen)
+    elif node.op in _LOOPS:
+        yield from _terms(*program.returned(node, tensor), devices, set())
+    elif node.op == "Einsum":
+        shapes = [program.shape(x) for x in given]
+        if all(shape is not None for shape in shapes):
+            yield node, devices, [shape for shape in shapes if shape is not None]
 
 
 def _shares(op: tf.Operation, shapes: Sequence[Sequence[int]]) -> int:

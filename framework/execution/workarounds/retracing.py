@@ -101,9 +101,14 @@ def _until_compiled(
 
 
 def _wait(made: Any) -> None:
-    """Waits until a program has run: from then on it does not need the library."""
+    """Waits until a program has run: from then on it does not need the library.
+
+    On a mesh without a device in this process, nothing runs.
+    """
     for x in tf.nest.flatten(made):
         if tf.is_tensor(x):
+            if dtensor.fetch_layout(x).mesh.is_remote():
+                return
             for part in dtensor.unpack(x):
                 tf.identity(part)
             return

@@ -47,6 +47,7 @@ class Dense(Task):
         """Params of Dense."""
 
         layers: int = param("Blocks in a loop; 0: one, without a loop.", default=0)
+        over_time: bool = param("Whether a loop over time has a block per step.", default=False)
 
     def __init__(self, params: Any) -> None:
         super().__init__(params)
@@ -62,7 +63,14 @@ class Dense(Task):
 
     def loss(self, theta: Any, batch: Any, ctx: Any) -> LossSums:
         x = batch["x"] * theta.scale
-        if self.params.layers:
+        if self.params.over_time:
+
+            def step(theta: Any, y: Any, x: Any, ctx: Any) -> Any:
+                return x + self._block(theta["w"], theta["v"], y, ctx), None
+
+            weights = Theta({"w": theta.w, "v": theta.v})
+            y, _ = ops.scan(ctx, step, weights, tf.zeros_like(x[:, :1]), self._steps(x))
+        elif self.params.layers:
 
             def body(_: Any, x: Any, layer: Any, ctx: Any) -> Any:
                 return x + self._block(layer["w"], layer["v"], x, ctx), None
@@ -72,6 +80,10 @@ class Dense(Task):
             y = self._block(theta.w, theta.v, x, ctx)
         y = ctx.constrain(y, ("batch", "length", None))
         return LossSums(tf.reduce_sum(batch["weights"] * tf.reduce_sum(y * y, [1, 2])))
+
+    def _steps(self, x: tf.Tensor) -> tf.Tensor:
+        """Returns [B, T, E] as [T, B, 1, E]."""
+        return tf.expand_dims(tf.transpose(x, [1, 0, 2]), 2)
 
     def _block(self, w: Any, v: Any, x: Any, ctx: Any) -> Any:
         hidden = tf.nn.relu(ops.project(ctx, x, w))
@@ -85,7 +97,9 @@ SIGNATURE = {
 
 
 def count(case: dict[str, Any]) -> dict[str, Any]:
-    task = Dense.Params(layers=case.get("layers", 0)).instantiate()
+    task = Dense.Params(
+        layers=case.get("layers", 0), over_time=case.get("over_time", False)
+    ).instantiate()
     steps = case.get("accumulation_steps", 1)
     learner = Learner.Params(
         optimizer=SGD.Params(),

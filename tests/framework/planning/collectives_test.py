@@ -29,6 +29,7 @@ CASES: dict[str, dict[str, Any]] = {
     "512 devices": {"mesh": "data:16;model:32", "rules": "batch:data;mlp:model"},
     "weights over data": {"mesh": "data:4", "rules": "fsdp"},
     "loop": {"mesh": "data:2;model:4", "rules": "batch:data;mlp:model", "layers": 5},
+    "loop over time": {"mesh": "model:4", "rules": "mlp:model", "over_time": True},
     "parts": {"mesh": "data:4", "rules": "batch:data", "accumulation_steps": 4},
     "one device": {"mesh": "data:1", "rules": "batch:data"},
 }
@@ -69,6 +70,18 @@ def test_the_graphs_of_a_device_have_the_collectives_and_the_products_of_its_sha
     # An activation is whole on a device, or a quarter of it, with the gradients of all weights.
     assert found["model"]["device"]["peak_bytes"] > ACTIVATION
     assert ACTIVATION / 4 + WEIGHTS < found["data"]["device"]["peak_bytes"] < ACTIVATION + WEIGHTS
+
+
+def test_the_body_of_a_loop_counts_as_often_as_it_runs(found: Any) -> None:
+    device, (collectives,) = (found["loop over time"][key] for key in ("device", "collectives"))
+    forward, backward, norms = LENGTH, LENGTH, 2
+    assert device["collectives"] == collectives["count"] == forward + backward + norms
+    assert device["bytes"] == collectives["bytes"] == 2 * ACTIVATION + norms * SCALAR
+    # Two products, each with two gradients; the backward loop computes one of them again.
+    product = 2 * BATCH * LENGTH * EMBED * MLP
+    assert 7 * product / 4 < device["flops"] < 1.1 * 7 * product / 4
+    # The buffer of the states of all time steps, and that of the gradients of the inputs.
+    assert device["peak_bytes"] > 2 * ACTIVATION
 
 
 def test_a_step_on_a_mesh_of_this_machine_is_planned_by_the_graphs_of_its_devices(

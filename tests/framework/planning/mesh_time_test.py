@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -51,6 +52,18 @@ def test_short_ops_of_all_devices_run_one_after_the_other() -> None:
     starts = MeshStarts(0.0, 0.0, op_s=1e-6, collective_s=0.0, byte_s=0.0)
     found = mesh_time.mesh_time(graphs(), starts, SPEED, devices=2, cores=2)
     assert found.seconds == pytest.approx(found.core_seconds) == pytest.approx(4 * OPS * 1e-6)
+
+
+def test_collectives_are_not_ops_of_the_graph_as_well() -> None:
+    @tf.function
+    def function(x: tf.Tensor) -> tf.Tensor:
+        keys = {"group_size": 2, "group_key": 1, "instance_key": 1, "ordering_token": []}
+        return tf.raw_ops.CollectiveReduceV2(input=x, **keys, merge_op="Add", final_op="Id")
+
+    traced = function.get_concrete_function(tf.TensorSpec([2]))
+    found = DeviceGraphs([(1, traced.graph)], (8.0,), variables=0, calls=0)
+    fast = dataclasses.replace(SPEED, op_s=1e-6)
+    assert (found.ops(), found.seconds(fast), found.short_seconds(fast)) == (0, 0.0, 0.0)
 
 
 def test_gradients_exist_while_another_graph_runs() -> None:

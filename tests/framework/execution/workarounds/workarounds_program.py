@@ -186,9 +186,9 @@ def contraction_of_two_dims(place: Place, avoided: bool) -> bool:
 
 
 def contraction_of_activations(place: Place, avoided: bool) -> bool:
-    """The same if no operand was constrained: the result is doubled. Also in a loop."""
+    """The same if no operand was constrained: the result is doubled. Also in a loop or a sum."""
     x, w = _values(8, 4, 2), _values(4, 2, 6)
-    expected = np.einsum("abc,bcd->ad", np.tanh(x), np.tanh(w))
+    once = np.einsum("abc,bcd->ad", np.tanh(x), np.tanh(w))
 
     def product(x: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
         return tf.einsum("abc,bcd->ad", tf.tanh(x), tf.tanh(w))
@@ -199,20 +199,29 @@ def contraction_of_activations(place: Place, avoided: bool) -> bool:
 
         return tf.while_loop(lambda i, _: i < 1, body, (0, tf.zeros([8, 6])))[1]
 
+    def in_sum(x: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
+        return product(x, w) + product(-x, -w)
+
+    def in_sum_of_loop(x: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
+        def body(i: tf.Tensor, y: tf.Tensor) -> Any:
+            return i + 1, y + product(*tensors.loop_inputs([x, w]))
+
+        return tf.while_loop(lambda i, _: i < 2, body, (0, tf.zeros([8, 6])))[1]
+
     def is_right(function: Compiled, *, axes: Layout) -> bool:
         run = step_errors.compiled(function, "a mesh") if avoided else tf.function(function)
         y = run(place.put(x, axes), place.put(w, ("m", None, None)))
-        return _equal(place, y, expected)
+        return _equal(place, y, once * (2 if function in (in_sum, in_sum_of_loop) else 1))
 
     wrong, right = (None, None, "m"), (None, "m", None)
-    for function in (product, in_loop):
+    for function in (product, in_loop, in_sum, in_sum_of_loop):
         if not avoided and is_right(function, axes=wrong):
             return True
         if avoided:
             with contextlib.suppress(ExecutionError):
                 is_right(function, axes=wrong)
                 return False
-            if not is_right(function, axes=right):
+            if function is not in_loop and not is_right(function, axes=right):
                 return False
     return avoided
 
