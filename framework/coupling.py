@@ -54,8 +54,6 @@ def refuse_unsummed(task: Task, ctx: StepContext) -> None:
 
     A layer may leave the sum to a layer inside of it, or to one around it.
 
-    A sum does not name its layer. So a layer that sums nothing is not found beside one that does.
-
     Args:
       task: the task, of which each replica or tower computes a part of the batch.
       ctx: the context of one part, after its loss was computed.
