@@ -62,7 +62,14 @@ def least_seconds(
 
 
 class Products(Layer):
-    """Multiplies by its weights."""
+    """Multiplies by its weights.
+
+    Shapes:
+      x: [batch, 4]
+      returns: [batch, 4]
+    Weights:
+      w0, w1, …: [4]
+    """
 
     class Params(Layer.Params):
         """Params of Products."""

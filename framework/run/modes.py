@@ -57,7 +57,6 @@ def train(job: Job) -> int:
 
 def _train(job: Job, group: ProcessGroup) -> int:
     report: Report = FollowingReport()  # nothing is reported until the run has its parts
-    # Outside of `finally`, so that the message names a checkpoint that is still being written.
     with out_of_memory.explaining(lambda: report.phase, job.goes_on):
         checkpoints, checkpoint = _claim(job, group)
         if checkpoint is not None and checkpoint.step > job.tree.run.steps:

@@ -39,8 +39,9 @@ class SplitSource(AnySource):
 
     def __init__(self, params: Any, *, split: Split = "train") -> None:
         check_fractions(params)
+        # Before the base class, in which some sources read their records.
+        self._fractions = held_out_fractions(params, self.split_by)
         super().__init__(params, split=split)
-        self._fractions = held_out_fractions(self.params, self.split_by)
 
     @property
     def own(self) -> str:
