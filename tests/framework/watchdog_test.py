@@ -85,7 +85,8 @@ with watchdog.watching(limit_s=60, program="it", path="/nowhere", advice="go on"
     with watchdog.waiting("step 2 of the devices"):
         guard = open(f"/proc/self/task/{{os.getpid()}}/children").read().strip()
         ignored = lambda: open(f"/proc/{{guard}}/status").read().split("SigIgn:")[1].split()[0]
-        while not int(ignored(), 16) & 2:  # it ignores SIGINT as soon as it watches
+        # It ignores SIGTERM as soon as it watches. It may inherit the same of SIGINT.
+        while not int(ignored(), 16) & 1 << signal.SIGTERM - 1:
             time.sleep(0.001)
         {end}
 """

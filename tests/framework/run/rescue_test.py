@@ -8,6 +8,7 @@ import io
 import json
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -156,6 +157,9 @@ def test_a_run_that_loses_its_logdir_ends_and_continues_elsewhere_as_the_same_ru
     def at_step(step: int) -> None:
         trained.append(step)
         if step == 5:
+            # The thread that still writes a checkpoint would create the folder again.
+            while lose is not empty and not list(path.glob("checkpoints/step_*[0-9]")):
+                time.sleep(0.001)
             lose(path)
 
     with pytest.raises(LogdirLostError) as caught:
