@@ -24,6 +24,7 @@ from tensorflow.python.eager import context
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.workarounds.einsum_layouts import contracted_dims
 from tekso.framework.execution.workarounds.op_places import whose
+from tekso.framework.execution.workarounds.retracing import LOOP_PARTS
 
 _ALIKE = ("Reshape", "Identity", "Cast")
 _SUMS = ("AddV2", "AddN")  # DTensor reduces a sum instead of its terms
@@ -33,7 +34,7 @@ _STAGE = "part/"  # before the names of ops that a stage cut from a graph
 _TRACED = "__"  # begins the names of functions that DTensor has not partitioned
 _UNKNOWN = 10**9  # shares: more than there are devices
 
-_known: set[str] = set()  # functions that have been searched
+_known: set[str] = set()  # functions that have been searched; those of loops change their contents
 _lock = threading.Lock()
 
 
@@ -56,7 +57,9 @@ def refuse_repeated_sums(ops: Iterable[tf.Operation]) -> None:
     with _lock:
         new = set(library.list_function_names()) - _known
         _known.update(new)
-    for name in sorted(name for name in new if not name.startswith(_TRACED)):
+    for name in sorted(new):
+        if name.startswith(_TRACED) or name.endswith(LOOP_PARTS):
+            continue
         for einsum, devices, shapes in _added(_Program(library.get_function_def, name)):
             # Each function, such as the body of a loop, may have another einsum of the same name.
             equation = einsum.attr["equation"].s
@@ -84,11 +87,18 @@ class _Program:
             if i in definition.arg_attr
         }
 
-    def returned(self, loop: Any, tensor: str) -> tuple[_Program, str]:
-        """Returns the body of a loop, and its tensor that becomes an output of the loop."""
-        body = _Program(self._library, loop.attr["body"].func.name)
-        results = body._definition.signature.output_arg
-        return body, body._definition.ret[results[_index(tensor)].name]
+    def body(self, loop: Any) -> _Program | None:
+        """Returns the body of a loop; None if it was removed: the compilation failed."""
+        try:
+            return _Program(self._library, loop.attr["body"].func.name)
+        except tf.errors.NotFoundError:
+            return None
+
+    def output(self, tensor: str) -> str:
+        """Returns the tensor of this body that becomes an output of its loop."""
+        results = self._definition.signature.output_arg
+        returned: str = self._definition.ret[results[_index(tensor)].name]
+        return returned
 
     def node(self, tensor: str) -> Any:
         """Returns the op of a tensor; None for an argument."""
@@ -117,10 +127,12 @@ Added = tuple[Any, int, list[list[int]]]
 
 
 def _added(program: _Program) -> Iterator[Added]:
-    """Yields the einsums that are summed over devices."""
+    """Yields the einsums that are summed over devices, in a program and its loops."""
     for node in program.nodes.values():
         if node.op == _REDUCE:
             yield from _terms(program, node.name, 1, set())
+        elif node.op in _LOOPS and (body := program.body(node)) is not None:
+            yield from _added(body)
 
 
 def _terms(program: _Program, tensor: str, devices: int, seen: set[Any]) -> Iterator[Added]:
@@ -141,7 +153,8 @@ def _terms(program: _Program, tensor: str, devices: int, seen: set[Any]) -> Iter
         for term in given:
             yield from _terms(program, term, devices, seen)
     elif node.op in _LOOPS:
-        yield from _terms(*program.returned(node, tensor), devices, set())
+        if (body := program.body(node)) is not None:
+            yield from _terms(body, body.output(tensor), devices, set())
     elif node.op == "Einsum":
         shapes = [program.shape(x) for x in given]
         if all(shape is not None for shape in shapes):

@@ -15,9 +15,11 @@ from tensorflow.python.eager import context
 DUPLICATE_NAME = "Cannot add function"
 """Part of the error of TensorFlow when two functions have the same name."""
 
+LOOP_PARTS = ("_cond", "_body")
+"""Ends of the names of the functions that DTensor makes from a loop."""
+
 _TRIALS = 5
 _NAME = re.compile(r"Cannot add function '(.*)(?:_cond|_body)'")
-_PARTS = ("_cond", "_body")  # functions that DTensor makes from a loop
 
 
 def retraced(step: Callable[..., Any]) -> Callable[..., Any]:
@@ -90,7 +92,7 @@ def _until_compiled(
             if not trials_left or DUPLICATE_NAME not in error.message:
                 raise
             found = _NAME.search(error.message)
-            in_use = {found.group(1) + part for part in _PARTS} if found else set()
+            in_use = {found.group(1) + part for part in LOOP_PARTS} if found else set()
         else:
             if watches and _loop_functions() != before:
                 _wait(made)
@@ -116,7 +118,7 @@ def _wait(made: Any) -> None:
 
 def _loop_functions() -> set[str]:
     """Returns the names of functions of loops that DTensor added; others end with a number."""
-    return {name for name in context.context().list_function_names() if name.endswith(_PARTS)}
+    return {name for name in context.context().list_function_names() if name.endswith(LOOP_PARTS)}
 
 
 def _remove(names: set[str]) -> None:
