@@ -20,6 +20,7 @@ import tensorflow as tf
 from tekso.framework.context import Context, StepContext
 from tekso.framework.primitives import projection
 from tekso.framework.primitives.custom_gradient import custom_gradient
+from tekso.framework.primitives.products import product
 from tekso.framework.theta import Theta
 
 
@@ -46,6 +47,7 @@ class LateGradients:
         # The loop adds up gradients of 16-bit weights in float32.
         wide = tf.float32, tf.float64
         self._weights = [t for t in leaves if isinstance(t, tf.Tensor) and t.dtype in wide]
+        self._fuse = ctx.fuse
         self._calls: list[_Call] = []
         self._zeros: list[tf.Tensor] = []
         self._transposed: list[tf.Tensor] = []
@@ -117,8 +119,8 @@ class LateGradients:
         def run(w: tf.Tensor) -> Any:
             def grad(dy: tf.Tensor) -> tf.Tensor:
                 x = tf.reshape(self._stacks[number], [-1, call.num_inputs])
-                dw = projection.transposed_product(x, tf.reshape(dy, [x.shape[0], -1]))
-                return tf.reshape(dw, w.shape)
+                rows = tf.reshape(dy, [x.shape[0], -1])
+                return tf.reshape(product(x, rows, transpose_a=True, fuse=self._fuse), w.shape)
 
             return tf.zeros([num_iterations, *call.shape], w.dtype), grad
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tekso.framework.primitives.custom_gradient import custom_gradient
 from tekso.framework.primitives.fusion import Fuse, no_fusion
-from tekso.framework.primitives.projection import transposed_product
+from tekso.framework.primitives.products import product
 
 
 def lstm_update(
@@ -142,11 +142,11 @@ def lstm(
             dmemory, doutput = map(tf.transpose, found[:2])
             dgates, *projected = map(_batch_second, found[2:])
             pairs = [(_batch_second(saved["outputs"]), dgates), tuple(projected)][: len(weights)]
-            products = [
-                tf.reshape(transposed_product(_rows(x), _rows(dy)), w.shape)
-                for (x, dy), w in zip(pairs, weights, strict=True)
+            dweights = [
+                product(_rows(x), _rows(dy), transpose_a=True, fuse=fuse) for x, dy in pairs
             ]
-            return [dgates, dmemory, doutput, *products], _no_second_derivative
+            dweights = [tf.reshape(dw, w.shape) for dw, w in zip(dweights, weights, strict=True)]
+            return [dgates, dmemory, doutput, *dweights], _no_second_derivative
 
         def grad(*gradients: tf.Tensor) -> list[tf.Tensor]:
             # Everything that the gradients depend on, so that they have no derivative of 0.

@@ -15,6 +15,7 @@ from tekso.framework.primitives.custom_gradient import custom_gradient
 from tekso.framework.primitives.fusion import Fuse, no_fusion
 from tekso.framework.primitives.lookup import add_rows
 from tekso.framework.primitives.precision import widen, widen_half
+from tekso.framework.primitives.products import product
 
 
 def cross_entropy(
@@ -49,7 +50,7 @@ def cross_entropy(
     @custom_gradient
     def run(x: tf.Tensor, table: tf.Tensor, *bias: tf.Tensor) -> Any:
         vocab = table.shape[0]
-        logits = _batch_matmul(x, table, transpose_b=True)
+        logits = product(x, table, transpose_b=True, batched=True, fuse=fuse)
         e, top, total = fuse(_exponentials)(logits, *bias)
         # Gathered from the same logits as in the sum: in bfloat16, recomputed logits would differ
         # by rounding.
@@ -68,9 +69,9 @@ def cross_entropy(
             own_x, own_table, own_e = widen_half(x), widen_half(table), widen_half(e)
             rows = tf.gather(own_table, flat_labels)
             weight, weighted, target = fuse(_row_factors, keep=1 - smooth)(dloss, total, own_x)
-            product = tf.matmul(own_e, own_table)
-            dx = fuse(_input_gradient, keep=1 - smooth)(product, weight, rows, dloss)
-            dtable = _batch_matmul(own_e, weighted, transpose_a=True)
+            expected = product(own_e, own_table, fuse=fuse)
+            dx = fuse(_input_gradient, keep=1 - smooth)(expected, weight, rows, dloss)
+            dtable = product(own_e, weighted, transpose_a=True, batched=True, fuse=fuse)
             if smooth:
                 even = smooth * tf.expand_dims(dloss, 1) * tf.expand_dims(mean_row, 0)
                 dx -= tf.cast(even, dx.dtype)
@@ -122,16 +123,6 @@ def _row_factors(dloss: tf.Tensor, total: tf.Tensor, x: tf.Tensor, *, keep: floa
 
 
 def _input_gradient(
-    product: tf.Tensor, weight: tf.Tensor, rows: tf.Tensor, dloss: tf.Tensor, *, keep: float
+    expected: tf.Tensor, weight: tf.Tensor, rows: tf.Tensor, dloss: tf.Tensor, *, keep: float
 ) -> tf.Tensor:
-    return product * weight - rows * tf.cast(keep * tf.expand_dims(dloss, 1), rows.dtype)
-
-
-def _batch_matmul(
-    a: tf.Tensor, b: tf.Tensor, *, transpose_a: bool = False, transpose_b: bool = False
-) -> tf.Tensor:
-    # On CPU, the batched product packs tall and wide operands better than tf.matmul.
-    product = tf.raw_ops.BatchMatMulV2(
-        x=tf.expand_dims(a, 0), y=tf.expand_dims(b, 0), adj_x=transpose_a, adj_y=transpose_b
-    )
-    return tf.squeeze(product, 0)
+    return expected * weight - rows * tf.cast(keep * tf.expand_dims(dloss, 1), rows.dtype)

@@ -210,8 +210,8 @@ def test_gradients_of_bfloat16_scores_are_computed_in_float32() -> None:
 
     exact = all_gradients(tf.float64)
     for got, want in zip(all_gradients(tf.bfloat16), exact, strict=True):
-        # With the products and the sum of the softmax's gradient in bfloat16, it is nearly 0.01.
-        assert np.linalg.norm(got - want) < 0.0075 * np.linalg.norm(want)
+        # With the products and the sum of the softmax's gradient in bfloat16, it is 0.0083 to 0.01.
+        assert np.linalg.norm(got - want) < 0.008 * np.linalg.norm(want)
 
 
 def test_kv_heads_that_do_not_divide_the_heads_are_named() -> None:

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from tekso.framework.primitives.fusion import Fuse, XlaFusion, no_fusion
-from tekso.framework.primitives.projection import project, transposed_product
+from tekso.framework.primitives.projection import project
 
 FUSIONS = {"plain": no_fusion, "compiled": XlaFusion()}
 
@@ -97,14 +97,6 @@ def test_dims_that_do_not_meet_are_refused() -> None:
         project(tf.ones([2, 3]), tf.ones([4, 5]))
     with pytest.raises(ValueError, match="last 2 dims"):
         project(tf.ones([2, 3, 4]), tf.ones([4, 3, 5]), num_contracted=2)
-
-
-@pytest.mark.parametrize(("a", "b"), [(2, 5), (5, 2), (3, 3), (1, 4)])
-def test_transposed_product_is_the_product_for_either_wider_side(a: int, b: int) -> None:
-    rng = np.random.default_rng(0)
-    left, right = rng.normal(size=(7, a)), rng.normal(size=(7, b))
-    found = transposed_product(tf.constant(left), tf.constant(right))
-    np.testing.assert_allclose(found, left.T @ right, rtol=1e-12)
 
 
 @pytest.mark.parametrize("dtype", [tf.bfloat16, tf.float16])
