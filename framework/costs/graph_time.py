@@ -49,9 +49,20 @@ def seconds_of(graph: Any, ops: Iterable[Any], machine: MachineSpeed) -> float:
 
 
 def short_seconds(graph: Any, machine: MachineSpeed) -> float:
-    """Returns the time of the ops of a graph that are too short for a thread of their own."""
-    times = (_op_seconds(graph, op, machine) for op in needed(graph))
-    return math.fsum(time for time in times if time < _SHORT_S)
+    """Returns the time of the ops of a graph that are too short for a thread of their own.
+
+    A loop is short if no op of an iteration is long: the thread that starts it runs all of it.
+    """
+    found = 0.0
+    for op in needed(graph):
+        time = _op_seconds(graph, op, machine)
+        times, inner = graph_work.inside(graph, op)
+        if inner and not is_cluster(op, inner):
+            short = machine.op_s + times * max(short_seconds(one, machine) for one in inner)
+            found += short if short > 0.999 * time else 0.0
+        elif time < _SHORT_S:
+            found += time
+    return found
 
 
 def elapsed_seconds(graph: Any, machine: MachineSpeed, *, cores: int) -> float:

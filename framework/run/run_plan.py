@@ -87,7 +87,7 @@ class RunPlan:
         text = layout_ranking.bytes_text
         if self.step is not None and not self.fits(self.step):
             sharing = self.step.sharing_devices
-            all_bytes = text(sharing * self.step.total_bytes)
+            all_bytes = text(self.step.bytes_together)
             shared = f", {all_bytes} for the {sharing} devices that share it" if sharing > 1 else ""
             found.append(
                 f"a step needs {text(self.step.total_bytes)} of memory per device{shared}, but "
@@ -175,7 +175,7 @@ def plan(
 
 
 def _fits(step: StepPlan, device: DeviceType) -> bool:
-    return step.total_bytes * step.sharing_devices <= device.memory_bytes
+    return step.bytes_together <= device.memory_bytes
 
 
 def _free_bytes(path: str) -> int | None:

@@ -37,6 +37,7 @@ class StepPlan:
       counted_bytes: the part of the memory that TensorFlow's statistics of this machine count, see
         `graph_memory.COUNTED_BYTES`, of all devices together; None: not known.
       sharing_devices: number of devices that share the memory of one.
+      shared_bytes: bytes of these devices together; None: all need as much as this one.
     """
 
     name: str
@@ -49,11 +50,19 @@ class StepPlan:
     core_seconds: float | None = None
     counted_bytes: float | None = None
     sharing_devices: int = 1
+    shared_bytes: float | None = None
 
     @property
     def total_bytes(self) -> float:
         """Bytes of the device that needs most."""
         return math.fsum(self.memory.values())
+
+    @property
+    def bytes_together(self) -> float:
+        """Bytes of all devices that share the memory of one."""
+        if self.shared_bytes is None:
+            return self.total_bytes * self.sharing_devices
+        return self.shared_bytes
 
 
 @dataclasses.dataclass(frozen=True)

@@ -146,6 +146,8 @@ def _pipelined(parts: StepParts, tree: Tree.Params) -> StepPlan:
         (_stage_memory(figures, i, itemsize=itemsize) for i in range(plan.num_devices)),
         key=lambda one: math.fsum(one.values()),
     )
+    devices = plan.num_devices * plan.num_replicas
+    shares = device.name == THIS_MACHINE and not getattr(execution.params, "workers", None)
     flops = max(
         math.fsum(_flops(figures, stage) for stage in figures.on_device(i))
         for i in range(plan.num_devices)
@@ -159,14 +161,16 @@ def _pipelined(parts: StepParts, tree: Tree.Params) -> StepPlan:
     stages = f"{len(figures.stages)} stages × {counted(plan.num_replicas, 'replica')}"
     return StepPlan(
         f"{name}, {stages}, {plan.num_micro_batches} micro-batches",
-        plan.num_devices * plan.num_replicas,
+        devices,
         memory,
         plan.num_micro_batches * plan.num_parts * flops,
         time.seconds if time else _modelled_seconds(figures, device, memory, itemsize=itemsize),
         figures.timeline.idle_share,
-        tuple(_pipeline_notes(figures, device, time)),
+        tuple(_pipeline_notes(figures, device, time, shares=shares)),
         core_seconds=time.core_seconds if time else None,
         counted_bytes=figures.counted_bytes if time else None,
+        sharing_devices=devices if shares else 1,
+        shared_bytes=figures.shared_bytes if shares else None,
     )
 
 
@@ -195,7 +199,7 @@ def _modelled_seconds(
 
 
 def _pipeline_notes(
-    figures: PipelineFigures, device: DeviceType, time: StepTime | None
+    figures: PipelineFigures, device: DeviceType, time: StepTime | None, *, shares: bool
 ) -> Iterator[str]:
     plan, seconds_text = figures.plan, layout_ranking.seconds_text
     sent = max(
@@ -214,6 +218,9 @@ def _pipeline_notes(
     )
     if figures.on_mesh is not None:
         yield "every stage is on a mesh: time and memory are those of a stage on one device"
+    if shares:
+        together = layout_ranking.bytes_text(figures.shared_bytes)
+        yield f"the devices share the memory of the machine: {together} together"
     if time is not None:
         used, calls = map(seconds_text, (time.core_seconds, time.start_seconds))
         yield f"uses {used} of CPU time, {calls} of it to call stages from Python"

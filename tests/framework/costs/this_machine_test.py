@@ -249,6 +249,23 @@ def test_short_ops_of_parallel_graphs_run_one_after_the_other() -> None:
     assert alone.seconds(machine)[0] > graph_time.seconds(tower, SPEED)
 
 
+def test_a_loop_whose_ops_are_all_short_is_short_however_long_it_runs() -> None:
+    fast = dataclasses.replace(SPEED, op_s=1e-6, product_s=0.0, streams=[(1.0, 1e15)])
+
+    def looped(function: Any) -> Any:
+        def run(x: tf.Tensor) -> tf.Tensor:
+            return tf.while_loop(
+                lambda i, _: i < 7, lambda i, x: (i + 1, function(x)), (0, x), maximum_iterations=7
+            )[1]
+
+        return graph(run, [100, 100])
+
+    short, long = looped(tf.negative), looped(lambda x: x @ x)
+    assert graph_time.seconds(short, fast) > graph_time._SHORT_S
+    assert graph_time.short_seconds(short, fast) == graph_time.seconds(short, fast)
+    assert graph_time.short_seconds(long, fast) == 0.0
+
+
 def test_the_simulated_memory_is_that_which_tensorflow_measures() -> None:
     def function(x: tf.Tensor, c: tf.Tensor) -> tf.Tensor:
         parts = tf.stack([tf.sin(x * (c + float(i))) for i in range(8)])

@@ -292,10 +292,18 @@ def test_a_pipeline_on_this_machine_has_the_time_of_its_calls(
     monkeypatch.setattr(step_plan, "measured_starts", lambda: starts)
     small = registry.get("image.digits.Mlp")().tree()
     small.execution = Pipelined.Params(num_stages=2, num_micro_batches=4)
-    step = run_plan.plan("m", small, device="this_machine", logdir=str(tmp_path / "none")).step
+    plan = run_plan.plan("m", small, device="this_machine", logdir=str(tmp_path / "none"))
+    step = plan.step
     assert step is not None and step.core_seconds is not None
     assert 7.0 < step.seconds < step.core_seconds < 8.0
     assert "7 s of it to call stages from Python" in step.notes[-2]
+    assert plan.problems == []
+    # Each of the two stages fits into the memory of the machine, but they share it.
+    limit = 1.2 * step.total_bytes
+    tight = dataclasses.replace(plan, device=dataclasses.replace(plan.device, memory_bytes=limit))
+    assert limit < step.bytes_together < 2 * step.total_bytes
+    assert not tight.fits(step)
+    assert "for the 2 devices that share it" in tight.problems[0]
 
 
 def test_towers_with_batch_statistics_are_planned_as_they_run(
