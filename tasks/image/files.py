@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from tekso.framework import files
+from tekso.framework.input.joined import JoinedIndex
 from tekso.framework.input.skips import BadRecordError, InputError, Origin, reason_of
 from tekso.framework.input.sources import digest
 from tekso.framework.input.splits import Split
@@ -65,11 +66,11 @@ class ImageFolders(SplitFolders, ImageSource):
             raise InputError(
                 f"{own or p.folder}: the split {split} has no images{self.why_empty()}"
             )
-        self._ends = np.cumsum(counts)
+        self._index = JoinedIndex(counts)
         self.labels = np.repeat(np.array([numbers[name] for name in there], np.int64), counts)
 
     def __len__(self) -> int:
-        return int(self._ends[-1])
+        return len(self._index)
 
     def origin(self, index: int) -> Origin:
         """Returns the position of a record."""
@@ -86,10 +87,8 @@ class ImageFolders(SplitFolders, ImageSource):
         return f"images in {self.params.folder}"
 
     def _path(self, index: int) -> str:
-        number = int(np.searchsorted(self._ends, index, "right"))
-        names = self._names[number]
-        file = names[index - (int(self._ends[number]) - len(names))]
-        return files.join(self._root, self._classes_here[number], file)
+        number, within = self._index.place(index)
+        return files.join(self._root, self._classes_here[number], self._names[number][within])
 
     def _classes(self, folder: str, name: str) -> dict[str, PackedNames]:
         """Returns {class: its image files}, sorted."""
