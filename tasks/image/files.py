@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import array
-from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -16,6 +14,7 @@ from tekso.framework.input.splits import Split
 from tekso.framework.input.tfrecords import TfRecords, feature_of
 from tekso.framework.params import param
 from tekso.tasks.image.decoding import SUFFIXES
+from tekso.tasks.image.packed_names import PackedNames
 from tekso.tasks.image.sources import ImageSource, LabelledImage
 from tekso.tasks.image.split_sources import SplitFolders
 
@@ -150,27 +149,6 @@ class ImageRecords(TfRecords, ImageSource):
                 "stored labels",
             )
         return LabelledImage(image, number)
-
-
-class PackedNames:
-    """Names of files in one byte string; an object of Python for each would need 60 bytes more."""
-
-    def __init__(self, names: Iterable[str]) -> None:
-        data, ends = bytearray(), array.array("q")
-        for name in names:
-            data += name.encode("utf-8", "surrogateescape")
-            ends.append(len(data))
-        self._data, self._ends = bytes(data), np.array(ends, np.int64)
-
-    def __len__(self) -> int:
-        return len(self._ends)
-
-    def __getitem__(self, index: int) -> str:
-        begin = int(self._ends[index - 1]) if index else 0
-        return self._data[begin : int(self._ends[index])].decode("utf-8", "surrogateescape")
-
-    def __iter__(self) -> Iterator[str]:
-        return (self[index] for index in range(len(self)))
 
 
 def is_image_name(name: str) -> bool:
