@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterable
 
 from tekso.framework.context import StepContext
@@ -68,24 +67,9 @@ def refuse_unsummed(task: Task, ctx: StepContext) -> None:
             raise ExecutionError(
                 f"{named(layer)} couples the examples of a batch, but it sums nothing over the "
                 "replicas or towers, so each would compute with statistics of its own part: sum in "
-                "the layer with ops.sum_over_replicas(ctx, x), or use one device with "
+                "the layer with ops.sum_over_replicas(ctx, x, self), or use one device with "
                 "execution.towers=1"
             )
-
-
-def layer_being_traced() -> str:
-    """Returns the path of the innermost layer among the callers; "" if there is none.
-
-    `ops.sum_over_replicas` does not know its layer, and a layer that forgets it must be found.
-    """
-    frame = inspect.currentframe()
-    while frame is not None:
-        if frame.f_code.co_varnames[:1] == ("self",):
-            owner = frame.f_locals.get("self")
-            if isinstance(owner, Layer):
-                return owner.path
-        frame = frame.f_back
-    return ""
 
 
 def _is_inside(one: str, other: str) -> bool:

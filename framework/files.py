@@ -13,6 +13,7 @@ import difflib
 import errno
 import glob as local_glob
 import os
+import pathlib
 import shutil
 from collections.abc import Iterator, Sequence
 from typing import IO, Any
@@ -124,24 +125,30 @@ def read(path: str, start: int = 0, size: int | None = None) -> bytes:
         return data
 
 
-def write_atomically(path: str, data: bytes | str) -> None:
+def write_atomically(path: str, data: bytes | str, *, parents: bool = True) -> None:
     """Writes a whole file; if that fails, the previous file is unchanged.
 
-    Creates the folders above it.
+    Args:
+      path: the file.
+      data: its contents; text is written as UTF-8.
+      parents: whether to create the folders above it; see `make_folder`.
     """
-    with writing_atomically(path) as file:
+    with writing_atomically(path, parents=parents) as file:
         file.write(data.encode("utf-8") if isinstance(data, str) else data)
 
 
 @contextlib.contextmanager
-def writing_atomically(path: str) -> Iterator[IO[bytes]]:
+def writing_atomically(path: str, *, parents: bool = True) -> Iterator[IO[bytes]]:
     """Yields a file to write to, which is renamed to `path` when the block ends without an error.
 
-    Creates the folders above it.
+    Args:
+      path: the file.
+      parents: whether to create the folders above it; see `make_folder`.
     """
     unfinished = f"{path}{_UNFINISHED}{os.getpid()}"
     with _named(path):
-        make_folder(os.path.dirname(path))
+        if parents:
+            make_folder(os.path.dirname(path))
         try:
             with open(unfinished, "wb") as file:
                 yield file
@@ -172,12 +179,18 @@ def append(path: str, text: str) -> None:
         file.write(text)
 
 
-def make_folder(path: str) -> None:
-    """Creates a folder and the folders above it, unless they exist."""
+def make_folder(path: str, *, parents: bool = True) -> None:
+    """Creates a folder, unless it exists.
+
+    Args:
+      path: the folder.
+      parents: whether to create the folders above it. If not, a missing local one is an error, so
+        that a folder that was moved away does not appear again.
+    """
     if path:
         with _named(path):
             if is_local(path):
-                os.makedirs(path, exist_ok=True)
+                pathlib.Path(path).mkdir(parents=parents, exist_ok=True)
             else:
                 _gfile().makedirs(path)
 

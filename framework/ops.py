@@ -103,12 +103,14 @@ def batch_norm(
     counted: tf.Tensor | None,
     *,
     epsilon: float,
+    layer: HasStream,
 ) -> BatchNormed:
     """Normalises x with the mean and variance of all examples that run at the same time.
 
     Returns y = (x - mean) / sqrt(variance + epsilon) * scale + bias, the mean of all replicas, and
     of the elements of this replica that count their number, their sum, and the sum of squares of
-    (x - mean). The statistics are in float32 at least; only y has a gradient.
+    (x - mean). The statistics are in float32 at least; only y has a gradient. `layer` is the layer
+    that calls it.
 
     Shapes:
       x: [batch, ..., dim], scale, bias: [dim]
@@ -122,7 +124,7 @@ def batch_norm(
         bias,
         counted,
         epsilon=epsilon,
-        sum_over_replicas=lambda value: sum_over_replicas(ctx, value),
+        sum_over_replicas=lambda value: sum_over_replicas(ctx, value, layer),
         fuse=ctx.fuse,
     )
 
@@ -345,13 +347,23 @@ def rematerialize(
 
 
 @primitive(mesh=None, planning=None)
-def sum_over_replicas(ctx: StepContext, x: tf.Tensor) -> tf.Tensor:
+def sum_over_replicas(ctx: StepContext, x: tf.Tensor, layer: HasStream | None = None) -> tf.Tensor:
     """Returns the sum of x over replicas: the parts of the batch that run concurrently.
+
+    `layer` is the layer that calls it, and required: a layer that couples examples, but is not
+    named in a sum, is rejected on several devices.
 
     Shapes:
       x: any
       returns: shape and dtype of x
+    Raises:
+      TypeError: the layer is missing.
     """
+    if layer is None:
+        raise TypeError(
+            "sum_over_replicas requires the layer that sums: write "
+            "ops.sum_over_replicas(ctx, x, self) in the fprop of a layer"
+        )
     return x
 
 

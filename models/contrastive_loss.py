@@ -80,11 +80,12 @@ class ContrastiveLoss(Layer):
         most = math.log(self.params.most_scale)
         scale = tf.exp(tf.cast(tf.minimum(theta.log_scale, most), x.images.dtype))
         weights = tf.cast(x.weights, x.images.dtype)
-        hidden = _HIDDEN * tf.cast(_gathered(tf.expand_dims(weights, 1), ctx) <= 0.0, scale.dtype)
+        absent = self._gathered(tf.expand_dims(weights, 1), ctx) <= 0.0
+        hidden = _HIDDEN * tf.cast(absent, scale.dtype)
         hidden = tf.transpose(hidden)  # [1, B]
         own = scale * tf.reduce_sum(x.images * x.texts, 1)
-        to_texts = scale * tf.matmul(x.images, _gathered(x.texts, ctx), transpose_b=True)
-        to_images = scale * tf.matmul(x.texts, _gathered(x.images, ctx), transpose_b=True)
+        to_texts = scale * tf.matmul(x.images, self._gathered(x.texts, ctx), transpose_b=True)
+        to_images = scale * tf.matmul(x.texts, self._gathered(x.images, ctx), transpose_b=True)
         to_texts = ctx.constrain(to_texts + hidden, ("batch", None))
         to_images = ctx.constrain(to_images + hidden, ("batch", None))
         both = tf.reduce_logsumexp(to_texts, 1) + tf.reduce_logsumexp(to_images, 1)
@@ -92,16 +93,15 @@ class ContrastiveLoss(Layer):
         hits = tf.equal(tf.argmax(to_texts, 1, output_type=tf.int32), place)
         return Contrasts(0.5 * both - own, tf.cast(hits, scale.dtype))
 
+    def _gathered(self, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
+        """Returns the rows of all replicas: [b, n] -> [B, n].
 
-def _gathered(x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
-    """Returns the rows of all replicas: [b, n] -> [B, n].
-
-    Each replica adds its rows to zeros, at their places in the global batch.
-    """
-    size = x.shape[0]
-    whole = size if ctx.num_examples is None else ctx.num_examples
-    if size == whole:
-        return ctx.constrain(x, (None, None))
-    place = tf.range(size) + tf.cast(ctx.example_offset, tf.int32)
-    member = tf.one_hot(place, whole, dtype=x.dtype)
-    return ops.sum_over_replicas(ctx, tf.matmul(member, x, transpose_a=True))
+        Each replica adds its rows to zeros, at their places in the global batch.
+        """
+        size = x.shape[0]
+        whole = size if ctx.num_examples is None else ctx.num_examples
+        if size == whole:
+            return ctx.constrain(x, (None, None))
+        place = tf.range(size) + tf.cast(ctx.example_offset, tf.int32)
+        member = tf.one_hot(place, whole, dtype=x.dtype)
+        return ops.sum_over_replicas(ctx, tf.matmul(member, x, transpose_a=True), self)

@@ -7,13 +7,14 @@ from typing import Any, cast
 
 import tensorflow as tf
 
-from tekso.framework.context import StepContext
-from tekso.framework.coupling import layer_being_traced
+from tekso.framework import ops
+from tekso.framework.context import HasStream, StepContext
 
 
-def _sum_over_replicas(ctx: StepContext, x: tf.Tensor) -> tf.Tensor:
+def _sum_over_replicas(ctx: StepContext, x: tf.Tensor, layer: HasStream | None = None) -> tf.Tensor:
     own = cast(ReplicaContext, ctx)
-    own.summed.add(layer_being_traced())
+    x = ops.sum_over_replicas.plain(ctx, x, layer)  # rejects a missing layer
+    own.summed.add(cast(HasStream, layer).path)
     return own.all_reduce(x)
 
 

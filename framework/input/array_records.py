@@ -10,9 +10,8 @@ import functools
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
-
 from tekso.framework import files, out_of_memory
+from tekso.framework.input.joined import JoinedIndex
 from tekso.framework.input.line_index import Chosen
 from tekso.framework.input.record_files import RecordFiles
 from tekso.framework.input.skips import BadRecordError, InputError, Origin, first_line
@@ -56,12 +55,12 @@ class ArrayRecords(RecordFiles):
             if count:
                 self._paths.append(path)
                 self._chosen.append(Chosen(self._masks(path, count, choice)))
-        self._ends = np.cumsum([len(one) for one in self._chosen], dtype=np.int64)
+        self._index = JoinedIndex(len(one) for one in self._chosen)
         if not len(self):
             raise self.skips.nothing_left()
 
     def __len__(self) -> int:
-        return int(self._ends[-1]) if len(self._ends) else 0
+        return len(self._index)
 
     def origin(self, index: int) -> Origin:
         """Returns the position of a record: its file, and its number in the file."""
@@ -102,9 +101,8 @@ class ArrayRecords(RecordFiles):
 
     def _place(self, index: int) -> tuple[int, int]:
         """Returns the index of the file of a record, and its number in the file."""
-        file = int(np.searchsorted(self._ends, index, "right"))
-        chosen = self._chosen[file]
-        return file, chosen.number(index - (int(self._ends[file]) - len(chosen)))
+        file, within = self._index.place(index)
+        return file, self._chosen[file].number(within)
 
     def _read(self, index: int) -> Any:
         file, number = self._place(index)

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tekso.framework.input.joined import JoinedIndex
 from tekso.framework.input.line_index import GROUP, Chosen, LineIndex, Lines
 
 _BLOCK = 1 << 16  # lines
@@ -44,10 +45,10 @@ class LineRecords:
         chosen: Sequence[Chosen],
     ) -> None:
         self._rows, self._indices, self._chosen = list(rows), list(indices), list(chosen)
-        self._ends = np.cumsum([len(one) for one in self._chosen], dtype=np.int64)
+        self._index = JoinedIndex(self.counts)
 
     def __len__(self) -> int:
-        return int(self._ends[-1]) if len(self._ends) else 0
+        return len(self._index)
 
     def __getitem__(self, index: int) -> LineRecord:
         """Returns a record.
@@ -55,9 +56,8 @@ class LineRecords:
         Raises:
           OSError: a file cannot be read, or has changed.
         """
-        row = int(np.searchsorted(self._ends, index, "right"))
-        chosen = self._chosen[row]
-        number = chosen.number(index - (int(self._ends[row]) - len(chosen)))
+        row, within = self._index.place(index)
+        number = self._chosen[row].number(within)
         return next(self._of(row, self._indices[row].group(number // GROUP), [number % GROUP]))
 
     def __iter__(self) -> Iterator[LineRecord]:

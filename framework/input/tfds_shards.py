@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from tekso.framework import files
+from tekso.framework.input.joined import JoinedIndex
 from tekso.framework.input.record_frames import Frames, read_frame, walk
 from tekso.framework.input.skips import BadRecordError, Origin, reason_of
 
@@ -29,7 +28,7 @@ class TfdsShards:
     def __init__(self, instructions: Sequence[Any]) -> None:
         self._instructions = instructions
         self._paths = [str(one.filename) for one in instructions]
-        self._ends = np.cumsum([one.take for one in instructions], dtype=np.int64)
+        self._index = JoinedIndex(one.take for one in instructions)
         self._frames: dict[str, Frames] = {}
         for path in self._paths:
             if path not in self._frames:
@@ -46,7 +45,7 @@ class TfdsShards:
         )
 
     def __len__(self) -> int:
-        return int(self._ends[-1]) if len(self._ends) else 0
+        return len(self._index)
 
     def __getitem__(self, index: int) -> bytes:
         """Returns a serialised tf.train.Example.
@@ -54,9 +53,9 @@ class TfdsShards:
         Raises:
           BadRecordError: it is damaged, or its file ends before it.
         """
-        shard = int(np.searchsorted(self._ends, index, "right"))
-        one, path = self._instructions[shard], self._paths[shard]
-        number, frames = index - int(self._ends[shard]) + one.take + one.skip, self._frames[path]
+        shard, within = self._index.place(index)
+        path = self._paths[shard]
+        number, frames = within + self._instructions[shard].skip, self._frames[path]
         if number >= len(frames):
             problem = frames.problem or f"only {len(frames)} records"
             raise BadRecordError(Origin(path, frames.end), problem)

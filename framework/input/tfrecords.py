@@ -24,6 +24,7 @@ from typing import IO, Any
 import numpy as np
 
 from tekso.framework import files
+from tekso.framework.input.joined import JoinedIndex
 from tekso.framework.input.line_index import Chosen
 from tekso.framework.input.record_files import RecordFiles
 from tekso.framework.input.record_frames import (
@@ -66,12 +67,12 @@ class TfRecords(RecordFiles):
             frames = self._walk(path)
             if frames is not None:
                 self._files.append(self._chosen(path, frames, choice))
-        self._ends = np.cumsum([len(one) for one in self._files], dtype=np.int64)
+        self._index = JoinedIndex(len(one) for one in self._files)
         if not len(self):
             raise self.skips.nothing_left()
 
     def __len__(self) -> int:
-        return int(self._ends[-1]) if len(self._ends) else 0
+        return len(self._index)
 
     def origin(self, index: int) -> Origin:
         """Returns the position of a record."""
@@ -95,9 +96,9 @@ class TfRecords(RecordFiles):
 
     def _place(self, index: int) -> tuple[Origin, int]:
         """Returns the position of a record, and the bytes of its data."""
-        number = int(np.searchsorted(self._ends, index, "right"))
+        number, within = self._index.place(index)
         file = self._files[number]
-        offset, length = file.record(index - (int(self._ends[number]) - len(file)))
+        offset, length = file.record(within)
         return Origin(file.path, offset), length
 
     def _walk(self, path: str) -> Frames | None:

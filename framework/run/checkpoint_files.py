@@ -204,7 +204,7 @@ def write_shards(
                 check()
                 disk_space.check_free(path, needed)
                 files.remove_folder(place)
-                files.make_folder(place)
+                files.make_folder(place, parents=False)
         written: dict[str, Any] = {}
         with _together(group):
             written = _write_own(prefix, parts)
@@ -221,7 +221,8 @@ def write_shards(
             created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             files=checksums,
         )
-        files.write_atomically(files.join(place, DESCRIPTION), description.to_json())
+        about = files.join(place, DESCRIPTION)
+        files.write_atomically(about, description.to_json(), parents=False)
         if place != path:
             files.sync(place)
             check()

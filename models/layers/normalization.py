@@ -154,7 +154,9 @@ class BatchNorm(Norm):
             counted = tf.ones_like(wide[..., :1]) if mask is None else tf.cast(mask, wide.dtype)
             self._collect_around_moving_mean(theta, wide, ctx, counted)
             return self._normalised(theta, x, *self._group_statistics(wide, ctx, counted))
-        found = ops.batch_norm(ctx, x, theta.scale, theta.bias, mask, epsilon=self.params.epsilon)
+        found = ops.batch_norm(
+            ctx, x, theta.scale, theta.bias, mask, epsilon=self.params.epsilon, layer=self
+        )
         away = tf.stop_gradient(found.mean - theta.moving_mean)
         shift = found.total - found.count * tf.stop_gradient(theta.moving_mean)
         rest = found.total - found.count * found.mean
@@ -203,7 +205,7 @@ class BatchNorm(Norm):
 
         def of_groups(values: tf.Tensor) -> tf.Tensor:
             own = tf.matmul(member, tf.reduce_sum(values, inner), transpose_a=True)
-            return ops.sum_over_replicas(ctx, own)
+            return ops.sum_over_replicas(ctx, own, self)
 
         def of_examples(values: tf.Tensor) -> tf.Tensor:
             found = tf.matmul(member, values)

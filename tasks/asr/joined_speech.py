@@ -6,8 +6,7 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
-
+from tekso.framework.input.joined import JoinedIndex
 from tekso.framework.input.skips import InputError, Origin, SkipReport
 from tekso.framework.input.sources import digest
 from tekso.framework.input.splits import Split
@@ -40,10 +39,10 @@ class JoinedSpeech(AnySpeech):
         self._sources: list[AnySpeech] = [
             _with_form(source, form).instantiate(split=split) for source in self.params.sources
         ]
-        self._ends = np.cumsum([len(source) for source in self._sources])
+        self._index = JoinedIndex(len(source) for source in self._sources)
 
     def __len__(self) -> int:
-        return int(self._ends[-1])
+        return len(self._index)
 
     def origin(self, index: int) -> Origin:
         """Returns the position of an utterance."""
@@ -78,8 +77,8 @@ class JoinedSpeech(AnySpeech):
 
     def _place(self, index: int) -> tuple[AnySpeech, int]:
         """Returns the source of an utterance and its index there."""
-        number = int(np.searchsorted(self._ends, index, side="right"))
-        return self._sources[number], index - int(self._ends[number - 1] if number else 0)
+        number, within = self._index.place(index)
+        return self._sources[number], within
 
     def _utterance(self, index: int) -> Utterance:
         source, own = self._place(index)

@@ -11,6 +11,7 @@ from tekso.framework import files
 from tekso.framework.input.skips import BadRecordError, InputError, Origin, reason_of
 from tekso.framework.input.splits import Split
 from tekso.framework.params import param
+from tekso.tasks.image.packed_names import PackedNames
 from tekso.tasks.image.split_sources import SplitFiles
 
 
@@ -62,18 +63,18 @@ class CocoFiles(SplitFiles):
             raise _no_coco(self.file, error) from error
         if not chosen:
             raise InputError(f"{self.file}: the split {split} has no images{self.why_empty()}")
-        self._paths = [files.join(self.folder, found.names[i]) for i in chosen]
+        self._names = PackedNames(found.names[i] for i in chosen)
 
     def _keep(self, found: CocoFile, chosen: list[int]) -> list[int]:
         """Stores the annotations of the chosen images; returns the images that are kept."""
         raise NotImplementedError(f"{type(self).__name__} has no _keep(found, chosen)")
 
     def __len__(self) -> int:
-        return len(self._paths)
+        return len(self._names)
 
     def origin(self, index: int) -> Origin:
         """Returns the position of a record."""
-        return Origin(self._paths[index])
+        return Origin(files.join(self.folder, self._names[index]))
 
     def describe(self) -> str:
         """Returns a short description of the collection."""
@@ -85,11 +86,11 @@ class CocoFiles(SplitFiles):
         Raises:
           BadRecordError: it cannot be read.
         """
-        path = self._paths[index]
+        origin = self.origin(index)
         try:
-            return files.read(path)
+            return files.read(origin.file)
         except OSError as error:
-            raise BadRecordError(Origin(path), reason_of(error)) from error
+            raise BadRecordError(origin, reason_of(error)) from error
 
 
 def _parsed(path: str) -> CocoFile:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import array
-from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 
 from tekso.framework import files
+from tekso.framework.input.joined import JoinedIndex
 from tekso.framework.input.skips import BadRecordError, InputError, Origin, reason_of
 from tekso.framework.input.sources import digest
 from tekso.framework.input.splits import Split
 from tekso.framework.input.tfrecords import TfRecords, feature_of
 from tekso.framework.params import param
 from tekso.tasks.image.decoding import SUFFIXES
+from tekso.tasks.image.packed_names import PackedNames
 from tekso.tasks.image.sources import ImageSource, LabelledImage
 from tekso.tasks.image.split_sources import SplitFolders
 
@@ -65,11 +65,11 @@ class ImageFolders(SplitFolders, ImageSource):
             raise InputError(
                 f"{own or p.folder}: the split {split} has no images{self.why_empty()}"
             )
-        self._ends = np.cumsum(counts)
+        self._index = JoinedIndex(counts)
         self.labels = np.repeat(np.array([numbers[name] for name in there], np.int64), counts)
 
     def __len__(self) -> int:
-        return int(self._ends[-1])
+        return len(self._index)
 
     def origin(self, index: int) -> Origin:
         """Returns the position of a record."""
@@ -86,10 +86,8 @@ class ImageFolders(SplitFolders, ImageSource):
         return f"images in {self.params.folder}"
 
     def _path(self, index: int) -> str:
-        number = int(np.searchsorted(self._ends, index, "right"))
-        names = self._names[number]
-        file = names[index - (int(self._ends[number]) - len(names))]
-        return files.join(self._root, self._classes_here[number], file)
+        number, within = self._index.place(index)
+        return files.join(self._root, self._classes_here[number], self._names[number][within])
 
     def _classes(self, folder: str, name: str) -> dict[str, PackedNames]:
         """Returns {class: its image files}, sorted."""
@@ -151,27 +149,6 @@ class ImageRecords(TfRecords, ImageSource):
                 "stored labels",
             )
         return LabelledImage(image, number)
-
-
-class PackedNames:
-    """Names of files in one byte string; an object of Python for each would need 60 bytes more."""
-
-    def __init__(self, names: Iterable[str]) -> None:
-        data, ends = bytearray(), array.array("q")
-        for name in names:
-            data += name.encode("utf-8", "surrogateescape")
-            ends.append(len(data))
-        self._data, self._ends = bytes(data), np.array(ends, np.int64)
-
-    def __len__(self) -> int:
-        return len(self._ends)
-
-    def __getitem__(self, index: int) -> str:
-        begin = int(self._ends[index - 1]) if index else 0
-        return self._data[begin : int(self._ends[index])].decode("utf-8", "surrogateescape")
-
-    def __iter__(self) -> Iterator[str]:
-        return (self[index] for index in range(len(self)))
 
 
 def is_image_name(name: str) -> bool:

@@ -12,8 +12,7 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
-
+from tekso.framework.input.joined import JoinedIndex
 from tekso.framework.input.skips import InputError, Origin
 from tekso.framework.input.sources import digest
 from tekso.framework.input.splits import Split, check_fractions, split_of
@@ -86,7 +85,7 @@ class Cldr(PairSource):
         self.languages = self.languages_of(p)
         drawn = [pairs_of(code, p.num_pairs, kinds=kinds, seed=p.seed) for code in p.locales]
         self._pairs = [self._own(pairs) for pairs in drawn]  # by language
-        self._ends = np.cumsum([len(pairs) for pairs in self._pairs])
+        self._index = JoinedIndex(len(pairs) for pairs in self._pairs)
         if not len(self):
             raise self.skips.nothing_left()
 
@@ -96,7 +95,7 @@ class Cldr(PairSource):
         return tuple(params.locales) if len(params.locales) > 1 else ()
 
     def __len__(self) -> int:
-        return int(self._ends[-1])
+        return len(self._index)
 
     def origin(self, index: int) -> Origin:
         """Returns the location of a record."""
@@ -115,9 +114,8 @@ class Cldr(PairSource):
         return f"CLDR phrases, English to {names}"
 
     def _read(self, index: int) -> Pair:
-        number = int(np.searchsorted(self._ends, index, side="right"))
-        first = int(self._ends[number - 1]) if number else 0
-        return Pair(*self._pairs[number][index - first], *self.languages[number : number + 1])
+        number, within = self._index.place(index)
+        return Pair(*self._pairs[number][within], *self.languages[number : number + 1])
 
     def _own(self, drawn: tuple[TextPair, ...]) -> list[TextPair]:
         """Returns the pairs of a language that are in this split."""

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tekso.framework.input import shuffle
+from tekso.framework.input.joined import JoinedIndex
 from tekso.framework.input.skips import BadRecordError, InputError, Origin, SkipReport
 from tekso.framework.input.sources import digest
 from tekso.framework.input.splits import Split
@@ -57,7 +58,7 @@ class ManyLanguages(PairSource):
                     f"{p.path_of('corpora')}.{language} has {len(corpus.languages)} languages, "
                     "must have one"
                 )
-        self._ends = np.cumsum([len(corpus) for corpus in self._corpora])
+        self._index = JoinedIndex(len(corpus) for corpus in self._corpora)
 
     @classmethod
     def languages_of(cls, params: Any) -> tuple[str, ...]:
@@ -65,11 +66,11 @@ class ManyLanguages(PairSource):
         return tuple(params.corpora)
 
     def __len__(self) -> int:
-        return int(self._ends[-1])
+        return len(self._index)
 
     def origin(self, index: int) -> Origin:
         """Returns the location of a record."""
-        number, within = self._place(index)
+        number, within = self._index.place(index)
         return self._corpora[number].origin(within)
 
     def fingerprint(self) -> str:
@@ -86,7 +87,7 @@ class ManyLanguages(PairSource):
         return sum((corpus.skipped() for corpus in self._corpora), super().skipped())
 
     def _read(self, index: int) -> Pair:
-        number, within = self._place(index)
+        number, within = self._index.place(index)
         pair: Pair = self._corpora[number][within]
         return pair._replace(language=self.languages[number])
 
@@ -95,11 +96,6 @@ class ManyLanguages(PairSource):
             for origin, record in corpus._read_all():
                 is_bad = isinstance(record, BadRecordError)
                 yield origin, record if is_bad else record._replace(language=language)
-
-    def _place(self, index: int) -> tuple[int, int]:
-        """Returns the number of a record's corpus, and its index in the corpus."""
-        number = int(np.searchsorted(self._ends, index, side="right"))
-        return number, index - (int(self._ends[number - 1]) if number else 0)
 
 
 def sampled(

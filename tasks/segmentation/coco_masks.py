@@ -70,10 +70,10 @@ class CocoMasks(CocoFiles, MaskSource):
 
     def fingerprint(self) -> str:
         """Returns a digest of the names of the images and of their regions."""
-        records = zip(self._paths, self._sizes, self._regions, strict=True)
+        records = zip(self._names, self._sizes, self._regions, strict=True)
         return digest(
-            f"{files.base_name(path)} {size} {regions}".encode("utf-8", "surrogateescape")
-            for path, size, regions in records
+            f"{files.base_name(name)} {size} {regions}".encode("utf-8", "surrogateescape")
+            for name, size, regions in records
         )
 
     def mask(self, index: int) -> np.ndarray:

@@ -16,6 +16,7 @@ from tekso.framework.input.sources import digest
 from tekso.framework.input.splits import Split
 from tekso.framework.params import param
 from tekso.tasks.image.files import is_image_name
+from tekso.tasks.image.packed_names import PackedNames
 from tekso.tasks.image.sources import IMAGES, AnySource, as_images
 from tekso.tasks.image.split_sources import SplitFolders
 
@@ -73,7 +74,6 @@ class SplitFolder(SplitFolders):
             )
         self.class_names = tuple(p.classes)
         self.root = self.own or p.folder
-        self._paths: list[str] = []
 
     def check_folder(self, folder: str) -> None:
         """Checks that a folder exists.
@@ -85,32 +85,31 @@ class SplitFolder(SplitFolders):
             name = f"{self.split}_folder" if self.own else "folder"
             raise InputError(f"{self.params.path_of(name)}: there is no folder {folder!r}")
 
-    def find(self, folder: str, is_wanted: Callable[[str], bool]) -> list[str]:
-        """Finds the files of the split in a folder; returns their names.
+    def find(self, folder: str, is_wanted: Callable[[str], bool]) -> None:
+        """Finds the files of the split in a folder, which are then the records.
 
         Raises:
           InputError: there are none.
         """
-        names = [
-            name for name in sorted(files.names(folder)) if is_wanted(name) and self.takes(name)
-        ]
-        if not names:
+        self._folder = folder
+        self._names = PackedNames(
+            name for name in files.names(folder) if is_wanted(name) and self.takes(name)
+        )
+        if not len(self):
             raise InputError(
                 f"{folder}: the split {self.split} has no {self.unit}{self.why_empty()}"
             )
-        self._paths = [files.join(folder, name) for name in names]
-        return names
 
     def __len__(self) -> int:
-        return len(self._paths)
+        return len(self._names)
 
     def origin(self, index: int) -> Origin:
         """Returns the position of a record."""
-        return Origin(self._paths[index])
+        return Origin(files.join(self._folder, self._names[index]))
 
     def fingerprint(self) -> str:
         """Returns a digest of the names of the files."""
-        return digest(files.base_name(path).encode() for path in self._paths)
+        return digest(name.encode("utf-8", "surrogateescape") for name in self._names)
 
 
 class LoadedArrays(AnySource):
@@ -190,10 +189,8 @@ class MaskFolders(SplitFolder, MaskSource):
         images, folder = (files.join(self.root, name) for name in (IMAGES, MASKS))
         for one in (images, folder):
             self.check_folder(one)
-        names = self.find(images, is_image_name)
-        masks = [f"{os.path.splitext(name)[0]}.png" for name in names]
-        self._masks = [files.join(folder, name) for name in masks]
-        missing = set(masks) - set(files.names(folder))
+        self.find(images, is_image_name)
+        missing = set(map(_mask_name, self._names)) - set(files.names(folder))
         if missing:
             raise InputError(
                 f"{len(missing)} images in {images} have no mask: there is no "
@@ -205,11 +202,16 @@ class MaskFolders(SplitFolder, MaskSource):
         return f"images with masks in {self.params.folder}"
 
     def _read(self, index: int) -> MaskedImage:
-        path = self._paths[index]
+        origin = self.origin(index)
+        mask = files.join(self.root, MASKS, _mask_name(self._names[index]))
         try:
-            return MaskedImage(files.read(path), files.read(self._masks[index]))
+            return MaskedImage(files.read(origin.file), files.read(mask))
         except OSError as error:
-            raise BadRecordError(Origin(path), reason_of(error)) from error
+            raise BadRecordError(origin, reason_of(error)) from error
+
+
+def _mask_name(image_name: str) -> str:
+    return f"{os.path.splitext(image_name)[0]}.png"
 
 
 class MaskArrays(LoadedArrays, MaskSource):

@@ -68,9 +68,9 @@ class VolumeFolders(SplitFolder, VolumeSource):
         return f"volumes in {self.params.folder}"
 
     def _read(self, index: int) -> LabelledVolume:
-        path = self._paths[index]
-        arrays = read_arrays(path, (VOLUME, LABELS))
-        return _checked(arrays[VOLUME], arrays[LABELS], Origin(path))
+        origin = self.origin(index)
+        arrays = read_arrays(origin.file, (VOLUME, LABELS))
+        return _checked(arrays[VOLUME], arrays[LABELS], origin)
 
 
 class VolumeArrays(LoadedArrays, VolumeSource):

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tekso.framework import ops
 from tekso.framework.context import StepContext, collecting_attention, isolated
+from tekso.framework.execution.replica_context import ReplicaContext
 from tekso.framework.layer import Layer
 
 
@@ -194,9 +195,15 @@ def test_an_isolated_context_collects_for_itself(tree: Tree) -> None:
     assert float(ctx.collected.total("loss")) == 1.0
 
 
-def test_sum_over_replicas_is_the_identity_on_one_device() -> None:
+def test_sum_over_replicas_is_the_identity_on_one_device(tree: Tree) -> None:
     x = tf.ones([2])
-    assert ops.sum_over_replicas(StepContext(), x) is x
+    assert ops.sum_over_replicas(StepContext(), x, tree.a) is x
+
+
+@pytest.mark.parametrize("ctx", [StepContext(), ReplicaContext(all_reduce=lambda x: 2 * x)])
+def test_a_sum_over_replicas_without_its_layer_says_what_to_write(ctx: StepContext) -> None:
+    with pytest.raises(TypeError, match=r"write ops\.sum_over_replicas\(ctx, x, self\)"):
+        ops.sum_over_replicas(ctx, tf.ones([2]))
 
 
 def test_primitives_compute_what_they_say() -> None:

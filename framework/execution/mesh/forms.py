@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from tekso.framework import loops, ops
+from tekso.framework.context import HasStream
 from tekso.framework.execution.mesh import control_flow, unrolled, vocab, windows
 from tekso.framework.execution.mesh.context import MeshContext
 from tekso.framework.primitives.batch_normalization import BatchNormed
@@ -69,6 +70,7 @@ def batch_norm(
     counted: tf.Tensor | None,
     *,
     epsilon: float,
+    layer: HasStream,
 ) -> BatchNormed:
     """See `ops.batch_norm`; without reshapes, so that any dim may be sharded.
 
@@ -80,11 +82,11 @@ def batch_norm(
     flags = ones if counted is None else tf.cast(counted, wide.dtype) * ones
     count = tf.reduce_sum(flags)
     # The sums of several replicas on meshes, of which each computes a part of the batch.
-    all_counted = tf.maximum(ops.sum_over_replicas(ctx, count), 1)
+    all_counted = tf.maximum(ops.sum_over_replicas(ctx, count, layer), 1)
     total = tf.reduce_sum(wide * flags, outer)
-    mean = ops.sum_over_replicas(ctx, total) / all_counted
+    mean = ops.sum_over_replicas(ctx, total, layer) / all_counted
     squares = tf.reduce_sum(tf.square(wide - mean) * flags, outer)
-    variance = ops.sum_over_replicas(ctx, squares) / all_counted
+    variance = ops.sum_over_replicas(ctx, squares, layer) / all_counted
     factor = tf.math.rsqrt(variance + epsilon) * tf.cast(scale, wide.dtype)
     y = tf.cast(wide * factor + (tf.cast(bias, wide.dtype) - mean * factor), x.dtype)
     return BatchNormed(y, *map(tf.stop_gradient, (mean, count, total, squares)))

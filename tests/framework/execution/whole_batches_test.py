@@ -102,7 +102,7 @@ class Centre(Layer):
         total, count = tf.reduce_sum(x), tf.cast(tf.size(x), tf.float32)
         ctx.collect_statistic(self, "mean", total, count)
         if self.params.sums:
-            total, count = (ops.sum_over_replicas(ctx, value) for value in (total, count))
+            total, count = (ops.sum_over_replicas(ctx, x, self) for x in (total, count))
         return (x - total / count) * theta.w
 
     def updated_statistics(self, theta: Any, statistics: Any) -> Any:

@@ -8,6 +8,7 @@ import io
 import json
 import os
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,7 +21,7 @@ from tekso.framework import files
 from tekso.framework.execution.shards import Shard, of_arrays
 from tekso.framework.exit_codes import ExitCode, exit_code_of
 from tekso.framework.experiment import Run, Tree
-from tekso.framework.run import checkpoint_files, rescue
+from tekso.framework.run import checkpoint_files, rescue, tensor_files
 from tekso.framework.run.checkpoints import Checkpoints, Description
 from tekso.framework.run.job import Job
 from tekso.framework.run.logdir import Logdir, LogdirLostError
@@ -157,9 +158,8 @@ def test_a_run_that_loses_its_logdir_ends_and_continues_elsewhere_as_the_same_ru
     def at_step(step: int) -> None:
         trained.append(step)
         if step == 5:
-            # The thread that still writes a checkpoint would create the folder again.
-            while lose is not empty and not list(path.glob("checkpoints/step_*[0-9]")):
-                time.sleep(0.001)
+            while lose is replace and not list(path.glob("checkpoints/step_*[0-9]")):
+                time.sleep(0.001)  # the other run would find the folder of the unfinished one
             lose(path)
 
     with pytest.raises(LogdirLostError) as caught:
@@ -180,6 +180,47 @@ def test_a_run_that_loses_its_logdir_ends_and_continues_elsewhere_as_the_same_ru
     assert losses(place) == whole
 
 
+WRITES = [
+    (files, "remove_folder"),
+    (tensor_files, "write"),
+    (tensor_files, "merge"),
+    (checkpoint_files, "checksum"),
+    (checkpoint_files, "versions"),
+    (files, "sync"),
+    (files, "rename"),
+]
+
+
+@pytest.mark.parametrize(("where", "name"), WRITES, ids=[name for _, name in WRITES])
+def test_a_logdir_that_moves_while_a_checkpoint_is_written_is_not_created_again(
+    tmp_path: Path,
+    whole: dict[int, float],
+    monkeypatch: pytest.MonkeyPatch,
+    where: Any,
+    name: str,
+) -> None:
+    path, original, is_writing = tmp_path / "run", getattr(where, name), threading.Event()
+
+    def moving(*args: Any, **kwargs: Any) -> Any:
+        is_save = threading.current_thread() is not threading.main_thread()
+        if is_save and not is_writing.is_set():
+            move(path)
+            is_writing.set()
+        return original(*args, **kwargs)
+
+    def at_step(step: int) -> None:
+        if step == 5:
+            is_writing.wait(60)
+
+    monkeypatch.setattr(where, name, moving)
+    with pytest.raises(LogdirLostError, match=r"moved to .*/moved during the run; the state of"):
+        train(path, at_step)
+    monkeypatch.undo()
+    assert os.listdir(tmp_path) == ["moved"]
+    train(tmp_path / "moved")
+    assert losses(tmp_path / "moved") == whole
+
+
 def test_a_file_system_without_locks_is_reported_for_the_logdir_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -198,10 +239,10 @@ def test_a_logdir_that_becomes_read_only_ends_the_run_which_saves_its_state_besi
 ) -> None:
     path, make_folder = tmp_path / "run", files.make_folder
 
-    def fail_inside(folder: str) -> None:  # root may write to read-only folders
+    def fail_inside(folder: str, **kwargs: Any) -> None:  # root may write to read-only folders
         if folder.startswith(f"{path}/"):
             raise PermissionError(errno.EACCES, "Permission denied", folder)
-        make_folder(folder)
+        make_folder(folder, **kwargs)
 
     def at_step(step: int) -> None:
         if step == 2:

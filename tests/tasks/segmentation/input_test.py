@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ from small_masks import Squares, write_masks
 from small_pictures import png
 
 from tekso.framework.input.skips import InputError
+from tekso.framework.input.sources import digest
 from tekso.tasks.image.colour import ColourJitter, RandAugment
 from tekso.tasks.image.packaged import Digits
 from tekso.tasks.image.steps import CentreCrop, Flip, InceptionCrop, PadAndCrop
@@ -92,6 +95,26 @@ def test_folders_have_the_values_of_grey_and_palette_masks(tmp_path: Path, mode:
     (tmp_path / "masks" / "3.png").unlink()
     with pytest.raises(InputError, match=r"1 images in .* have no mask"):
         source.instantiate()
+
+
+def test_a_folder_needs_few_bytes_for_an_image_and_its_mask(tmp_path: Path) -> None:
+    write_masks(tmp_path, Squares.Params(count=1).instantiate())
+    for number in range(1000):
+        for name in ("images", "masks"):
+            os.link(tmp_path / name / "0.png", tmp_path / name / f"{number:06d}.png")
+    params = MaskFolders.Params(folder=str(tmp_path), classes=["a"], dev_fraction=0.0)
+    params.instantiate()  # imports and caches
+    tracemalloc.start()
+    try:
+        source = params.instantiate()
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(source) == 1001
+    assert kept < 1001 * (len("000000.png") + 8) + 10_000
+    names = ["0.png", *(f"{number:06d}.png" for number in range(1000))]
+    assert source.fingerprint() == digest(name.encode() for name in sorted(names))
+    assert source.origin(1000).file == str(tmp_path / "images" / "000999.png")
 
 
 def test_malformed_masks_count_for_nothing(tmp_path: Path) -> None:
