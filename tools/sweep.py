@@ -286,7 +286,7 @@ def _search(
                 failed.append(trial)
                 return None
             evaluations = trainer.evaluations(trial, FLAGS.metric)
-            if not evaluations:
+            if not evaluations and trainer.code(trial) != ExitCode.NOT_FINITE:
                 known = ", ".join(trainer.metrics(trial))
                 raise UsageError(f"no evaluation has --metric={FLAGS.metric}; there are {known}")
             values.append(best_of(evaluations, FLAGS.goal))

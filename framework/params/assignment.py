@@ -25,10 +25,16 @@ def transact(
     items: Iterable[tuple[str, Any]],
     assign: Callable[[params_tree.Location, Any, Log], None],
 ) -> None:
-    """Calls `assign` for every location that a path matches; rolls back if a call fails."""
+    """Calls `assign` for every location that a path matches; rolls back if a call fails.
+
+    Raises:
+      TypeError: a path is no text.
+    """
     log: Log = []
     try:
         for path, value in items:
+            if not isinstance(path, str):
+                raise TypeError(f"a path of Params is a str, such as 'run.steps', given {path!r}")
             for place in params_tree.places(root, path):
                 assign(place, value, log)
     except BaseException:

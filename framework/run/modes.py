@@ -120,6 +120,8 @@ def _run(
         if group.is_first:  # only now it is certain that the experiment fits the logdir
             job.logdir.write_params(job.model, job.tree, job.registered)
             job.logdir.add_command(job.command)
+        if profile is not None and (reason := profile.why_none(step, run.steps)):
+            job.console.line(reason, "warning")
         with profile or contextlib.nullcontext():
             outcome = rescue.run(job, loop, report, step)
         notices.show()
@@ -131,7 +133,8 @@ def _run(
             path = checkpoints.path(outcome.step)
             name = outcome.stopped_by.name
             lines = summary.stopped(name, outcome.step, run.steps, path)
-            for line in lines + time_use.lines(report.time_use.seconds()):
+            width = job.console.width
+            for line in lines + time_use.lines(report.time_use.seconds(), width=width):
                 job.console.line(line)
             return exit_code(outcome.stopped_by)
         report.progress(outcome.step, "decoding")

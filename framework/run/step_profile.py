@@ -24,6 +24,7 @@ class StepProfile:
         self._first, self._last = first, last
         self._folder, self._log = folder, log
         self._began: int | None = None
+        self._ended = 0  # last step that was profiled
         self._is_done = False
 
     def __enter__(self) -> StepProfile:
@@ -31,9 +32,21 @@ class StepProfile:
 
     def __exit__(self, *_: object) -> None:
         if self._began is None:
-            steps = f"{self._first} to {self._last}"
-            self._log(f"no profile was written: this process ran none of the steps {steps}")
-        self._close("the last")
+            wanted = _steps_text(self._first, self._last)
+            self._log(f"no profile was written: this process did not run {wanted}")
+        self._close()
+
+    def why_none(self, step: int, steps: int) -> str:
+        """Returns why a process that continues after a step will profile nothing, or "".
+
+        Args:
+          step: steps done.
+          steps: number of steps of the whole run.
+        """
+        wanted = f"no profile will be written of {_steps_text(self._first, self._last)}"
+        if self._last <= step:
+            return f"{wanted}: {step} are done"
+        return f"{wanted}: run.steps is {steps}" if self._first > steps else ""
 
     @contextlib.contextmanager
     def around(self, first: int, last: int) -> Iterator[None]:
@@ -51,13 +64,18 @@ class StepProfile:
             self._began = first
         with tf.profiler.experimental.Trace("train", step_num=first, _r=1):
             yield
+        self._ended = last
         if last >= self._last:
-            self._close(str(last))
+            self._close()
 
-    def _close(self, last: str) -> None:
-        """Writes the profile, if one is being recorded; `last` is the last of its steps."""
+    def _close(self) -> None:
+        """Writes the profile, if one is being recorded."""
         if self._began is None or self._is_done:
             return
         self._is_done = True
         tf.profiler.experimental.stop()
-        self._log(f"profile of steps {self._began}-{last}: {self._folder}")
+        self._log(f"profile of {_steps_text(self._began, self._ended)}: {self._folder}")
+
+
+def _steps_text(first: int, last: int) -> str:
+    return f"steps {first}-{last}" if last > first else f"step {first}"

@@ -207,14 +207,17 @@ def test_a_run_that_has_just_begun_and_an_older_one_are_compared(tmp_path: Path)
 
 
 def test_a_diverged_run_and_runs_with_one_seed_are_pointed_out(tmp_path: Path) -> None:
-    paths = [write(tmp_path / name, loss=1.0, seed=0) for name in ("a", "b", "c")]
+    paths = [write(tmp_path / name, loss=1.0, seed=0) for name in ("a", "b", "c", "d")]
     with (tmp_path / "b" / "metrics.jsonl").open("a") as file:
         file.write('{"step": 6, "split": "dev", "loss": null}\n')
     (tmp_path / "c" / "metrics.jsonl").unlink()
+    record = '{"step": 2, "split": "dev", "loss": null}\n'
+    (tmp_path / "d" / "metrics.jsonl").write_text(record)
     found = tables.results(runs.groups([runs.read(path) for path in paths]), "dev/loss")
-    b, c, seeds, _ = found.notes
+    b, c, d, seeds, _ = found.notes
     assert b == f"The last dev/loss of {paths[1]} is not finite; the table has the value at step 4."
-    assert c == f"{paths[2]} has no finite dev/loss, and is left out."
+    assert c == f"{paths[2]} has no dev/loss, and is left out."
+    assert d == f"{paths[3]} has no finite dev/loss, and is left out."
     assert "have the same seed (0). They are not independent" in seeds
 
 
@@ -247,3 +250,56 @@ def test_runs_of_other_tasks_are_pointed_out_and_most_of_many_fields_are_in_the_
     assert "task.field20 : 0 | 1\n" in out and "field39" not in out
     assert f"… and 11 fields of Params that differ, in {page}\n" in out
     assert "task.field39" in page.read_text()
+
+
+def test_curves_by_tokens_do_not_depend_on_how_often_training_is_logged() -> None:
+    seen = {2: 20, 10: 100, 12: 132}
+    records = [
+        *({"step": i, "split": "train", "loss": 1.0, "tokens_seen": n} for i, n in seen.items()),
+        *({"step": i, "split": "dev", "loss": 2.0} for i in (1, 5, 10, 11, 18)),
+    ]
+    points = runs.curves_of(records, "tokens")["dev/loss"]
+    assert [(p.step, p.seen) for p in points] == [
+        (1, 10.0), (5, 50.0), (10, 100.0), (11, 116.0), (18, 198.0)
+    ]  # fmt: skip
+    points = runs.curves_of(records[-5:], "")["dev/loss"]
+    assert {point.seen for point in points} == {None}
+
+
+def test_numbers_of_steps_are_groups_if_they_are_what_is_compared(tmp_path: Path) -> None:
+    paths = [write(tmp_path / f"{steps}_{i}", loss=1.0, seed=i) for steps in (4, 8) for i in (0, 1)]
+    for path in paths[2:]:
+        file = Path(path, "params.txt")
+        file.write_text(file.read_text().replace("run.steps : 4", "run.steps : 8"))
+    found = [runs.read(path) for path in paths]
+    assert [(g.name, len(g.runs)) for g in runs.groups(found)] == [("steps=4", 2), ("steps=8", 2)]
+    # A longer run of another seed is one more run.
+    assert [len(group.runs) for group in runs.groups([found[0], found[3]])] == [2]
+
+
+def test_a_run_without_a_value_is_no_second_run_of_its_seed(tmp_path: Path) -> None:
+    paths = [write(tmp_path / name, loss=1.0) for name in "ab"]
+    (tmp_path / "b" / "metrics.jsonl").unlink()
+    notes = tables.results(runs.groups([runs.read(path) for path in paths]), "dev/loss").notes
+    assert not any("the same seed" in note for note in notes)
+
+
+def test_the_default_metric_is_one_that_all_runs_have(tmp_path: Path) -> None:
+    paths = [write(tmp_path / name, loss=1.0) for name in "ab"]
+    assert runs.main_metric([runs.read(path) for path in paths]) == "dev/loss"
+    for path in paths:
+        with Path(path, "metrics.jsonl").open("a") as file:
+            file.write('{"step": 4, "split": "dev", "bits_per_byte": 2.0}\n')
+        wanted = "dev/loss" if path == paths[0] else "dev/bits_per_byte"
+        assert runs.main_metric([runs.read(path) for path in paths]) == wanted
+
+
+def test_damaged_times_of_a_record_count_as_nothing(tmp_path: Path) -> None:
+    path = write(tmp_path / "a", loss=1.0)
+    with Path(path, "metrics.jsonl").open("a") as file:
+        for step, seconds in ((5, {"step": "x", "start": 3}), (6, 4)):
+            record = {"step": step, "split": "dev", "loss": 1.0, "seconds": seconds}
+            file.write(f"{json.dumps(record)}\n")
+    run = runs.read(path)
+    assert run.seconds == {"start": 3.0}
+    assert [point.seconds for point in run.curves["dev/loss"]][-2:] == [3.0, None]

@@ -87,6 +87,7 @@ class FakeTrainer:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.trained: list[str] = []
         self.codes: dict[str, int] = {}
+        self.evaluates = True
 
         real = subprocess.Popen
 
@@ -100,6 +101,8 @@ class FakeTrainer:
             text = PARAMS.format(rate=rate, seed=flags["seed"])
             (logdir / "params.txt").write_text(text)
             record = {"step": 8, "split": "dev", "loss": 100 * float(rate) + int(flags["seed"])}
+            if not self.evaluates:
+                record = {"step": 8, "split": "train", "loss": None}
             (logdir / "metrics.jsonl").write_text(json.dumps(record) + "\n")
             code = self.codes.get(logdir.name, 0)
             options["stdout"].write(b"the last words\n")
@@ -181,6 +184,29 @@ def test_optuna_searches_and_resumes(
     assert len(study.trials) == 5 and study.best_value == pytest.approx(best)
     assert {t.params["run.log_every_steps"] for t in study.trials} <= {"5", "10"}
     assert "5 trials finished" in capsys.readouterr().out
+
+
+def test_a_trial_that_diverges_before_its_first_evaluation_does_not_end_a_search(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    optuna = FakeOptuna()
+    monkeypatch.setattr(search, "check_installed", lambda: None)
+    monkeypatch.setitem(sys.modules, "optuna", optuna)  # type: ignore[arg-type]
+    fake, real = FakeTrainer(monkeypatch), Trainer.train
+
+    def train(self: Trainer, trial: SweepTrial, *rest: Any) -> int:
+        fake.evaluates = "seed=0" in trial.name and "000_" not in trial.name
+        fake.codes[trial.name] = ExitCode.OK if fake.evaluates else ExitCode.NOT_FINITE
+        return real(self, trial, *rest)
+
+    monkeypatch.setattr(Trainer, "train", train)
+    words = ["tekso-sweep", TINY, f"--logdir={tmp_path}", "--search=random", "--metric=dev/loss",
+             f"--sweep={RATE}=1e-3:1e-2", "--trials=2"]  # fmt: skip
+    assert sweep.main(words) == ExitCode.OK
+    assert [(t.state, t.value) for t in optuna.trials] == [
+        ("fail", None), ("complete", pytest.approx(0.2))
+    ]  # fmt: skip
+    assert len(fake.trained) == 2 and "diverged" in capsys.readouterr().out
 
 
 def test_another_sweep_in_the_folder_is_refused(

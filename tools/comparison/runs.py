@@ -5,23 +5,26 @@ Only text files of the logdir are read, so the packages of its classes are not n
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tekso.framework import bounded, files
+from tekso.framework.run import time_use
 from tekso.framework.run.logdir import PARAMS, Logdir
 from tekso.framework.run.metrics_log import SECONDS, SEEN, SPLIT, STEP, TRAIN, MetricsLog
 from tekso.tools.command_errors import UsageError
 from tekso.tools.sweeping.trials import TRIALS
 
 SEED = "run.seed"
+STEPS = "run.steps"
 _LINE = re.compile(r"(\S+) : (.*?)(?:  # ([^\"']*))?")
 _LENGTH = {  # fields that say for how long a run goes, not what is trained
-    "run.steps",
+    STEPS,
     "run.log_every_steps",
     "run.keep_last_checkpoints",
     "run.checkpoint_buffer_mb",
@@ -107,7 +110,7 @@ def read(path: str) -> ComparedRun:
         raise UsageError(f"{path} has no run: there is no {logdir.file(PARAMS)}{hint}")
     records = MetricsLog(logdir.metrics).read()
     unit = next((key for r in records for key in r if key.endswith(SEEN)), "").removesuffix(SEEN)
-    seconds: dict[str, float] = next((r[SECONDS] for r in reversed(records) if SECONDS in r), {})
+    spent = (one for r in reversed(records) if isinstance(one := r.get(SECONDS), dict))
     return ComparedRun(
         path=logdir.path,
         model=model,
@@ -115,7 +118,7 @@ def read(path: str) -> ComparedRun:
         curves=curves_of(records, unit),
         not_finite=_not_finite(records),
         unit=unit,
-        seconds=seconds,
+        seconds=time_use.valid(next(spent, {})),
         samples=_samples(logdir),
     )
 
@@ -131,13 +134,17 @@ def params_of(text: str) -> dict[str, ParamValue]:
 
 
 def curves_of(records: Sequence[Mapping[str, Any]], unit: str) -> dict[str, list[Point]]:
-    """Returns {"split/metric": points}; an evaluation has the units of the last training record."""
+    """Returns {"split/metric": points}.
+
+    A record without units, such as that of an evaluation, has those of its step between the two
+    nearest records that have them.
+    """
     curves: dict[str, list[Point]] = {}
-    seen: float | None = None
+    seen_at = _seen_at(records, unit)
     for record in records:
-        seen = record.get(f"{unit}{SEEN}", seen)
+        seen = seen_at(record[STEP])
         spent = record.get(SECONDS)
-        seconds = math.fsum(spent.values()) if isinstance(spent, dict) else None
+        seconds = math.fsum(time_use.valid(spent).values()) if isinstance(spent, dict) else None
         for name, value in record.items():
             if name in (STEP, SPLIT, SECONDS, "elapsed_seconds", f"{unit}{SEEN}"):
                 continue
@@ -145,6 +152,31 @@ def curves_of(records: Sequence[Mapping[str, Any]], unit: str) -> dict[str, list
                 key = f"{record[SPLIT]}/{name}"
                 curves.setdefault(key, []).append(Point(record[STEP], seen, seconds, value))
     return curves
+
+
+def _seen_at(records: Sequence[Mapping[str, Any]], unit: str) -> Callable[[int], float | None]:
+    """Returns a function of the step: the units that training has processed; None: unknown."""
+    key = f"{unit}{SEEN}"
+    known = {
+        record[STEP]: float(value)
+        for record in records
+        if record[STEP] > 0
+        and isinstance(value := record.get(key), int | float)
+        and math.isfinite(value)
+    }
+    steps = [0, *sorted(known)]
+    units = [0.0, *(known[step] for step in steps[1:])]
+
+    def seen(step: int) -> float | None:
+        if not known:
+            return None
+        if step > steps[-1]:  # as many per step as before
+            return units[-1] * step / steps[-1]
+        after = max(1, bisect.bisect_left(steps, step))
+        share = (step - steps[after - 1]) / (steps[after] - steps[after - 1])
+        return units[after - 1] + (units[after] - units[after - 1]) * share
+
+    return seen
 
 
 def _not_finite(records: Sequence[Mapping[str, Any]]) -> frozenset[str]:
@@ -207,13 +239,16 @@ def differences(runs: Sequence[ComparedRun]) -> list[DifferentField]:
 
 
 def groups(runs: Sequence[ComparedRun]) -> list[Group]:
-    """Returns the runs in groups whose Params differ in the seed only, in order."""
+    """Returns the runs in groups whose Params differ in the seed only, in order.
+
+    If runs with the same seed differ in their number of steps only, their numbers of steps are
+    compared, so these are groups too.
+    """
     different = [d for d in differences(runs) if d.path not in {SEED, *_LENGTH}]
-    found: dict[Any, list[ComparedRun]] = {}
-    for i, run in enumerate(runs):
-        values = (one.values[i] for one in different)
-        key = (run.model, *(value.text if value else None for value in values))
-        found.setdefault(key, []).append(run)
+    found = _equal(runs, different)
+    if any(len({r.seed for r in one}) < len({_length(r) for r in one}) for one in found.values()):
+        different += [d for d in differences(runs) if d.path == STEPS]
+        found = _equal(runs, different)
     short = _short_names([one.path for one in different])
     result = []
     for key, members in found.items():
@@ -228,6 +263,23 @@ def groups(runs: Sequence[ComparedRun]) -> list[Group]:
     ]
 
 
+def _length(run: ComparedRun) -> tuple[str, str]:
+    """Returns the seed and the number of steps."""
+    return run.seed, run.params[STEPS].text if STEPS in run.params else "?"
+
+
+def _equal(
+    runs: Sequence[ComparedRun], different: Sequence[DifferentField]
+) -> dict[Any, list[ComparedRun]]:
+    """Returns the runs by their experiment and their values of fields, in order."""
+    found: dict[Any, list[ComparedRun]] = {}
+    for i, run in enumerate(runs):
+        values = (one.values[i] for one in different)
+        key = (run.model, *(value.text if value else None for value in values))
+        found.setdefault(key, []).append(run)
+    return found
+
+
 def _short_names(paths: Sequence[str]) -> list[str]:
     """Returns the shortest ends of paths that are distinct."""
     short = []
@@ -240,10 +292,15 @@ def _short_names(paths: Sequence[str]) -> list[str]:
 
 
 def main_metric(runs: Sequence[ComparedRun]) -> str:
-    """Returns the curve to compare by default: of the first evaluation, or else the loss."""
+    """Returns the curve to compare by default: of the first evaluation, or else the loss.
+
+    It is one that all runs have, if there is one.
+    """
     splits = dict.fromkeys(key.partition("/")[0] for run in runs for key in run.curves)
     split = next((one for one in splits if one != TRAIN), TRAIN)
-    for name in ("bits_per_byte", "loss"):
-        if any(f"{split}/{name}" in run.curves for run in runs):
-            return f"{split}/{name}"
+    names = [f"{split}/{name}" for name in ("bits_per_byte", "loss")]
+    for has in (all, any):
+        for name in names:
+            if has(name in run.curves for run in runs):
+                return name
     return f"{TRAIN}/loss"

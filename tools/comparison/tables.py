@@ -82,13 +82,14 @@ def _warnings(groups: Sequence[Group], metric: str) -> list[str]:
         for run in group.runs:
             last = run.last(metric)
             if last is None:
-                found.append(f"{run.path} has no finite {metric}, and is left out.")
+                kind = "finite " if metric in run.not_finite else ""
+                found.append(f"{run.path} has no {kind}{metric}, and is left out.")
             elif metric in run.not_finite:
                 found.append(
                     f"The last {metric} of {run.path} is not finite; the table has the value at "
                     f"step {last.step}."
                 )
-        seeds = collections.Counter(run.seed for run in group.runs)
+        seeds = collections.Counter(run.seed for run in group.runs if run.last(metric))
         repeated = sorted(seed for seed, count in seeds.items() if count > 1)
         if repeated:
             found.append(

@@ -450,6 +450,12 @@ def test_text_that_is_no_path_is_an_error(path: str) -> None:
         Stack.Params().get(path)
 
 
+def test_a_path_that_is_no_text_is_an_error_that_shows_it() -> None:
+    wrong: Any = {3: 0.5}
+    text = message(TypeError, lambda: Stack.Params().set(wrong))
+    assert text == "a path of Params is a str, such as 'run.steps', given 3"
+
+
 # Setting many.
 
 

@@ -63,7 +63,8 @@ def test_arguments_without_sense_are_sentences(found: Any) -> None:
     assert "given an instance of Mine: Session(" in found["instance"]
     assert "given the class int: Session(" in found["class"]
     assert found["minus"] == "SessionError: steps is -1, but must be a whole number of at least 0"
-    assert all("must be at least 1, or None" in text for text in found["batches"])
+    assert all("a whole number of at least 1, or None" in text for text in found["batches"])
+    assert "no evaluation input ['dev']; there are: " in found["names"]
 
 
 def test_replicas_and_meshes_of_one_process_do_not_meet(found: Any) -> None:

@@ -25,8 +25,9 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         ([(1, 1), (2, 2), (3, 3), (4, 4), (5, 5)], "1 2 start 3 4 stop 5", "profile of steps 3-4"),
         ([(1, 2), (3, 6), (7, 8)], "1 start 3 stop 7", "profile of steps 3-6: "),
         ([(1, 8)], "start 1 stop", "profile of steps 1-8: "),
-        ([(2, 2), (3, 3)], "2 start 3 stop", "profile of steps 3-the last: "),
-        ([(5, 5), (6, 6)], "5 6", "no profile was written: this process ran none"),
+        ([(2, 2), (3, 3)], "2 start 3 stop", "profile of step 3: "),
+        ([(2, 2), (3, 4)], "2 start 3 stop", "profile of steps 3-4: "),
+        ([(5, 5), (6, 6)], "5 6", "no profile was written: this process did not run steps 3-4"),
     ],
 )  # fmt: skip
 def test_the_calls_with_the_steps_are_profiled(
@@ -40,3 +41,10 @@ def test_the_calls_with_the_steps_are_profiled(
     assert events == wanted.split()
     (line,) = lines
     assert line.startswith(told)
+
+
+def test_a_profile_that_will_not_be_written_is_told_before_the_steps() -> None:
+    profile = StepProfile(3, 4, folder="", log=print)
+    assert profile.why_none(0, 3) == profile.why_none(3, 9) == ""
+    assert profile.why_none(4, 9) == "no profile will be written of steps 3-4: 4 are done"
+    assert profile.why_none(0, 2) == "no profile will be written of steps 3-4: run.steps is 2"
