@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 WIDTH = 80  # columns, if the output is not a terminal
 
@@ -80,19 +80,33 @@ def eval_line(
     *,
     seconds: float,
     is_best: bool = False,
-    width: int = WIDTH,
+    watched: Collection[str] = (),
+    width: int | None = WIDTH,
 ) -> str:
-    """Returns the line of an evaluation."""
+    """Returns the line of an evaluation.
+
+    Args:
+      name: name of the evaluation input.
+      step: steps done.
+      values: the figures.
+      seconds: time of the evaluation.
+      is_best: whether it is the best of the run so far.
+      watched: names of figures that decide about the run, which are not omitted.
+      width: maximum number of columns, as in `train_line`; None: any.
+    """
     parts = [
         _part(9, f"{name} at step {step}"),
         _part(9, f"loss {number(values['loss'])}" if "loss" in values else ""),
         _part(8, quality_of(values)),
         *(_part(8, text) for text in scores_of(values)),
-        *(_part(3 - 0.01 * i, text) for i, text in enumerate(others_of(values))),
+        *(
+            _part(8 if text.partition(" ")[0] in watched else 3 - 0.01 * i, text)
+            for i, text in enumerate(others_of(values))
+        ),
         _part(2, f"in {duration(seconds)}"),
         _part(7, "best so far" if is_best else ""),
     ]
-    return fit(parts, width)
+    return fit(parts, sum(len(text) + 2 for _, text, _ in parts) if width is None else width)
 
 
 def quality_of(values: Mapping[str, float]) -> str:

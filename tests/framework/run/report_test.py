@@ -134,6 +134,20 @@ def test_an_evaluation_has_a_line() -> None:
     )
 
 
+def test_an_evaluation_shows_the_figures_that_decide_about_the_run() -> None:
+    values = {
+        "loss": 0.5851,
+        "accuracy": 0.7133,
+        "precision": 0.6737,
+        "recall": 0.4912,
+        "f1": 0.5981,
+    }
+    line = lines.eval_line("dev", 500, values, seconds=3.14, is_best=True, watched={"f1"})
+    assert len(line) <= lines.WIDTH and "f1 0.5981" in line and "recall" not in line
+    whole = lines.eval_line("dev", 500, values, seconds=3.14, width=None)
+    assert all(f"{name} {value:.4f}" in whole for name, value in values.items())
+
+
 def test_a_long_text_is_wrapped_below_its_indentation_and_words_stay_whole() -> None:
     text = "  input: text files a/long-path/of/files.txt, train: 3 texts of 1,003,854 bytes"
     assert lines.wrapped(text, 42) == [
