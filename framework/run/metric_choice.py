@@ -29,13 +29,6 @@ def metric_of(tree: Any, rule: Rule) -> str:
     return f"{eval_input}/{choice.metric}" if eval_input else ""
 
 
-def watched(tree: Any) -> set[str]:
-    """Returns the metrics that the rules of a run compare."""
-    run = tree.run
-    stopping = {run.early_stopping.metric} if run.early_stopping.patience else set()
-    return {run.keep_best.metric, *stopping}
-
-
 def goal_of(tree: Any, rule: Rule) -> Goal:
     """Returns "min" or "max": the `goal` of a rule if it is set, otherwise what the task declares.
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 WIDTH = 80  # columns, if the output is not a terminal
 
@@ -80,7 +80,6 @@ def eval_line(
     *,
     seconds: float,
     is_best: bool = False,
-    watched: Collection[str] = (),
     width: int | None = WIDTH,
 ) -> str:
     """Returns the line of an evaluation.
@@ -91,7 +90,6 @@ def eval_line(
       values: the figures.
       seconds: time of the evaluation.
       is_best: whether it is the best of the run so far.
-      watched: names of figures that decide about the run, which are not omitted.
       width: maximum number of columns, as in `train_line`; None: any.
     """
     parts = [
@@ -99,10 +97,7 @@ def eval_line(
         _part(9, f"loss {number(values['loss'])}" if "loss" in values else ""),
         _part(8, quality_of(values)),
         *(_part(8, text) for text in scores_of(values)),
-        *(
-            _part(8 if text.partition(" ")[0] in watched else 3 - 0.01 * i, text)
-            for i, text in enumerate(others_of(values))
-        ),
+        *(_part(3 - 0.01 * i, text) for i, text in enumerate(others_of(values))),
         _part(2, f"in {duration(seconds)}"),
         _part(7, "best so far" if is_best else ""),
     ]

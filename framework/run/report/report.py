@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -41,7 +41,6 @@ class Report:
       title: title of the run: the key of its experiment.
       steps: number of steps of the whole run.
       time_use: measures what the time is spent on; every record has its seconds.
-      watched: names of figures that decide about the run, which every line of an evaluation has.
 
     Attributes:
       phase: when something happens now; see `phase`.
@@ -55,11 +54,10 @@ class Report:
         title: str,
         steps: int,
         time_use: TimeUse | None = None,
-        watched: Collection[str] = (),
     ) -> None:
         self.time_use = time_use or TimeUse()
         self._logdir, self._console = logdir, console
-        self._title, self._steps, self._watched = title, steps, watched
+        self._title, self._steps = title, steps
         self._log = MetricsLog(logdir.metrics)
         self._weights = MetricsLog(logdir.file("weights.jsonl"))
         self._marks = MetricsLog(logdir.file("progress.jsonl"))
@@ -148,13 +146,7 @@ class Report:
         """Reports an evaluation."""
         self._write(step, name, {**values, "eval_seconds": seconds})
         line = lines.eval_line(
-            name,
-            step,
-            values,
-            seconds=seconds,
-            is_best=is_best,
-            watched=self._watched,
-            width=self._console.width,
+            name, step, values, seconds=seconds, is_best=is_best, width=self._console.width
         )
         self._console.line(line, "evaluation")
 

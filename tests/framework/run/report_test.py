@@ -134,17 +134,10 @@ def test_an_evaluation_has_a_line() -> None:
     )
 
 
-def test_an_evaluation_shows_the_figures_that_decide_about_the_run() -> None:
-    values = {
-        "loss": 0.5851,
-        "accuracy": 0.7133,
-        "precision": 0.6737,
-        "recall": 0.4912,
-        "f1": 0.5981,
-    }
-    line = lines.eval_line("dev", 500, values, seconds=3.14, is_best=True, watched={"f1"})
-    assert len(line) <= lines.WIDTH and "f1 0.5981" in line and "recall" not in line
+def test_an_evaluation_of_any_width_has_all_figures() -> None:
+    values = {"loss": 0.5851, "accuracy": 0.7133, "precision": 0.6737, "recall": 0.4912, "f1": 0.5}
     whole = lines.eval_line("dev", 500, values, seconds=3.14, width=None)
+    assert len(whole) > lines.WIDTH
     assert all(f"{name} {value:.4f}" in whole for name, value in values.items())
 
 
