@@ -23,6 +23,7 @@ from typing import TypeVar
 
 from tekso.framework.experiment import Experiment
 from tekso.framework.params import references
+from tekso.framework.spelling import close_matches
 
 PACKAGE = "tekso.params"
 
@@ -198,11 +199,11 @@ def _explain(key: str, modules: list[str]) -> str:
     if module and _is_class(module, name):
         return f"{key} is a class that is not registered: put @register above it"
     if module in modules or module in registered:
-        close = difflib.get_close_matches(name, _classes_in(module), n=3, cutoff=0.5)
+        close = close_matches(name, _classes_in(module), cutoff=0.5)
         hint = _did_you_mean(f"{module}.{match}" for match in close)
         return f"{module} has no experiment {name!r}{hint}; it has: {_listed(module)}"
     everything = sorted({*modules, *registered})
-    close = difflib.get_close_matches(module or key, everything, n=3)
+    close = close_matches(module or key, everything)
     keys = [f"{match}.{found}" for match in close for found in _close_classes(match, name)]
     hint = _did_you_mean((keys or _with_class(name, everything))[:3])
     package = module.partition(".")[0]
@@ -241,8 +242,14 @@ def _classes_in(module: str) -> list[str]:
 
 
 def _close_classes(module: str, name: str) -> list[str]:
-    return difflib.get_close_matches(name, _classes_in(module), n=1, cutoff=0.5)
+    return close_matches(name, _classes_in(module), count=1, cutoff=0.5)
 
 
 def _with_class(name: str, modules: Iterable[str]) -> list[str]:
-    return [f"{module}.{name}" for module in modules if name in _classes_in(module)]
+    folded = name.casefold()
+    return [
+        f"{module}.{found}"
+        for module in modules
+        for found in _classes_in(module)
+        if found.casefold() == folded
+    ]

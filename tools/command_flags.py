@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib.metadata
 import re
 import sys
@@ -12,6 +11,7 @@ from typing import Any
 
 from absl import flags
 
+from tekso.framework.spelling import close_matches
 from tekso.tools import command_errors
 from tekso.tools.command_errors import UsageError
 
@@ -39,7 +39,7 @@ def _flag_error(values: flags.FlagValues, error: flags.Error) -> str:
         text = str(error).replace("\n", " ")
         text = re.sub(r"invalid literal for int\(\).*", "expected a whole number", text)
         return re.sub(r"could not convert string to float.*", "expected a number", text)
-    close = difflib.get_close_matches(error.flagname, list(values), n=2)
+    close = close_matches(error.flagname, list(values), count=2)
     hint = f"; did you mean {' or '.join(f'--{name}' for name in close)}?" if close else ""
     return f"there is no flag --{error.flagname}{hint}"
 

@@ -8,6 +8,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from tekso.tools import other_frameworks
 from tekso.tools.command_errors import UsageError
 
 if TYPE_CHECKING:  # slow to import, so the functions below import these modules when they run
@@ -77,7 +78,8 @@ def change(
       flags: {flag: (path, value)}; None as the value changes nothing.
 
     Raises:
-      UsageError: a path is unknown, a value has the wrong type or is out of range.
+      UsageError: a path is unknown, or a value has the wrong type.
+      ValueError: a number of `run` is out of range.
     """
     from tekso.framework import execution as executions
 
@@ -94,10 +96,7 @@ def change(
     for flag, (path, value) in (flags or {}).items():
         if value is not None:
             _set_text(tree, path, str(value), flag=f"--{flag}={value}", origin=f"--{flag}")
-    try:
-        tree.run.instantiate()
-    except ValueError as error:
-        raise UsageError(str(error)) from None
+    tree.run.instantiate()  # checks its numbers, before the slow parts of a start
 
 
 def _set_text(tree: Tree.Params, path: str, value: str, *, flag: str, origin: str) -> None:
@@ -106,7 +105,11 @@ def _set_text(tree: Tree.Params, path: str, value: str, *, flag: str, origin: st
             value = _part(tree, path, value)
         tree.set_text(path, value, origin=origin)
     except (AttributeError, ValueError, TypeError) as error:
-        hint = _of_another_execution(tree, path) or _of_schedule(tree, path)
+        hint = (
+            _of_another_execution(tree, path)
+            or _of_schedule(tree, path)
+            or _of_another_framework(tree, path)
+        )
         raise UsageError(f"{flag}: {error}{hint}") from None
 
 
@@ -167,6 +170,12 @@ def _of_schedule(tree: Tree.Params, path: str) -> str:
         if name in schedule.fields():
             return f"; the learning rate is set by learner.schedule.{name}"
     return "; the learning rate is set by learner.schedule"
+
+
+def _of_another_framework(tree: Tree.Params, path: str) -> str:
+    """Returns a hint for errors: what Tekso has for an option of another framework."""
+    found = "" if path in tree else other_frameworks.hint(path.rpartition(".")[2])
+    return f"; {found}" if found else ""
 
 
 def _choose_execution(tree: Tree.Params, name: str) -> None:

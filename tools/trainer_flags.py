@@ -11,7 +11,7 @@ from typing import Any
 from absl import flags
 
 from tekso.framework.commands import typed
-from tekso.tools import command_flags, flag_modes
+from tekso.tools import command_flags, flag_modes, other_frameworks
 from tekso.tools.command_errors import UsageError
 from tekso.tools.flag_modes import MODES
 
@@ -309,10 +309,12 @@ def _setting_for_flag(words: Sequence[str]) -> str:
             break
         if not word.startswith("--") or name in FLAGS or name.removeprefix("no") in FLAGS:
             continue
+        if found := other_frameworks.hint(name):
+            return f"there is no flag --{name}; {found}; --help lists the flags"
         if difflib.get_close_matches(name, list(FLAGS), n=1, cutoff=0.8):
             break
         start = f"there is no flag --{name}; settings of the experiment are set by --set"
-        if name in ("learning_rate", "lr"):
+        if name.replace("-", "_") in ("learning_rate", "lr"):
             return f"{start}; the learning rate is a field of learner.schedule, see inspect_params"
         setting = f"{name}={value}" if "." in name else f"*.{name}={value}"
         example = f", as in --set {shlex.quote(setting)}" if equals else " path=value"

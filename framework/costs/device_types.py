@@ -23,10 +23,10 @@ Source:
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Mapping, Sequence
 
 from tekso.framework.execution.errors import ExecutionError
+from tekso.framework.spelling import close_matches
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,7 +99,7 @@ def find(name: str, *, also: Sequence[str] = ()) -> DeviceType:
     if name in DEVICE_TYPES:
         return DEVICE_TYPES[name]
     known = [*DEVICE_TYPES, *also]
-    close = difflib.get_close_matches(name, known, n=1)
+    close = close_matches(name, known, count=1)
     hint = f"did you mean {close[0]}? " if close else ""
     if name.lower() in ("gpu", "tpu", "cuda"):
         hint = "name the model of the device; "

@@ -7,7 +7,6 @@ optimizer=Adam   optimizer=their.module:Lion      (a child Params, named by its 
 from __future__ import annotations
 
 import collections.abc
-import difflib
 import enum
 import types
 import typing
@@ -16,6 +15,7 @@ from typing import Any
 from tekso.framework.params import literals, references
 from tekso.framework.params.containers import Node, same_value
 from tekso.framework.params.types import MismatchError, check, type_name
+from tekso.framework.spelling import close_matches
 
 _TRUTHS = {"true": True, "false": False}
 _SEQUENCES = (list, tuple, set, frozenset)
@@ -138,7 +138,7 @@ def _member(kind: Any, text: str) -> Any:
 
 
 def _unknown(text: str, allowed: list[str]) -> str:
-    close = difflib.get_close_matches(text, allowed, n=1)
+    close = close_matches(text, allowed, count=1)
     hint = f"; did you mean {close[0]}?" if close else ""
     return f"must be one of {', '.join(allowed)}, given {text!r}{hint}"
 
@@ -216,9 +216,10 @@ def _loaded(kind: Any, name: str, wanted: str) -> Any:
     if hits:
         listed = ", ".join(sorted(references.of_params(cls) for cls in hits))
         raise ValueError(f"{wanted}, given {name!r}, but several classes have this name: {listed}")
-    if (own := _of_tekso(kind, name)) is not None:
-        return own
-    close = difflib.get_close_matches(name, sorted(set(found.values())), n=3)
+    own = references.own_classes()
+    if len(subclasses := _subclasses(kind, own.get(name, []))) == 1:
+        return subclasses[0]
+    close = close_matches(name, {*found.values(), *_similar(kind, name, own)})
     hint = f"; did you mean {' or '.join(close)}?" if close else ""
     if fields := _fields_of_number(kind, name):
         raise ValueError(f"{wanted}, given {name!r}: set a field of it, such as {fields[0]}")
@@ -240,14 +241,20 @@ def _fields_of_number(kind: Any, text: str) -> list[str]:
     return found
 
 
-def _of_tekso(kind: Any, name: str) -> Any:
-    """Returns the subclass of `kind` in Tekso whose owner has the name, if there is exactly one."""
+def _similar(kind: Any, name: str, own: dict[str, list[str]]) -> list[str]:
+    """Returns similar names of owners in Tekso of subclasses of `kind`, also if not imported."""
+    close = close_matches(name, own, count=10)
+    return [one for one in close if _subclasses(kind, own[one])]
+
+
+def _subclasses(kind: Any, names: list[str]) -> list[Any]:
+    """Returns the subclasses of `kind` among the Params of classes, given by reference."""
     hits = []
-    for reference in references.own_classes(name):
+    for reference in names:
         try:
             cls = references.params(reference)
         except (ValueError, ImportError):  # it has no Params, or needs a library that is missing
             continue
         if issubclass(cls, kind):
             hits.append(cls)
-    return hits[0] if len(hits) == 1 else None
+    return hits

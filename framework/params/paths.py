@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from tekso.framework.params import literals
+from tekso.framework.spelling import close_matches
 
 _PLAIN = re.compile(r"[^\W\d][\w-]*\Z")
 _STRING = r"""(?:"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')"""
@@ -166,7 +167,7 @@ def suggestion(
     the hint suggests paths that end in `name`, and the wildcard for all of them if there are
     several.
     """
-    close = [join(prefix, match) for match in difflib.get_close_matches(name, names, n=3)]
+    close = [join(prefix, match) for match in close_matches(name, names)]
     if close:
         return f"did you mean {' or '.join(close)}?"
     below = deeper()

@@ -27,6 +27,7 @@ _BUILTIN_CLASSES: dict[str, type] = {kind.__name__: kind for kind in _BUILTINS}
 
 _OWN = ("tekso.framework", "tekso.models", "tekso.params", "tekso.tasks")
 _ALLOWED: set[str] = set()
+_CLASS = re.compile(r"^class (\w+)", re.MULTILINE)
 _TYPED = re.compile(r"([A-Za-z_][\w.]*):[A-Za-z_]")
 
 RENAMED: dict[str, str] = {}
@@ -87,17 +88,16 @@ def allow_imports_in(text: str) -> None:
     _ALLOWED.update(_TYPED.findall(text))
 
 
-def own_classes(name: str) -> list[str]:
-    """Returns the references of all classes of Tekso with a name, without importing a module."""
-    if not name.isidentifier():
-        return []
+def own_classes() -> dict[str, list[str]]:
+    """Returns {name: references} of all classes of Tekso, without importing a module."""
     root = pathlib.Path(__file__).parents[2]
-    found, definition = [], re.compile(rf"^class {name}\b", re.MULTILINE)
+    found: dict[str, list[str]] = {}
     for package in _OWN:
         for path in sorted(root.joinpath(package.removeprefix("tekso.")).rglob("*.py")):
-            if definition.search(path.read_text(encoding="utf-8")):
-                module = ".".join(("tekso", *path.relative_to(root).with_suffix("").parts))
-                found.append(f"{module.removesuffix('.__init__')}:{name}")
+            module = ".".join(("tekso", *path.relative_to(root).with_suffix("").parts))
+            for name in _CLASS.findall(path.read_text(encoding="utf-8")):
+                reference = f"{module.removesuffix('.__init__')}:{name}"
+                found.setdefault(name, []).append(reference)
     return found
 
 

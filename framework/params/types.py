@@ -7,7 +7,6 @@ scalar accepts the NumPy scalar. A bool is not an int, and text is never a numbe
 from __future__ import annotations
 
 import collections.abc
-import difflib
 import enum
 import functools
 import sys
@@ -17,6 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tekso.framework.params.containers import Node, same_value
+from tekso.framework.spelling import close_matches
 
 Checker = Callable[[Any], Any]
 
@@ -265,7 +265,7 @@ def _literal(choices: tuple[Any, ...]) -> Checker:
             if same_value(choice, value):
                 return value
         names = [choice for choice in choices if isinstance(choice, str)]
-        close = difflib.get_close_matches(value, names, n=1) if isinstance(value, str) else []
+        close = close_matches(value, names, count=1) if isinstance(value, str) else []
         raise MismatchError(f"did you mean {close[0]!r}?" if close else "")
 
     return check_literal

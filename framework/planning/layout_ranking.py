@@ -41,7 +41,7 @@ def text(model: str, ranking: Sequence[Ranked], *, top: int = TOP, width: int | 
     device = first.device
     fitting = sum(ranked.fits for ranked in ranking)
     about = (
-        f"{len(ranking)} layouts over {first.layout.mesh.size} × {device.name} were compared by a "
+        f"{len(ranking)} layouts over {_num_devices(ranking)} × {device.name} were compared by a "
         f"cost model; {fitting} fit into {bytes_text(device.memory_bytes)}. Nothing was run."
     )
     shown = [r for r in ranking if r.place <= top or r.is_asked]
@@ -86,13 +86,17 @@ def record(model: str, ranking: Sequence[Ranked], *, top: int = TOP) -> dict[str
     return {
         "model": model,
         "device": device.name,
-        "num_devices": ranking[0].layout.mesh.size,
+        "num_devices": _num_devices(ranking),
         "memory_limit_bytes": int(device.memory_bytes),
         "compared": len(ranking),
         "fitting": sum(ranked.fits for ranked in ranking),
         "verdict": verdict(ranking),
         "layouts": [_layout_record(r) for r in ranking if r.place <= top or r.is_asked],
     }
+
+
+def _num_devices(ranking: Sequence[Ranked]) -> int:
+    return max(ranked.layout.mesh.size for ranked in ranking)
 
 
 def _layout_record(ranked: Ranked) -> dict[str, Any]:
@@ -211,6 +215,8 @@ def verdict(ranking: Sequence[Ranked]) -> str:
 
 def layout_text(layout: MeshLayout) -> str:
     """Returns a layout in the notation of Params, on one line."""
+    if layout.mesh.size == 1:
+        return "one device"
     extras = [
         f"  {field}={getattr(layout, field)}"
         for field in ("weights_axis", "slots_axis")
@@ -225,6 +231,14 @@ def seconds_text(seconds: float) -> str:
         if seconds >= factor:
             return f"{seconds / factor:.3g} {unit}"
     return f"{seconds / 1e-6:.3g} µs"
+
+
+def flops_text(flops: float) -> str:
+    """Formats a number of floating-point operations: 67.6 GFLOP, 853 kFLOP."""
+    for factor, unit in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if flops >= factor:
+            return f"{flops / factor:.3g} {unit}FLOP"
+    return f"{flops:.0f} FLOP"
 
 
 def bytes_text(size_bytes: float) -> str:

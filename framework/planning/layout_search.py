@@ -12,6 +12,8 @@ Layouts that do not fit into the memory of a device come last. The search is not
   fastest layouts and those with the least memory remain.
 - weights_axis and slots_axis are tried only for the fastest layouts of a mesh and those with the
   least memory, over axes that shard less than half of the bytes of the weights.
+- If the step fits into one device, layouts by which every device computes the whole step are left
+  out: one device computes it as fast. The ranking includes one device for comparison.
 """
 
 from __future__ import annotations
@@ -45,6 +47,8 @@ from tekso.framework.weight_spec import WeightSpec
 MAX_TRIED = 4000  # largest number of rules, of all meshes together, for which all are tried
 KEPT = 30  # number of fastest layouts that remain, and of those with the least memory
 MODEL2 = "model2"
+ONE_DEVICE = MeshLayout(MeshShape(((DATA, 1),)), Rules(()))
+_WHOLE_STEP = 0.999  # share of the operations of a step that counts as all of them
 SMALL = 0.01  # a dim is small if weights with this dim have less than this share of the bytes
 
 
@@ -87,7 +91,7 @@ def rank(
 ) -> list[Ranked]:
     """Returns legal layouts, the best first; layouts that do not fit into memory come last.
 
-    Nothing is allocated, and no device is needed.
+    A single device is one of them. Nothing is allocated, and no device is needed.
 
     Args:
       task: the task.
@@ -110,11 +114,22 @@ def rank(
         )
     model, legality = _prepare(task, learner, signature, device, activation_dtype, compare)
     meshes = [mesh] if mesh is not None else list(factorisations(num_devices or 1))
-    costs: dict[MeshLayout, Cost] = {layout: model.cost(layout) for layout in compare}
+    costs: dict[MeshLayout, Cost] = {}
     for shape in meshes:
         search = _Search(shape, legality, model, limit=MAX_TRIED // len(meshes))
         costs.update(search.costs(may_swap=mesh is not None))
+    alone = model.cost(ONE_DEVICE)
+    if alone.memory.total <= model.device.memory_bytes:
+        costs = {layout: cost for layout, cost in costs.items() if shares_work(layout, cost)}
+    if not any(layout.mesh.size == 1 for layout in costs):
+        costs[ONE_DEVICE] = alone
+    costs.update((layout, model.cost(layout)) for layout in compare)
     return _ranking(costs, compare, model.device)
+
+
+def shares_work(layout: MeshLayout, cost: Cost) -> bool:
+    """Returns whether the devices of a layout do not all compute the whole step."""
+    return layout.mesh.size == 1 or cost.redundancy < _WHOLE_STEP * layout.mesh.size
 
 
 def price(

@@ -21,7 +21,7 @@ from tekso.framework.run.evaluation import evaluate_and_score
 from tekso.framework.run.job import Job
 from tekso.framework.run.metrics_log import SPLIT, STEP, MetricsLog, history
 from tekso.framework.run.process_group import ProcessGroup
-from tekso.framework.run.report.lines import eval_line
+from tekso.framework.run.report.lines import eval_line, wrapped
 from tekso.framework.run.report.tensorboard import TensorBoardEvents
 from tekso.framework.run.restore import restore
 from tekso.framework.run.skip_notices import SkipNotices
@@ -190,8 +190,9 @@ def _evaluate(
         )
         values, scored = evaluation.figures, evaluation.scored
         seconds = time.perf_counter() - begin
-        line = eval_line(name, checkpoint.step, values, seconds=seconds, width=job.console.width)
-        job.console.line(line, "evaluation")
+        whole = eval_line(name, checkpoint.step, values, seconds=seconds, width=None)
+        for line in wrapped(whole, job.console.width):
+            job.console.line(line, "evaluation")
         record = {STEP: checkpoint.step, SPLIT: name, **values, _CHECKPOINT: checkpoint.path}
         if different:
             record["changes"] = different

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +13,7 @@ from tekso.framework.execution.base import signature_of
 from tekso.framework.input.input import Input
 from tekso.framework.run.metric_choice import Rule, metric_of
 from tekso.framework.signature import Signature
+from tekso.framework.spelling import close_matches
 from tekso.framework.task import LOSS, Task
 
 
@@ -47,7 +47,7 @@ def check(tree: Any, task: Task, eval_inputs: Mapping[str, Input]) -> None:
         if metric in known:
             continue
         decodes = type(task).score is not Task.score
-        close = difflib.get_close_matches(metric, sorted(known | declared), n=1)
+        close = close_matches(metric, sorted(known | declared), count=1)
         if close or not decodes:
             also = sorted(declared - known) if decodes else []
             more = f", and with decoding {', '.join(also)}" if also else ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from typing import Any
 
-from tekso.framework.planning.layout_ranking import bytes_text, seconds_text
+from tekso.framework.planning.layout_ranking import bytes_text, flops_text, seconds_text
 from tekso.framework.run.report.lines import WIDTH, duration
 from tekso.framework.run.run_plan import RunPlan
 from tekso.framework.run.step_parts import StepPlan
@@ -100,7 +100,7 @@ def _step(plan: RunPlan, step: StepPlan, width: int) -> list[str]:
         if value:
             lines.append(f"              {_NAMES.get(name, name):<20} {bytes_text(value):>8}")
     lines += [
-        f"step        {step.flops / 1e9:,.4g} GFLOP per device, about {seconds_text(step.seconds)}",
+        f"step        {flops_text(step.flops)} per device, about {seconds_text(step.seconds)}",
     ]
     for note in step.notes:
         lines += textwrap.wrap(

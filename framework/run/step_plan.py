@@ -261,6 +261,7 @@ def other_plans(parts: StepParts, devices: int) -> tuple[list[StepPlan], dict[st
 
     add("data_parallel", lambda: _data_parallel(parts, devices))
     if devices > 1:
+        add("data_parallel, 1 device", lambda: _data_parallel(parts, 1))
         add("mesh_sharded", lambda: _best_mesh(parts, devices))
     for name, owner in _PIPELINES.items():
         reasons: dict[str, str] = {}
@@ -294,11 +295,14 @@ def _best_mesh(parts: StepParts, devices: int) -> StepPlan:
         parts.task, parts.learner, parts.batch, num_devices=devices, device=parts.device.name,
         activation_dtype=parts.tree.run.activation_dtype,
     )  # fmt: skip
-    best = _of_ranked(ranking[0], "mesh_sharded", parts.device.name)
+    first = next((ranked for ranked in ranking if ranked.layout.mesh.size == devices), None)
+    if first is None:
+        raise ExecutionError(f"no layout over {counted(devices, 'device')} divides the step")
+    best = _of_ranked(first, "mesh_sharded", parts.device.name)
     if parts.device.name != THIS_MACHINE:
         return best
     dtype = parts.tree.run.activation_dtype
-    found = local_steps.on_mesh(parts, ranking[0].layout, dtype, "auto")
+    found = local_steps.on_mesh(parts, first.layout, dtype, "auto")
     return dataclasses.replace(found, name=best.name)
 
 

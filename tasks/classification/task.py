@@ -16,10 +16,11 @@ from tekso.framework.layer import Layer
 from tekso.framework.params import REQUIRED, param
 from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece
 from tekso.framework.primitives.precision import widen
-from tekso.framework.task import Batch, LossSums, Task
+from tekso.framework.task import Batch, Decoded, LossSums, Program, Task
 from tekso.framework.theta import Theta
 from tekso.models.layers.stack import StackBase, pieces_of_stack
 from tekso.models.mlp import Mlp
+from tekso.tasks.classification.decoding import decoded_examples
 from tekso.tasks.classification.exports import classifier_exports, classifier_text_exports
 
 ACCURACY = "accuracy"
@@ -203,6 +204,13 @@ class Classification(Task):
         probabilities = tf.nn.softmax(self.predict(theta, {X: x}, ctx)["logits"])
         labels = tf.argmax(probabilities, 1, output_type=tf.int32)
         return {PROBABILITIES: probabilities, LABELS: labels}
+
+    def decode(self, program: Program, input: Input) -> Decoded | None:
+        """Returns label, predicted class and its probability for some held-out examples.
+
+        Override it for another output of `--mode=decode`.
+        """
+        return decoded_examples(self, program, input)
 
     def exports(self, input: Input) -> dict[str, ExportedFunction]:
         """Returns "classify", of bytes of texts or of arrays; see `classifier_exports`."""

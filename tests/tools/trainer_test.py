@@ -446,10 +446,15 @@ WRONG = [
     ([LINE, "--format=json"], "writes its figures as JSON to metrics.jsonl"),
     ([LINE, "--batch_size=4"], "; settings of the experiment are set by --set, as in "),
     ([LINE, "--learning_rate=4"], "the learning rate is a field of learner.schedule"),
+    ([LINE, "--learning-rate=4"], "the learning rate is a field of learner.schedule"),
+    ([LINE, "--epochs=3"], "no flag --epochs; training is measured in steps: set --steps to "),
+    ([LINE, "--max-steps=3"], "; the number of training steps is set by --steps"),
+    ([LINE, "--checkpoint_dir=x"], "; --logdir names the folder of a run"),
+    ([LINE, "--resume"], "repeat its command with the same --logdir"),
+    ([LINE, "--set=run.num_epochs=3"], "; training is measured in steps: set --steps to "),
     ([LINE, "--set=learning_rate=4"], "the learning rate is set by learner.schedule"),
     ([LINE, "--set=*.drpoout_rate=4"], "did you mean task.dropout?"),
     ([LINE, "--logdir="], "--logdir is empty"),
-    ([LINE, "--steps=-3"], "run.steps is -3, but must be at least 0"),
     ([LINE, "--steps=many"], "--steps=many: expected a whole number; --help"),
     ([LINE, "--steps="], "--steps=: expected a whole number; --help"),
     ([LINE, "--execution=pipelind"], "data_parallel, mesh_sharded, pipelined, spmd_pipelined"),
@@ -479,6 +484,22 @@ def test_what_is_typed_wrong_is_one_message_and_code_2(
     here: Path, capsys: pytest.CaptureFixture[str], args: list[str], told: str
 ) -> None:
     assert main(*args) == 2
+    output = capsys.readouterr()
+    assert output.out == "" and told in output.err
+    assert output.err.startswith("tekso-trainer: ") and len(output.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        (["--steps=-3"], "run.steps is -3, but must be at least 0"),
+        (["--mode=inspect_model", "--set=run.steps=-3"], "run.steps is -3, but must be at least 0"),
+    ],
+)
+def test_a_setting_that_is_out_of_range_is_one_message_and_code_1(
+    here: Path, capsys: pytest.CaptureFixture[str], args: list[str], told: str
+) -> None:
+    assert main(LINE, *args) == 1
     output = capsys.readouterr()
     assert output.out == "" and told in output.err
     assert output.err.startswith("tekso-trainer: ") and len(output.err.splitlines()) == 1

@@ -80,9 +80,18 @@ def eval_line(
     *,
     seconds: float,
     is_best: bool = False,
-    width: int = WIDTH,
+    width: int | None = WIDTH,
 ) -> str:
-    """Returns the line of an evaluation."""
+    """Returns the line of an evaluation.
+
+    Args:
+      name: name of the evaluation input.
+      step: steps done.
+      values: the figures.
+      seconds: time of the evaluation.
+      is_best: whether it is the best of the run so far.
+      width: maximum number of columns, as in `train_line`; None: any.
+    """
     parts = [
         _part(9, f"{name} at step {step}"),
         _part(9, f"loss {number(values['loss'])}" if "loss" in values else ""),
@@ -92,7 +101,7 @@ def eval_line(
         _part(2, f"in {duration(seconds)}"),
         _part(7, "best so far" if is_best else ""),
     ]
-    return fit(parts, width)
+    return fit(parts, sum(len(text) + 2 for _, text, _ in parts) if width is None else width)
 
 
 def quality_of(values: Mapping[str, float]) -> str:

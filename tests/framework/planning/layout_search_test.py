@@ -128,13 +128,26 @@ def test_all_that_is_found_is_legal_and_takes_all_devices() -> None:
     pinned = activations.of_task(task, batch)
     for ranked in found:
         assert ranked.layout.problems(task.specs(), activations=pinned) == []
-        assert ranked.layout.mesh.size == 8
+        assert ranked.layout.mesh.size == 8 or ranked.layout == layout_search.ONE_DEVICE
     assert {str(ranked.layout.mesh) for ranked in found} <= {
-        "data:8", "data:2;model:4", "data:4;model:2", "data:2;model:2;model2:2"
+        "data:1", "data:8", "data:2;model:4", "data:4;model:2", "data:2;model:2;model2:2"
     }  # fmt: skip
     assert [ranked.place for ranked in found] == list(range(1, len(found) + 1))
     times = [ranked.cost.seconds for ranked in found]
     assert times == sorted(times)
+
+
+def test_devices_that_all_compute_the_whole_step_are_one_device() -> None:
+    # A step so small that every exchange of a mesh takes longer than it saves.
+    parts = tiny(**{"input.batch_size": 2, "input.length": 4})
+    found = layout_search.rank(*parts, num_devices=2, device="cpu")
+    assert all(r.cost.redundancy < 1.99 for r in found)
+    assert [r.layout for r in found].count(layout_search.ONE_DEVICE) == 1
+    text = layout_ranking.text("tiny", found, top=len(found))
+    assert "  one device\n" in text and "layouts over 2 × cpu" in text
+    nothing = MeshLayout(MeshShape.parse("data:2"), Rules(()))
+    asked = layout_search.rank(*parts, num_devices=2, device="cpu", compare=[nothing])
+    assert [r.layout for r in asked if r.is_asked] == [nothing], "a given layout is ranked"
 
 
 def test_search_finds_what_trying_everything_finds() -> None:

@@ -134,6 +134,13 @@ def test_an_evaluation_has_a_line() -> None:
     )
 
 
+def test_an_evaluation_of_any_width_has_all_figures() -> None:
+    values = {"loss": 0.5851, "accuracy": 0.7133, "precision": 0.6737, "recall": 0.4912, "f1": 0.5}
+    whole = lines.eval_line("dev", 500, values, seconds=3.14, width=None)
+    assert len(whole) > lines.WIDTH
+    assert all(f"{name} {value:.4f}" in whole for name, value in values.items())
+
+
 def test_a_long_text_is_wrapped_below_its_indentation_and_words_stay_whole() -> None:
     text = "  input: text files a/long-path/of/files.txt, train: 3 texts of 1,003,854 bytes"
     assert lines.wrapped(text, 42) == [

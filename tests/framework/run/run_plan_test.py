@@ -187,7 +187,9 @@ def test_the_executions_of_an_experiment_and_of_a_search_are_planned(tmp_path: P
     # The two stages together store all weights; the output reads the embedding of stage 0.
     assert plan.step.memory["weights"] < alone.memory["weights"]
     names = [step.name.partition(",")[0] for step in plan.others]
-    assert sorted(names) == ["data_parallel", "mesh_sharded", "pipelined"]
+    assert sorted(names) == ["data_parallel", "data_parallel", "mesh_sharded", "pipelined"]
+    assert "data_parallel, 1 device" in [step.name for step in plan.others]
+    assert "computes products" not in plan_text.text(plan), "a mesh whose devices share nothing"
     seconds = [step.seconds for step in plan.others]
     assert seconds == sorted(seconds) and [*plan.rejected] == ["spmd_pipelined, 2 stages"]
     assert "RepeatedStack" in plan.rejected["spmd_pipelined, 2 stages"]
@@ -223,10 +225,10 @@ def test_a_pipeline_that_cannot_be_divided_is_rejected_with_the_reason(tmp_path:
     assert "4 micro-batches of 1 replica" in plan.rejected["pipelined, 4 stages"]
 
 
-def test_a_mesh_that_shards_no_product_says_so(tmp_path: Path) -> None:
+def test_a_mesh_that_shards_no_product_is_not_ranked(tmp_path: Path) -> None:
     plan = planned(tmp_path, num_devices=3, searches=True)  # 8 rows, 4 heads, 512 units
-    (mesh,) = [step for step in plan.others if step.name.startswith("mesh_sharded")]
-    assert mesh.name.endswith("(computes products 3 times)")
+    assert not [step for step in plan.others if step.name.startswith("mesh_sharded")]
+    assert plan.rejected["mesh_sharded"] == "no layout over 3 devices divides the step"
 
 
 def test_a_pipeline_says_that_it_has_its_own_number_of_devices(tmp_path: Path) -> None:

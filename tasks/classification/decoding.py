@@ -1,0 +1,76 @@
+"""Decodes a classifier: the likeliest classes of some held-out examples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from tekso.framework.input.held_out import HeldOut
+from tekso.framework.input.input import Input
+from tekso.framework.task import Decoded, Program
+from tekso.tasks.classification.labelled_texts import class_name
+from tekso.tasks.classification.text_answers import Classifier
+
+_MOST = 10  # examples shown
+_WIDTH = 50  # characters of a text shown
+
+
+def decoded_examples(task: Classifier, program: Program, input: Input) -> Decoded:
+    """Returns label, likeliest class and its probability for the first held-out examples.
+
+    Args:
+      task: a `Classification`.
+      program: calls functions with the weights of the task.
+      input: the training input; its examples are used if it has no held-out ones.
+    """
+    batch = _held_out(input).batch(0)
+    found = program.call(task.class_probabilities, batch["x"])
+    arrays = {name: np.asarray(value) for name, value in found.items()}
+    names = tuple(getattr(input, "class_names", ()))
+    rows = np.flatnonzero(batch["weights"])[:_MOST].tolist()
+    records = [
+        {
+            "kind": "class",
+            **_text(batch, row, is_text=hasattr(input, "class_names")),
+            "label": _class(names, int(batch["labels"][row])),
+            "predicted": _class(names, int(arrays["labels"][row])),
+            "probability": float(arrays["probabilities"][row].max()),
+        }
+        for row in rows
+    ]
+    return Decoded("\n".join(_lines(records)), records)
+
+
+def _held_out(input: Input) -> Input:
+    """Returns the held-out examples of a training input; the input itself if there are none."""
+    for split in ("dev", "test"):
+        try:
+            found: Input = HeldOut.Params(split=split).instantiate(train=input.params)
+            if found.num_batches:
+                return found
+        except Exception:  # `load` is the user's: a split that it does not know may raise anything
+            continue
+    return input
+
+
+def _class(names: tuple[str, ...], number: int) -> int | str:
+    return class_name(names, number) if names else number
+
+
+def _text(batch: Mapping[str, np.ndarray], row: int, *, is_text: bool) -> dict[str, str]:
+    """Returns the entry of the text of an example, if the examples are bytes of texts."""
+    if not is_text:
+        return {}
+    text = bytes(batch["x"][row].astype(np.uint8)).rstrip(b"\0")
+    return {"text": text.decode("utf-8", errors="replace")}
+
+
+def _lines(records: list[dict[str, Any]]) -> Iterator[str]:
+    for record in records:
+        line = (
+            f"label {record['label']}  predicted {record['predicted']}  "
+            f"probability {record['probability']:.3f}"
+        )
+        yield f"{line}  {record['text'][:_WIDTH]}" if "text" in record else line

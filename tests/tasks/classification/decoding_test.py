@@ -1,0 +1,93 @@
+"""Decoding of a classifier: classes and probabilities of held-out examples."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from eager_program import EagerProgram
+
+from tekso.framework.context import StepContext
+from tekso.framework.input.arrays import Arrays
+from tekso.models.mlp import Mlp
+from tekso.tasks.classification.labelled_texts import LabelledTexts
+from tekso.tasks.classification.task import Classification
+
+RNG = np.random.default_rng(0)
+
+
+def rows_of(count: int, first_label: int) -> dict[str, np.ndarray]:
+    labels = (first_label + np.arange(count)) % 3
+    return {"x": RNG.normal(size=(count, 2)), "labels": labels}
+
+
+class WithDev(Arrays):
+    """Has held-out examples, fewer than a batch."""
+
+    made = {"train": rows_of(7, 0), "dev": rows_of(5, 1)}  # noqa: RUF012
+
+    def load(self, split: str) -> Any:
+        """Returns the split; a KeyError if there is none."""
+        return self.made[split]
+
+
+class TrainOnly(WithDev):
+    """Has no held-out examples, and `load` does not know the split."""
+
+    made = {"train": rows_of(7, 0)}  # noqa: RUF012
+
+
+class Words(LabelledTexts):
+    """Texts with named classes."""
+
+    class_names = ("short", "long")
+
+    def texts(self, split: str) -> Any:
+        """Returns two texts."""
+        return [("café", 0), ("wide world", 1)]
+
+
+def decoded(input: Any, task: Any) -> tuple[Any, Any, Any]:
+    built = Classification.complete(task, input).instantiate()
+    weights = {path: spec.initial_value(1) for path, spec in built.specs().items()}
+    theta = built.theta({path: tf.constant(value) for path, value in weights.items()})
+    return built.decode(EagerProgram(theta), input), built, theta
+
+
+def test_held_out_examples_are_decoded_without_padding() -> None:
+    input = WithDev.Params(batch_size=8, order="sequential").instantiate()
+    found, task, theta = decoded(input, Classification.Params(model=Mlp.Params(hidden_dims=[3])))
+    assert [record["label"] for record in found.records] == [1, 2, 0, 1, 2]
+    x = tf.constant(WithDev.made["dev"]["x"], tf.float32)
+    logits = np.asarray(task.predict(theta, {"x": x}, StepContext(mode="decode"))["logits"])
+    expected = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    assert [r["predicted"] for r in found.records] == expected.argmax(1).tolist()
+    np.testing.assert_allclose([r["probability"] for r in found.records], expected.max(1), 1e-5)
+    assert found.text.splitlines()[0].startswith("label 1  predicted ")
+
+
+def test_training_examples_are_decoded_where_nothing_is_held_out() -> None:
+    input = TrainOnly.Params(batch_size=4, order="sequential").instantiate()
+    found, _, _ = decoded(input, Classification.Params(model=Mlp.Params(hidden_dims=[])))
+    assert [record["label"] for record in found.records] == [0, 1, 2, 0]
+
+
+class Counts(Mlp):
+    """An Mlp on bytes."""
+
+    def fprop(self, theta: Any, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
+        """See Mlp."""
+        return super().fprop(theta, tf.cast(x, tf.float32) / 256, ctx)
+
+
+def test_texts_are_shown_with_the_names_of_their_classes() -> None:
+    input = Words.Params(batch_size=2, length=12, order="sequential").instantiate()
+    task = Classification.Params(model=Counts.Params(hidden_dims=[]), num_classes=2)
+    found, _, _ = decoded(input, task)
+    assert [(r["text"], r["label"]) for r in found.records] == [
+        ("café", "short"),
+        ("wide world", "long"),
+    ]
+    assert {r["predicted"] for r in found.records} <= {"short", "long"}
+    assert found.text.splitlines()[1].endswith("  wide world")
