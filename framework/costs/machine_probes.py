@@ -102,7 +102,7 @@ class Probes:
         elements = 1 << 20
         big, small = _ones(elements), _ones(4)
         cluster = self._compiled(lambda x: x * 0.5 + 1.0)
-        simple = self._compiled(_many_simple)
+        simple = self._compiled(_chain(lambda x: x * 0.99 + 0.01, _SIMPLE))
         functions = self._compiled(lambda x: tf.math.erf(tf.exp(tf.tanh(x))))
         sums = self._compiled(lambda x: x - tf.reduce_sum(x * x, -1, keepdims=True))
         cluster_s = self.of_nothing(cluster, small)
@@ -188,6 +188,14 @@ class Probes:
     ) -> list[tuple[float, Seconds]]:
         import tensorflow as tf
 
+        from tekso.framework.primitives.fusion import XlaFusion
+        from tekso.framework.primitives.products import product
+
+        fusions = [XlaFusion() for _ in range(self._copies)]
+
+        def own(a: Any, b: Any) -> Any:
+            return product(a, b, fuse=fusions[self._copy])  # XLA may compile it
+
         found = []
         for batch, m, k, n in (
             (64, 64, 32, 64), (32, 128, 32, 128), (16, 512, 32, 512), (32, 128, 64, 128),
@@ -200,8 +208,9 @@ class Probes:
             flops = 2.0 * batch * m * k * n
             moved = 4.0 * batch * (m * k + k * n + m * n)
             times = _FEW_TIMES if moved > 1e7 else _TIMES
-            whole = self.of_each(tf.matmul, a, b, times=times) - product_s
-            moving = np.array([moved / rate_at(streams, moved, i) for i in range(2)])
+            whole = self.of_each(tf.matmul if batch > 1 else own, a, b, times=times) - product_s
+            rates = [rate([(x, float(y[i])) for x, y in streams], moved) for i in range(2)]
+            moving = moved / np.array(rates)
             found.append((flops / moved, flops / _rest(whole, moving, least=0.25)))
         return sorted(found, key=operator.itemgetter(0))
 
@@ -335,11 +344,6 @@ class Probes:
         return np.maximum(whole / _VARIABLES - op_s, 0.0)
 
 
-def rate_at(points: Sequence[tuple[float, Seconds]], at: float, column: int) -> float:
-    """Returns the speed between points of arrays."""
-    return rate([(x, float(y[column])) for x, y in points], at)
-
-
 def _rest(whole: Seconds, part: Seconds, *, least: float) -> Seconds:
     """Returns whole - part, but at least a share: the two are measured one after the other."""
     return np.maximum(whole - part, least * whole)
@@ -358,12 +362,6 @@ def _ones(*shape: int) -> Any:
     import tensorflow as tf
 
     return tf.random.stateless_normal(shape, [1, 2])
-
-
-def _many_simple(x: Any) -> Any:
-    for _ in range(_SIMPLE):
-        x = x * 0.99 + 0.01
-    return x
 
 
 def _filters(x: Any, y: Any, sizes: list[int]) -> Any:

@@ -32,7 +32,7 @@ from tekso.framework.execution.errors import ExecutionError
 
 THIS_MACHINE = "this_machine"
 
-_VERSION = 10
+_VERSION = 11
 _PROBES = "tekso.framework.costs.machine_probes"  # a program, which imports this module
 T = TypeVar("T")
 _CPUINFO = Path("/proc/cpuinfo")
