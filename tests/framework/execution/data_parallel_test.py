@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 from pathlib import Path
 from typing import Any
 from urllib.error import URLError
@@ -30,11 +31,13 @@ TIMEOUT_S = 300
 PROGRAM = Path(__file__).with_name("steps_program.py")
 TWO_DEVICES = ["--cpu_devices", "2", "--accumulation", "2", "--execution", '{"xla": "none"}']
 BATCH_NORM = '{"block.batch_norm": true}'
+# LLVM takes longer to optimize than the steps take.
+XLA_FLAGS = {"XLA_FLAGS": "--xla_backend_optimization_level=0"}
 
 
 @functools.cache
 def steps(*arguments: str) -> dict[str, Any]:
-    done = processes.run([str(PROGRAM), *arguments])
+    done = processes.run([str(PROGRAM), *arguments], env={**os.environ, **XLA_FLAGS})
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -43,7 +46,10 @@ def together(count: int, *arguments: str) -> dict[str, Any]:
     """Runs the program in several processes; all must find the same, to the last bit."""
     cluster = f"--cluster={','.join(free_addresses(count))}"
     started = [
-        processes.start([str(PROGRAM), cluster, f"--process={p}", *arguments]) for p in range(count)
+        processes.start(
+            [str(PROGRAM), cluster, f"--process={p}", *arguments], env={**os.environ, **XLA_FLAGS}
+        )
+        for p in range(count)
     ]
     ends = [process.communicate(timeout=TIMEOUT_S) for process in started]
     assert [p.returncode for p in started] == [0] * count, ends[0][1][-3000:]
