@@ -120,9 +120,7 @@ def _run(
         if group.is_first:  # only now it is certain that the experiment fits the logdir
             job.logdir.write_params(job.model, job.tree, job.registered)
             job.logdir.add_command(job.command)
-        if profile is not None and (reason := profile.why_none(step, run.steps)):
-            job.console.line(reason, "warning")
-        with profile or contextlib.nullcontext():
+        with profile.of_run(step, run.steps) if profile else contextlib.nullcontext():
             outcome = rescue.run(job, loop, report, step)
         notices.show()
         report.time_use.switch(time_use.OTHER)
@@ -133,8 +131,7 @@ def _run(
             path = checkpoints.path(outcome.step)
             name = outcome.stopped_by.name
             lines = summary.stopped(name, outcome.step, run.steps, path)
-            width = job.console.width
-            for line in lines + time_use.lines(report.time_use.seconds(), width=width):
+            for line in lines + time_use.lines(report.time_use.seconds()):
                 job.console.line(line)
             return exit_code(outcome.stopped_by)
         report.progress(outcome.step, "decoding")
@@ -283,9 +280,8 @@ def _profile(job: Job) -> StepProfile | None:
     """Returns what records the profile of steps, in the first process."""
     if job.profile_steps is None or not job.is_first:
         return None
-    first, last = job.profile_steps
     folder = job.logdir.file("profile")
-    return StepProfile(first, last, folder=folder, log=job.console.line)
+    return StepProfile(*job.profile_steps, folder=folder, log=job.console.line)
 
 
 def _incidents(job: Job, parts: Assembly) -> Incidents:

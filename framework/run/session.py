@@ -238,16 +238,12 @@ class Session:
           max_batches: maximum number of batches; None: all, and the figures of `Task.score`.
 
         Raises:
-          SessionError: there is no such evaluation input, or `max_batches` is no whole number of at
-            least 1.
+          SessionError: there is no such evaluation input, or `max_batches` is less than 1.
           LossError: the loss of the task is not a sum over examples.
           InputError: the loss or a metric counts padding.
         """
-        is_number = isinstance(max_batches, int | np.integer)
-        if max_batches is not None and not (is_number and max_batches >= 1):
-            raise SessionError(
-                f"max_batches is {max_batches!r}, but must be a whole number of at least 1, or None"
-            )
+        if not (max_batches is None or (isinstance(max_batches, int) and max_batches >= 1)):
+            raise SessionError(f"max_batches is {max_batches!r}, but must be a whole number > 0")
         if not isinstance(name, str) or name not in self.eval_inputs:
             there = ", ".join(self.eval_inputs) or "none"
             raise SessionError(f"there is no evaluation input {name!r}; there are: {there}")

@@ -36,17 +36,18 @@ class StepProfile:
             self._log(f"no profile was written: this process did not run {wanted}")
         self._close()
 
-    def why_none(self, step: int, steps: int) -> str:
-        """Returns why a process that continues after a step will profile nothing, or "".
+    def of_run(self, step: int, steps: int) -> StepProfile:
+        """Returns itself; logs why a process that continues after a step will profile nothing.
 
         Args:
           step: steps done.
           steps: number of steps of the whole run.
         """
-        wanted = f"no profile will be written of {_steps_text(self._first, self._last)}"
-        if self._last <= step:
-            return f"{wanted}: {step} are done"
-        return f"{wanted}: run.steps is {steps}" if self._first > steps else ""
+        if self._last <= step or self._first > steps:
+            reason = f"{step} are done" if self._last <= step else f"run.steps is {steps}"
+            wanted = _steps_text(self._first, self._last)
+            self._log(f"no profile will be written of {wanted}: {reason}")
+        return self
 
     @contextlib.contextmanager
     def around(self, first: int, last: int) -> Iterator[None]:
