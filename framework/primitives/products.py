@@ -13,8 +13,6 @@ On CPUs with AVX-512, and if an op uses several threads, XLA's product is not fa
 
 from __future__ import annotations
 
-from typing import Any
-
 import tensorflow as tf
 
 from tekso.framework import cpu_features
@@ -78,7 +76,7 @@ def _is_compiled(
     """Returns whether XLA computes a product of these shapes faster."""
     if not (isinstance(fuse, XlaFusion) and a.dtype == tf.float32 and compiles_products()):
         return False
-    dims: list[Any] = [*a.shape, *b.shape]
+    dims = [*a.shape, *b.shape]
     if None in dims:
         return False
     k, m = dims[:2] if transpose_a else dims[1::-1]
@@ -86,10 +84,10 @@ def _is_compiled(
     if 2 * m * k * n < MIN_FLOPS:
         return False
     if not transpose_a:
-        return min(k, n) >= _MIN_WEIGHT_DIM
+        return bool(min(k, n) >= _MIN_WEIGHT_DIM)
     # Columns of such a matrix are in the same few sets of the cache.
     smaller = min(m, n)
-    return smaller >= _MIN_GRADIENT_DIM and smaller & (smaller - 1) == 0
+    return bool(smaller >= _MIN_GRADIENT_DIM and smaller & (smaller - 1) == 0)
 
 
 def compiles_products() -> bool:

@@ -157,15 +157,15 @@ def curves_of(records: Sequence[Mapping[str, Any]], unit: str) -> dict[str, list
 def _seen_at(records: Sequence[Mapping[str, Any]], unit: str) -> Callable[[int], float | None]:
     """Returns a function of the step: the units that training has processed; None: unknown."""
     key = f"{unit}{SEEN}"
-    known = {
+    known: dict[int, float] = {
         record[STEP]: float(value)
         for record in records
         if record[STEP] > 0
         and isinstance(value := record.get(key), int | float)
         and math.isfinite(value)
     }
-    steps = [0, *sorted(known)]
-    units = [0.0, *(known[step] for step in steps[1:])]
+    steps: list[int] = [0, *sorted(known)]
+    units: list[float] = [0.0, *(known[step] for step in steps[1:])]
 
     def seen(step: int) -> float | None:
         if not known:
