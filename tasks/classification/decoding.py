@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ import numpy as np
 from tekso.framework.input.held_out import HeldOut
 from tekso.framework.input.input import Input
 from tekso.framework.task import Decoded, Program
+from tekso.tasks.classification.exports import has_texts
 from tekso.tasks.classification.labelled_texts import class_name
 from tekso.tasks.classification.text_answers import Classifier
 
@@ -33,7 +34,7 @@ def decoded_examples(task: Classifier, program: Program, input: Input) -> Decode
     records = [
         {
             "kind": "class",
-            **_text(batch, row, is_text=hasattr(input, "class_names")),
+            **({"text": _text(batch["x"][row])} if has_texts(input) else {}),
             "label": _class(names, int(batch["labels"][row])),
             "predicted": _class(names, int(arrays["labels"][row])),
             "probability": float(arrays["probabilities"][row].max()),
@@ -59,12 +60,9 @@ def _class(names: tuple[str, ...], number: int) -> int | str:
     return class_name(names, number) if names else number
 
 
-def _text(batch: Mapping[str, np.ndarray], row: int, *, is_text: bool) -> dict[str, str]:
-    """Returns the entry of the text of an example, if the examples are bytes of texts."""
-    if not is_text:
-        return {}
-    text = bytes(batch["x"][row].astype(np.uint8)).rstrip(b"\0")
-    return {"text": text.decode("utf-8", errors="replace")}
+def _text(ids: np.ndarray) -> str:
+    """Returns the text of bytes that are padded with 0; the last character may be cut."""
+    return bytes(ids.astype(np.uint8)).rstrip(b"\0").decode("utf-8", errors="replace")
 
 
 def _lines(records: list[dict[str, Any]]) -> Iterator[str]:
@@ -73,4 +71,5 @@ def _lines(records: list[dict[str, Any]]) -> Iterator[str]:
             f"label {record['label']}  predicted {record['predicted']}  "
             f"probability {record['probability']:.3f}"
         )
-        yield f"{line}  {record['text'][:_WIDTH]}" if "text" in record else line
+        text = " ".join(record.get("text", "").split())[:_WIDTH]
+        yield f"{line}  {text}".rstrip()

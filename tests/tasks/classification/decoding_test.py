@@ -45,7 +45,13 @@ class Words(LabelledTexts):
 
     def texts(self, split: str) -> Any:
         """Returns two texts."""
-        return [("café", 0), ("wide world", 1)]
+        return [("café", 0), ("wide\nworld", 1)]
+
+
+class Named(WithDev):
+    """Numbers, not texts, with named classes."""
+
+    class_names = ("red", "green", "blue")
 
 
 def decoded(input: Any, task: Any) -> tuple[Any, Any, Any]:
@@ -73,6 +79,13 @@ def test_training_examples_are_decoded_where_nothing_is_held_out() -> None:
     assert [record["label"] for record in found.records] == [0, 1, 2, 0]
 
 
+def test_numbers_with_named_classes_are_not_shown_as_texts() -> None:
+    input = Named.Params(batch_size=8, order="sequential").instantiate()
+    found, _, _ = decoded(input, Classification.Params(model=Mlp.Params(hidden_dims=[])))
+    assert [record["label"] for record in found.records][:3] == ["green", "blue", "red"]
+    assert not any("text" in record for record in found.records)
+
+
 class Counts(Mlp):
     """An Mlp on bytes."""
 
@@ -87,7 +100,7 @@ def test_texts_are_shown_with_the_names_of_their_classes() -> None:
     found, _, _ = decoded(input, task)
     assert [(r["text"], r["label"]) for r in found.records] == [
         ("café", "short"),
-        ("wide world", "long"),
+        ("wide\nworld", "long"),
     ]
     assert {r["predicted"] for r in found.records} <= {"short", "long"}
     assert found.text.splitlines()[1].endswith("  wide world")
