@@ -23,7 +23,7 @@ SHAPES = [(2, 7, 5), (5, 7, 2), (4, 4, 4), (1, 3, 2)]
 def compiling(monkeypatch: pytest.MonkeyPatch) -> None:
     """A CPU that XLA computes products faster on, for small ones too."""
     monkeypatch.setattr(products, "compiles_products", lambda: True)
-    monkeypatch.setattr(products, "MIN_FLOPS", 0)
+    monkeypatch.setattr(products, "_MIN_FLOPS", 0)
     monkeypatch.setattr(products, "_MIN_WEIGHT_DIM", 1)
     monkeypatch.setattr(products, "_MIN_GRADIENT_DIM", 1)
 
@@ -50,8 +50,11 @@ def test_is_the_product(transposed: str, shape: tuple[int, int, int], *, batched
 @pytest.mark.usefixtures("compiling")
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("transposed", TRANSPOSED)
-def test_is_the_product_if_it_is_compiled(transposed: str, shape: tuple[int, int, int]) -> None:
-    check(transposed, shape, XlaFusion(), tf.float32, 1e-5, batched=False)
+@pytest.mark.parametrize("batched", [False, True])
+def test_is_the_product_if_it_is_compiled(
+    transposed: str, shape: tuple[int, int, int], *, batched: bool
+) -> None:
+    check(transposed, shape, XlaFusion(), tf.float32, 1e-5, batched=batched)
 
 
 def check(
