@@ -347,23 +347,16 @@ def rematerialize(
 
 
 @primitive(mesh=None, planning=None)
-def sum_over_replicas(ctx: StepContext, x: tf.Tensor, layer: HasStream | None = None) -> tf.Tensor:
+def sum_over_replicas(ctx: StepContext, x: tf.Tensor, layer: HasStream) -> tf.Tensor:
     """Returns the sum of x over replicas: the parts of the batch that run concurrently.
 
-    `layer` is the layer that calls it, and required: a layer that couples examples, but is not
-    named in a sum, is rejected on several devices.
+    `layer` is the layer that calls it, `self` in its fprop: a layer that couples examples, but is
+    not named in a sum, is rejected on several devices.
 
     Shapes:
       x: any
       returns: shape and dtype of x
-    Raises:
-      TypeError: the layer is missing.
     """
-    if layer is None:
-        raise TypeError(
-            "sum_over_replicas requires the layer that sums: write "
-            "ops.sum_over_replicas(ctx, x, self) in the fprop of a layer"
-        )
     return x
 
 

@@ -7,14 +7,12 @@ from typing import Any, cast
 
 import tensorflow as tf
 
-from tekso.framework import ops
 from tekso.framework.context import HasStream, StepContext
 
 
-def _sum_over_replicas(ctx: StepContext, x: tf.Tensor, layer: HasStream | None = None) -> tf.Tensor:
+def _sum_over_replicas(ctx: StepContext, x: tf.Tensor, layer: HasStream) -> tf.Tensor:
     own = cast(ReplicaContext, ctx)
-    x = ops.sum_over_replicas.plain(ctx, x, layer)  # rejects a missing layer
-    own.summed.add(cast(HasStream, layer).path)
+    own.summed.add(layer.path)
     return own.all_reduce(x)
 
 

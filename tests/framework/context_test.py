@@ -200,10 +200,10 @@ def test_sum_over_replicas_is_the_identity_on_one_device(tree: Tree) -> None:
     assert ops.sum_over_replicas(StepContext(), x, tree.a) is x
 
 
-@pytest.mark.parametrize("ctx", [StepContext(), ReplicaContext(all_reduce=lambda x: 2 * x)])
-def test_a_sum_over_replicas_without_its_layer_says_what_to_write(ctx: StepContext) -> None:
-    with pytest.raises(TypeError, match=r"write ops\.sum_over_replicas\(ctx, x, self\)"):
-        ops.sum_over_replicas(ctx, tf.ones([2]))
+def test_a_sum_over_replicas_notes_its_layer(tree: Tree) -> None:
+    ctx = ReplicaContext(all_reduce=lambda x: 2 * x)
+    assert ops.sum_over_replicas(ctx, tf.ones([2]), tree.a).numpy().tolist() == [2.0, 2.0]
+    assert ctx.summed == {tree.a.path}
 
 
 def test_primitives_compute_what_they_say() -> None:
