@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import builtins
 import contextlib
-import difflib
 import errno
 import glob as local_glob
 import os
@@ -17,6 +16,8 @@ import pathlib
 import shutil
 from collections.abc import Iterator, Sequence
 from typing import IO, Any
+
+from tekso.framework.spelling import close_matches
 
 _MAGIC = "*?["
 _UNFINISHED = ".unfinished."
@@ -256,7 +257,7 @@ def _no_match(pattern: str) -> str:
     if not is_folder(os.path.expanduser(shown)):
         return f"nothing matches {pattern!r}: there is no folder {shown!r}{_hint(shown)}"
     there = _names(os.path.expanduser(shown))
-    close = difflib.get_close_matches(name, there, n=3, cutoff=0.5)
+    close = close_matches(name, there, cutoff=0.5)
     if close:
         return f"nothing matches {pattern!r}; did you mean {_listed(folder, close)}?"
     if not there:
@@ -271,7 +272,7 @@ def _hint(folder: str) -> str:
     above, name = os.path.split(folder.rstrip("/"))
     if not is_folder(above or "."):
         return ""
-    close = difflib.get_close_matches(name, _names(above or "."), n=1)
+    close = close_matches(name, _names(above or "."), count=1)
     return f"; did you mean {join(above, close[0])!r}?" if close else ""
 
 

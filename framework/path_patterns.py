@@ -5,9 +5,10 @@ A pattern must match the whole path: ".*/bias" matches "decoder/ffn/bias", "bias
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Sequence
+
+from tekso.framework.spelling import close_matches
 
 
 class PathPatterns:
@@ -56,7 +57,7 @@ def _hint(pattern: str, paths: Sequence[str]) -> str:
     part = [path for path in paths if re.search(pattern, path)]
     if part:
         return f" as a whole; '.*{pattern}.*' would match {listed(part)}"
-    close = difflib.get_close_matches(pattern, paths, n=3, cutoff=0.5)
+    close = close_matches(pattern, paths, cutoff=0.5)
     return f"; the weights are {listed(close or paths)}"
 
 

@@ -8,7 +8,6 @@ the module in the key.
 
 from __future__ import annotations
 
-import difflib
 import fnmatch
 import importlib
 import importlib.util
@@ -150,7 +149,7 @@ def like(pattern: str) -> list[str]:
     if not words:
         return []
     found = [folded for folded in keys if all(word in folded for word in words)]
-    found = found or difflib.get_close_matches("".join(words), list(keys), n=5)
+    found = found or close_matches("".join(words), keys, count=5)
     return [keys[folded] for folded in found]
 
 

@@ -11,11 +11,11 @@ a dropout rate or a mask may differ where weights are shared. A gradient is the 
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tekso.framework.path_patterns import PathPatterns, listed
+from tekso.framework.spelling import close_matches
 from tekso.framework.theta import SEPARATOR
 from tekso.framework.weight_spec import WeightSpec
 
@@ -110,7 +110,7 @@ class SharedWeights:
         found = {p[len(prefix) :]: p for p in specs if p.startswith(prefix)}
         if not found:
             parts = {SEPARATOR.join(p.split(SEPARATOR)[:n]) for p in specs for n in range(1, 9)}
-            close = difflib.get_close_matches(path, sorted(parts), n=1)
+            close = close_matches(path, sorted(parts), count=1)
             hint = (
                 f"; did you mean {close[0]!r}?" if close else f"; there are {listed(list(specs))}"
             )

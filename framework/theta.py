@@ -6,9 +6,10 @@ weight path ("ffn/w") to its tensor; checkpoints, learners and executions use th
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
+
+from tekso.framework.spelling import close_matches
 
 SEPARATOR = "/"
 
@@ -37,7 +38,7 @@ class Theta(dict[str, Any]):
         except KeyError:
             if name.startswith("__"):
                 raise AttributeError(name) from None
-            close = difflib.get_close_matches(name, self, n=1)
+            close = close_matches(name, self, count=1)
             hint = f"; did you mean {close[0]!r}?" if close else ""
             raise AttributeError(f"theta has no {name!r}, only {sorted(self)}{hint}") from None
 

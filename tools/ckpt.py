@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 import re
@@ -15,6 +14,7 @@ from absl import flags
 
 from tekso.framework import files
 from tekso.framework.commands import typed
+from tekso.framework.spelling import close_matches
 from tekso.tools import command_flags, reading_commands
 from tekso.tools.command_errors import UsageError
 
@@ -142,7 +142,7 @@ def _run(words: list[str]) -> int | None:
         if words and words[0] in REPLACED:
             raise UsageError(f"{words[0]} was replaced: {typed(PROGRAM)} {REPLACED[words[0]]}")
         given = f"{words[0]!r} is not a command" if words else "a command is missing"
-        if words and (close := difflib.get_close_matches(words[0], COMMANDS, n=1)):
+        if words and (close := close_matches(words[0], COMMANDS, count=1)):
             given += f"; did you mean {close[0]}?"
         raise UsageError(f"{given}: expected {', '.join(COMMANDS)}, as in {_usage()}")
     if words[0] in reading_commands.COMMANDS:

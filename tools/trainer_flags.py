@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 import shlex
 from collections.abc import Sequence
@@ -11,6 +10,7 @@ from typing import Any
 from absl import flags
 
 from tekso.framework.commands import typed
+from tekso.framework.spelling import close_matches
 from tekso.tools import command_flags, flag_modes, other_frameworks
 from tekso.tools.command_errors import UsageError
 from tekso.tools.flag_modes import MODES
@@ -311,7 +311,7 @@ def _setting_for_flag(words: Sequence[str]) -> str:
             continue
         if found := other_frameworks.hint(name):
             return f"there is no flag --{name}; {found}; --help lists the flags"
-        if difflib.get_close_matches(name, list(FLAGS), n=1, cutoff=0.8):
+        if close_matches(name, list(FLAGS), count=1, cutoff=0.8):
             break
         start = f"there is no flag --{name}; settings of the experiment are set by --set"
         if name.replace("-", "_") in ("learning_rate", "lr"):

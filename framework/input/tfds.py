@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import logging
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ from tekso.framework.input.sources import Source, digest
 from tekso.framework.input.splits import Split
 from tekso.framework.input.tfds_shards import TfdsShards
 from tekso.framework.params import REQUIRED, param
+from tekso.framework.spelling import close_matches
 
 _TOGETHER = 1024  # examples read at a time
 
@@ -236,7 +236,7 @@ def _builder(name: str, data_dir: str | None, setting: str) -> Any:
         builder = tfds.builder(name, data_dir=data_dir, try_gcs=False)
     except (tfds.core.registered.DatasetNotFoundError, ValueError, AssertionError) as error:
         known = tfds.list_builders(with_community_datasets=False)  # community ones need a network
-        close = difflib.get_close_matches(name, known, n=3)
+        close = close_matches(name, known)
         hint = f"; did you mean {', '.join(close)}?" if close else ""
         where = f" in {data_dir}" if data_dir else ""
         raise InputError(

@@ -142,7 +142,7 @@ def close_to_glob(pattern: str, paths: Sequence[str], *, count: int = 3) -> list
     for name in _similar(last, list(names), count):
         found += [path for path in paths if path.rpartition(".")[2] == name]
     if not found:
-        found = difflib.get_close_matches(plain(pattern).strip("."), paths, n=count)
+        found = close_matches(plain(pattern).strip("."), paths, count=count)
     return found[:count]
 
 

@@ -11,7 +11,6 @@ run, and unrolled (a weight "stack/layers/0/w" for each layer) in the other.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import itertools
 import re
@@ -32,6 +31,7 @@ from tekso.framework.run.initialized import Initialized
 from tekso.framework.run.warm_start_sources import WarmStartError, open_source
 from tekso.framework.run.weight_files import StoredWeights
 from tekso.framework.run.weight_scales import left_out_problem, scale_problem, stored_scales
+from tekso.framework.spelling import close_matches
 from tekso.framework.state import WEIGHTS
 from tekso.framework.tables import table
 from tekso.framework.theta import SEPARATOR
@@ -293,7 +293,7 @@ class _Source:
     def missing(self, paths: Sequence[str]) -> str:
         """Returns the problem of weights that the checkpoint does not have."""
         first = self._renamed(paths[0])
-        close = difflib.get_close_matches(first, sorted(self.paths), n=2, cutoff=0.6)
+        close = close_matches(first, sorted(self.paths), count=2)
         hint = f" It has {' and '.join(close)}." if close else ""
         by_rule = "" if first == paths[0] else f" (by a rule of {paths[0]})"
         more = f" and {counted(len(paths) - 1, 'more weight')}" if len(paths) > 1 else ""

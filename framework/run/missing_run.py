@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import sys
 import time
 
 from tekso.framework import files
 from tekso.framework.run.logdir import PARAMS, Logdir
+from tekso.framework.spelling import close_matches
 
 _SHOWN = 5
 _POLL_S = 1.0
@@ -25,7 +25,7 @@ def reason(path: str) -> str:
     above = os.path.dirname(path) or "."
     if not files.exists(path):
         folder = "" if above == "." else above
-        names = difflib.get_close_matches(files.base_name(path), _runs(above), n=2)
+        names = close_matches(files.base_name(path), _runs(above), count=2)
         close = [files.join(folder, name) for name in names]
         hint = f"; did you mean {' or '.join(close)}?" if close else ""
         return f"there is no folder {path}{hint}"

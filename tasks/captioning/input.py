@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -15,6 +14,7 @@ from tekso.framework.input.skips import InputError
 from tekso.framework.input.sources import training_text
 from tekso.framework.input.tokenizers import Tokenizer
 from tekso.framework.params import REQUIRED, param
+from tekso.framework.spelling import close_matches
 from tekso.tasks.captioning.sources import CaptionSource
 from tekso.tasks.classification.task import WEIGHTS, X
 from tekso.tasks.image.image_input import ImageInput
@@ -208,7 +208,7 @@ def language_id(languages: Sequence[str], language: str | None) -> int:
             f"the captions have one language, without a name: leave out {language!r} "
             "(task.decode_language)"
         )
-    close = difflib.get_close_matches(language, languages, n=3)
+    close = close_matches(language, languages)
     hint = f"; did you mean {', '.join(close)}?" if close else ""
     raise InputError(
         f"task.decode_language is {language!r}, but the captions have: {', '.join(languages)}{hint}"

@@ -6,7 +6,6 @@ id is the vocabulary size of the source tokenizer plus the number of the languag
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -18,6 +17,7 @@ from tekso.framework.input.input import Input
 from tekso.framework.input.skips import InputError
 from tekso.framework.input.sources import TrainingText
 from tekso.framework.input.tokenizers import Tokenizer
+from tekso.framework.spelling import close_matches
 from tekso.tasks.mt.vocabulary import Side
 
 
@@ -87,7 +87,7 @@ class PairTexts:
                 )
             return []
         if language not in self.languages:
-            close = difflib.get_close_matches(language or "", self.languages, n=3)
+            close = close_matches(language or "", self.languages)
             hint = f"; did you mean {', '.join(close)}?" if close else ""
             raise InputError(
                 f"no target language {language!r}; there are {', '.join(self.languages)}{hint}"

@@ -31,6 +31,13 @@ def test_attribute_is_the_item() -> None:
     assert theta.b == 2
 
 
+def test_a_missing_name_suggests_one_in_another_case() -> None:
+    with pytest.raises(
+        AttributeError, match=r"theta has no 'W', only \['b', 'w'\]; did you mean 'w'"
+    ):
+        _ = as_theta({"w": 1, "b": 2}).W
+
+
 def test_layers_of_a_list_are_found_by_number() -> None:
     theta = as_theta({"blocks": {str(i): {"w": i} for i in range(11)}})
     assert theta.blocks[10] is theta.blocks["10"]

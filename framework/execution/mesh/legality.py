@@ -10,12 +10,12 @@ Source:
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
 from tekso.framework.execution.mesh.rules import MeshShape, Rules, no_axis
+from tekso.framework.spelling import close_matches
 
 PADDING_FIELDS = {"vocab": "vocab_multiple"}
 """{dim that a model can pad: the field of its Params that sets the multiple}."""
@@ -89,7 +89,7 @@ def of_rules(layout: _Layout, tensors: Sequence[Tensor]) -> list[str]:
         elif OTHER_NAMES.get(dim) in known:
             hint = f"did you mean {OTHER_NAMES[dim]}?"
         else:
-            close = difflib.get_close_matches(dim, known, n=3)
+            close = close_matches(dim, known)
             hint = f"did you mean {' or '.join(close)}? " if close else ""
             hint += f"there are: {', '.join(known) or 'none'}"
         problems.append(f"rule {dim}:{axis}: no tensor of the model has a dim {dim}; {hint}")

@@ -21,11 +21,11 @@ Source:
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 from collections.abc import Collection
 
 from tekso.framework.execution.mesh.layouts import LayoutError, MeshLayout, MeshShape, Rules
+from tekso.framework.spelling import close_matches
 
 DATA, MODEL = "data", "model"
 
@@ -124,7 +124,7 @@ def _preset(rules: str, params: str) -> Preset | None:
         return PRESETS[name]
     if not name or any(mark in name for mark in ":;, \t\n"):
         return None
-    close = difflib.get_close_matches(name.lower(), PRESETS, n=1)
+    close = close_matches(name, PRESETS, count=1)
     hint = f"; did you mean {close[0]}?" if close else ""
     raise LayoutError(
         f"{params}.rules is {rules!r}: neither a preset ({', '.join(PRESETS)}) nor rules such as "

@@ -7,12 +7,12 @@ Source:
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 import re
 from collections.abc import Sequence
 
 from tekso.framework.execution.errors import ExecutionError, joined
+from tekso.framework.spelling import close_matches
 
 _AXIS_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")  # other names crash DTensor
 _RESERVED = frozenset({"any", "match", "scalar", "unsharded"})  # reserved in DTensor's layouts
@@ -187,6 +187,6 @@ def _raise_misfits(field: str, text: str, problems: Sequence[str], example: str)
 
 def no_axis(axis: str, names: Sequence[str]) -> str:
     """Returns the message that a mesh does not have this axis, with a similar name if any."""
-    close = difflib.get_close_matches(axis, names, n=1)
+    close = close_matches(axis, names, count=1)
     hint = f"did you mean {close[0]}? " if close else ""
     return f"the mesh has no axis {axis}; {hint}there are: {', '.join(names)}"

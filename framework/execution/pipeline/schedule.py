@@ -28,7 +28,6 @@ This module handles no tensors. Check a schedule before executing it (`schedule_
 
 from __future__ import annotations
 
-import difflib
 import functools
 from collections.abc import Iterator
 
@@ -46,6 +45,7 @@ from tekso.framework.execution.pipeline.actions import (
 )
 from tekso.framework.execution.pipeline.timing import in_ticks
 from tekso.framework.params import Configurable, param
+from tekso.framework.spelling import close_matches
 
 
 class PipelineSchedule(Configurable):
@@ -261,7 +261,7 @@ def schedule_of(value: str | PipelineSchedule.Params) -> PipelineSchedule:
     if isinstance(value, PipelineSchedule.Params):
         built: PipelineSchedule = value.instantiate()
         return built
-    close = difflib.get_close_matches(name.lower(), SCHEDULES, n=1)
+    close = close_matches(name, SCHEDULES, count=1)
     hint = f"; did you mean {close[0]}?" if close else ""
     raise ScheduleError(
         f"execution.schedule is {value!r}, expected one of {', '.join(SCHEDULES)}, or the Params "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections import Counter
 from collections.abc import Iterable
 
@@ -22,6 +21,7 @@ from tekso.framework.execution.pipeline.actions import (
 )
 from tekso.framework.execution.pipeline.schedule import PipelineSchedule, num_stages_of
 from tekso.framework.execution.pipeline.timing import StuckError, timed
+from tekso.framework.spelling import close_matches
 
 
 def check(
@@ -82,7 +82,7 @@ def _out_of_range(actions: list[Action], sizes: dict[str, int]) -> Iterable[str]
     for action in actions:
         device, _, stage, micro_batch, kind = action
         if kind not in KINDS:
-            close = difflib.get_close_matches(str(kind), KINDS, n=1)
+            close = close_matches(str(kind), KINDS, count=1)
             hint = f"; did you mean {close[0]}?" if close else ""
             yield f"{action}: kind is {kind!r}, expected one of {', '.join(KINDS)}{hint}"
         for number, (what, size) in zip((device, stage, micro_batch), sizes.items(), strict=True):
