@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -112,8 +112,16 @@ class CaptionFiles(CaptionSource):
         super().__init__(params, split=split)
         self.languages = self.languages_of(self.params)
         self._captions: list[tuple[Caption, ...]] = []
-        self._paths = PackedNames(self._with_captions(split))
-        if not len(self):
+        paths: list[str] = []
+        for path, captions in self._records(split):
+            kept = tuple(self._kept(path, captions))
+            if kept:
+                paths.append(path)
+                self._captions.append(kept)
+            elif not captions:
+                self.skips.add(Origin(path), "the image has no caption")
+        self._paths = PackedNames(paths)
+        if not paths:
             left_out = f"; {self.skips.report}" if self.skips.report.count else ""
             raise InputError(
                 f"{self.describe()}: the split {split} has no image with a caption{self._hint()}"
@@ -123,16 +131,6 @@ class CaptionFiles(CaptionSource):
     def _records(self, split: Split) -> Iterable[tuple[str, Sequence[Caption]]]:
         """Returns path and captions of every image of a split."""
         raise NotImplementedError(f"{type(self).__name__} has no _records(split)")
-
-    def _with_captions(self, split: Split) -> Iterator[str]:
-        """Yields the path of every image with a caption, whose captions it adds."""
-        for path, captions in self._records(split):
-            kept = tuple(self._kept(path, captions))
-            if kept:
-                self._captions.append(kept)
-                yield path
-            elif not captions:
-                self.skips.add(Origin(path), "the image has no caption")
 
     def _hint(self) -> str:
         """Returns why a split may have no images, and what to set; or ""."""
