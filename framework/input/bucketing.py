@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from tekso.framework.input import shuffle
 from tekso.framework.input.input import Batch, ExampleInput, check_step, clear
+from tekso.framework.input.joined import JoinedIndex
 from tekso.framework.input.packing import blocks, compact
 
 Ints = npt.NDArray[np.int64]
@@ -75,12 +76,12 @@ class Buckets:
             -(-len(members) // size)
             for members, size in zip(self.members, self._batch_sizes, strict=True)
         ]
-        self._ends = np.cumsum(counts)
+        self._index = JoinedIndex(counts)
 
     @property
     def num_batches(self) -> int:
         """Number of batches per epoch."""
-        return int(self._ends[-1])
+        return len(self._index)
 
     def batch(self, number: int, *, key: shuffle.Words | None) -> BucketBatch:
         """Returns a batch of an epoch.
@@ -94,10 +95,9 @@ class Buckets:
         """
         if key is not None:
             number = int(shuffle.permute(number, self.num_batches, shuffle.fold(key, -1))[0])
-        bucket = int(np.searchsorted(self._ends, number, side="right"))
+        bucket, first = self._index.place(number)
         members = self.members[bucket]
         size = self._batch_sizes[bucket]
-        first = number - (int(self._ends[bucket - 1]) if bucket else 0)
         place = np.arange(first * size, (first + 1) * size)
         real = place < len(members)
         place = np.minimum(place, len(members) - 1)
