@@ -99,7 +99,8 @@ class Pipelined(StagedExecution):
             },
         )
         xla: Literal["none", "clusters"] = param(
-            "What XLA compiles: nothing, or elementwise clusters between matrix products.",
+            "What XLA compiles: nothing, or elementwise clusters between matrix products (and "
+            "large products on CPUs where that is faster).",
             default="none",
             old_values={"stretches": "clusters"},
         )
