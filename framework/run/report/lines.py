@@ -101,7 +101,7 @@ def eval_line(
         _part(2, f"in {duration(seconds)}"),
         _part(7, "best so far" if is_best else ""),
     ]
-    return fit(parts, sum(len(text) + 2 for _, text, _ in parts) if width is None else width)
+    return fit(parts, width)
 
 
 def quality_of(values: Mapping[str, float]) -> str:
@@ -137,7 +137,7 @@ def _known(value: float | None, part: Part) -> Part:
     return part if value is not None else (importance, " " * len(text), " " * len(short))
 
 
-def fit(parts: Sequence[Part], width: int) -> str:
+def fit(parts: Sequence[Part], width: int | None) -> str:
     """Joins texts by two spaces; to fit `width`, by one, with short texts, or omitting some."""
     parts = [part for part in parts if part[1]]
     short = [(importance, text, text) for importance, _, text in parts]
@@ -145,7 +145,7 @@ def fit(parts: Sequence[Part], width: int) -> str:
         for shown in (parts, short):
             for separator in ("  ", " "):
                 line = separator.join(text for _, text, _ in shown)
-                if len(line) <= width or len(short) == 1:
+                if width is None or len(line) <= width or len(short) == 1:
                     return line
         parts = short
         short.remove(min(short, key=lambda part: part[0]))
