@@ -242,15 +242,15 @@ class Session:
           LossError: the loss of the task is not a sum over examples.
           InputError: the loss or a metric counts padding.
         """
-        if not (max_batches is None or (isinstance(max_batches, int) and max_batches >= 1)):
-            raise SessionError(f"max_batches is {max_batches!r}, but must be a whole number > 0")
+        most = 1 if max_batches is None else max_batches
+        if not isinstance(most, int | np.integer) or most < 1:
+            raise SessionError(f"max_batches is {most!r}, but must be None or a whole number > 0")
         if not isinstance(name, str) or name not in self.eval_inputs:
             there = ", ".join(self.eval_inputs) or "none"
             raise SessionError(f"there is no evaluation input {name!r}; there are: {there}")
         self._check_task()
         input = self.eval_inputs[name]
-        batches = map(input.batch, range(input.num_batches or 0))
-        kept = itertools.islice(batches, max_batches)
+        kept = itertools.islice(map(input.batch, range(input.num_batches or 0)), max_batches)
         if max_batches is not None:
             return evaluation.evaluate(self.program, self.task, kept, name=name)
 
