@@ -59,7 +59,7 @@ def short_seconds(graph: Any, machine: MachineSpeed) -> float:
         times, inner = graph_work.inside(graph, op)
         if inner and not is_cluster(op, inner):
             short = machine.op_s + times * max(short_seconds(one, machine) for one in inner)
-            found += short if short > 0.999 * time else 0.0
+            found += short if math.isclose(short, time, rel_tol=1e-3) else 0.0
         elif time < _SHORT_S:
             found += time
     return found
