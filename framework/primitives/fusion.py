@@ -41,10 +41,25 @@ class XlaFusion:
         """Returns the compiled function of tensors; the same object for the same arguments."""
         key = (function, tuple(sorted(static.items())))
         if key not in self._compiled:
-            self._compiled[key] = tf.function(
+            compiled = tf.function(
                 functools.partial(function, **static), jit_compile=True, autograph=False
             )
+            self._compiled[key] = functools.partial(_call, compiled)
         return self._compiled[key]
+
+
+def _call(compiled: Callable[..., Any], *tensors: Any) -> Any:
+    """Calls a compiled function with nests of tensors that the graph of the caller has.
+
+    TensorFlow cannot differentiate a `tf.cond` if the call itself captures tensors of its branch.
+    """
+    return compiled(*tf.nest.map_structure(_captured, tensors))
+
+
+def _captured(x: Any) -> Any:
+    """Returns a tensor as one of the current graph."""
+    is_outer = tf.is_symbolic_tensor(x) and x.graph is not tf.compat.v1.get_default_graph()
+    return tf.identity(x) if is_outer else x
 
 
 class MarkedFusion:

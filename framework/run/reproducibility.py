@@ -1,8 +1,9 @@
 """Tells on resume whether a run continues to the last bit, and if not, why.
 
 The sums of a step have the same bits if nothing changes their order: the Params of the execution,
-the number of devices and processes, the processor and TensorFlow's version. Every checkpoint has
-these conditions. Under other ones, the figures are equal up to rounding.
+the number of devices, processes and cores, the processor, what computes large products, and
+TensorFlow's version. Every checkpoint has these conditions. Under other ones, the figures are equal
+up to rounding.
 """
 
 from __future__ import annotations
@@ -16,25 +17,36 @@ from typing import Any
 
 import tensorflow as tf
 
+from tekso.framework.cores import num_cores
 from tekso.framework.params import Params
+from tekso.framework.primitives.products import compiles_products
 from tekso.framework.run.checkpoint_description import Description
 from tekso.framework.run.process_group import ProcessGroup
 
 _CPUINFO = Path("/proc/cpuinfo")
+_TENSORFLOW = "TensorFlow"
+_EARLIER = {"products": _TENSORFLOW}  # of checkpoints without this condition
 
 
 def conditions(group: ProcessGroup | None = None) -> dict[str, Any]:
     """Returns what decides the order of sums besides the Params; call it after the devices are set.
 
     Returns:
-      {"devices": e.g. "2 CPU", "processes": their number, "processor": its model}.
+      {"devices": e.g. "2 CPU", "processes": their number, "processor": its model, "cores": those
+      that the process may use, "products": what computes large ones if clusters are compiled}.
     """
     counts = collections.Counter(d.device_type for d in tf.config.list_logical_devices())
     if len(counts) > 1:
         del counts["CPU"]  # the host of other devices
     devices = ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items()))
     processes = group.size if group is not None else 1
-    return {"devices": devices, "processes": processes, "processor": _processor()}
+    return {
+        "devices": devices,
+        "processes": processes,
+        "processor": _processor(),
+        "cores": num_cores(),
+        "products": "XLA" if compiles_products() else _TENSORFLOW,
+    }
 
 
 def line(before: Description, now: Description, tree: Any) -> str:
@@ -85,8 +97,8 @@ def _overlaps_steps(tree: Any) -> bool:
 def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     return [
         reason
-        for name in ("devices", "processes", "processor")
-        for reason in _change(name, before.get(name), now.get(name))
+        for name in now
+        for reason in _change(name, before.get(name, _EARLIER.get(name, now[name])), now[name])
     ]
 
 

@@ -201,9 +201,10 @@ class Classification(Task):
           x: [batch, ...]
           returns: "probabilities" [batch, num_classes], "labels" [batch] int32
         """
-        probabilities = tf.nn.softmax(self.predict(theta, {X: x}, ctx)["logits"])
-        labels = tf.argmax(probabilities, 1, output_type=tf.int32)
-        return {PROBABILITIES: probabilities, LABELS: labels}
+        logits = self.predict(theta, {X: x}, ctx)["logits"]
+        # Of the scores, as for the accuracy: different scores may have equal probabilities.
+        labels = tf.argmax(logits, 1, output_type=tf.int32)
+        return {PROBABILITIES: tf.nn.softmax(logits), LABELS: labels}
 
     def decode(self, program: Program, input: Input) -> Decoded | None:
         """Returns label, predicted class and its probability for some held-out examples.

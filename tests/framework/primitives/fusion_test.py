@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import tensorflow as tf
 
+from tekso.framework.primitives.custom_gradient import custom_gradient
 from tekso.framework.primitives.fusion import MarkedFusion, XlaFusion, no_fusion
 
 TRACES: list[float] = []
@@ -36,6 +39,24 @@ def test_compiles_a_cluster_once_for_every_choice_of_its_static_arguments() -> N
 def test_two_instances_share_no_compiled_function() -> None:
     first, second = XlaFusion(), XlaFusion()
     assert first(scaled, factor=2.0) is not second(scaled, factor=2.0)
+
+
+def test_the_gradient_of_a_condition_uses_tensors_of_its_branch() -> None:
+    fuse = XlaFusion()
+
+    @custom_gradient
+    def squared(x: tf.Tensor) -> Any:
+        return x * x, lambda dy: fuse(scaled, factor=0.0)(x, x * (2 * dy))
+
+    @tf.function(autograph=False)
+    def gradient(x: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = tf.cond(tf.reduce_sum(x) > 0, lambda: squared(tf.sin(x)), lambda: x)
+        return tape.gradient(y, x)
+
+    np.testing.assert_allclose(gradient(tf.constant([0.5, 2.0])), np.sin([1, 4]), rtol=1e-6)
+    np.testing.assert_allclose(gradient(tf.constant([-0.5, -2.0])), [1, 1])
 
 
 def test_marks_the_ops_of_large_clusters_alone() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from tekso.framework import registry
+from tekso.framework import cpu_features, registry
 from tekso.framework.execution.parameter_servers import Hybrid
 from tekso.framework.run import reproducibility
 from tekso.framework.run.checkpoints import Description
@@ -36,7 +36,14 @@ def test_the_same_conditions_give_the_same_bits() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("devices", "3 CPU"), ("processes", 2), ("processor", "another one")]
+    ("name", "value"),
+    [
+        ("devices", "3 CPU"),
+        ("processes", 2),
+        ("processor", "another one"),
+        ("cores", 1000),
+        ("products", "another library"),
+    ],
 )
 def test_what_changes_the_order_of_sums_is_named(name: str, value: Any) -> None:
     change = f"{name} {BEFORE.conditions[name]} -> {value}"
@@ -54,6 +61,21 @@ def test_another_tensorflow_and_nothing_known() -> None:
     assert reproducibility.line(old, BEFORE, TREE) == expected
     unknown = dataclasses.replace(BEFORE, conditions={})
     assert reproducibility.line(unknown, BEFORE, TREE) == ""
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_what_computes_large_products_depends_on_the_threads_of_an_op(
+    number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu_features, "has_only_avx2", lambda: True)
+    threads = tf.config.threading
+    monkeypatch.setattr(threads, "get_intra_op_parallelism_threads", lambda: number)
+    now = dataclasses.replace(BEFORE, conditions=reproducibility.conditions())
+    assert now.conditions["products"] == ("XLA" if number == 1 else "TensorFlow")
+    earlier = {k: v for k, v in now.conditions.items() if k not in ("cores", "products")}
+    before = dataclasses.replace(BEFORE, conditions=earlier)  # of an earlier version
+    expected = f"{ROUNDING}products TensorFlow -> XLA" if number == 1 else SAME
+    assert reproducibility.line(before, now, TREE) == expected
 
 
 @pytest.mark.parametrize(("num_groups", "told"), [(1, SAME), (2, "the results depend on timing")])

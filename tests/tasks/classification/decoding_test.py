@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from eager_program import EagerProgram
 
@@ -104,3 +105,27 @@ def test_texts_are_shown_with_the_names_of_their_classes() -> None:
     ]
     assert {r["predicted"] for r in found.records} <= {"short", "long"}
     assert found.text.splitlines()[1].endswith("  wide world")
+
+
+class Scores(Mlp):
+    """Returns its input as scores."""
+
+    def fprop(self, theta: Any, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
+        """See Mlp."""
+        del theta, ctx
+        return x
+
+
+@pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16, tf.float32, tf.float64])
+def test_the_predicted_class_has_the_largest_score(dtype: tf.DType) -> None:
+    model = Scores.Params(input_dim=2, output_dim=2)
+    task = Classification.Params(model=model, num_classes=2).instantiate()
+    small = 2e-7 if dtype == tf.float16 else 1e-8  # exp(1e-8) is 1 in float32
+    x = tf.constant([[0.0, small], [6e4, -6e4], [-np.inf, 1.0], [6e4, 6e4]], dtype)
+    ctx = StepContext(mode="decode")
+    theta = task.init()
+    found = task.class_probabilities(theta, x, ctx)
+    assert found["labels"].numpy().tolist() == [1, 0, 1, 0]
+    assert task.predict(theta, {"x": x}, ctx)["labels"].numpy().tolist() == [1, 0, 1, 0]
+    expected = [[0.5, 0.5], [1, 0], [0, 1], [0.5, 0.5]]
+    np.testing.assert_allclose(found["probabilities"], expected, atol=1e-6)
