@@ -392,6 +392,12 @@ class Params(Node):
         if name in self.old_fields:
             instead = self.old_fields[name].instead
             return AttributeError(f"{self._title()} has no field {self._where(name)}: {instead}")
+        if callable(getattr(self.owner, name, None)):
+            return AttributeError(
+                f"{self._title()} has no field {self._where(name)}: it is a method of "
+                f"{self.owner.__name__}, which Params only describe; declare it in __init__ of a "
+                "layer by self.child(name, params), or build it by params.instantiate()"
+            )
         names = list(self._fields)
         hint = paths.suggestion(
             name, self._path(), names, lambda: [path for path, _, _ in params_tree.walk(self)]
