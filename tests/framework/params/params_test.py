@@ -837,3 +837,5 @@ def test_a_method_of_the_owner_is_no_field_of_its_params() -> None:
     )
     with pytest.raises(AttributeError, match=message):
         Doubling.Params().fprop(3)  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError, match=r"has no field fprop; it has no fields$"):
+        Doubling.Params(fprop=3)  # type: ignore[call-arg]
