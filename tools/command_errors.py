@@ -23,7 +23,7 @@ import traceback
 from collections.abc import Callable
 from types import FrameType
 
-from tekso.framework import out_of_memory, out_of_space
+from tekso.framework import error_advice, out_of_memory, out_of_space
 from tekso.framework.exit_codes import ExitCode, exit_code_of
 from tekso.framework.run.report.console import drop_output
 
@@ -78,7 +78,9 @@ def run(program: str, action: Callable[[], int], *, show_traceback: bool = False
         elif is_meant(error):
             _report(program, f"{_text(error)}{_places(error)}")
         elif _is_of_wrong_use(error):
-            _report(program, f"{type(error).__name__}: {error}{_places(error)}\n{_MORE}")
+            hint = error_advice.advice(error)
+            text = f"{type(error).__name__}: {error}{hint and f'; {hint}'}"
+            _report(program, f"{text}{_places(error)}\n{_MORE}")
         else:
             _report(program, f"{type(error).__name__}: {error}{_unexpected(error)}")
         return exit_code_of(error)

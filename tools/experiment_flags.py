@@ -185,7 +185,8 @@ def _choose_execution(tree: Tree.Params, name: str) -> None:
     try:
         chosen = execution.by_name(name)
     except execution.ExecutionError as error:
-        raise UsageError(f"--execution={name}: {error}") from None
+        hint = other_frameworks.execution_hint(name)
+        raise UsageError(f"--execution={name}: {error}{hint and f'; {hint}'}") from None
     if tree.execution.owner is not chosen:
         reference = references.of_params(chosen.Params)
         tree.set_text("execution", reference, origin="--execution")

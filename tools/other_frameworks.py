@@ -32,6 +32,23 @@ _HINTS = {
 }
 _BY_NAME = {name: text for text, names in _HINTS.items() for name in names}
 
+_EXECUTIONS = {
+    "replicas of the model on all devices are --execution=data_parallel, the default": (
+        "ddp", "dp", "distributed_data_parallel", "horovod", "mirrored", "multi_worker_mirrored",
+    ),
+    "sharded weights are --execution=mesh_sharded --set execution.rules=fsdp": (
+        "deepspeed", "fsdp", "fully_sharded", "zero",
+    ),
+    "layers divided over devices are --execution=mesh_sharded with rules, as "
+    "--set execution.mesh='data:2;model:2' --set execution.rules='batch:data;mlp:model'": (
+        "dtensor", "gspmd", "megatron", "model_parallel", "tensor_parallel", "tp",
+    ),
+    "stages of a model are --execution=pipelined --set execution.num_stages=2": (
+        "gpipe", "pipe", "pipeline", "pipeline_parallel", "pp",
+    ),
+}  # fmt: skip
+_EXECUTION_BY_NAME = {name: text for text, names in _EXECUTIONS.items() for name in names}
+
 
 def hint(name: str) -> str:
     """Returns what Tekso has for an option of another framework, or "" if it is not known.
@@ -40,3 +57,12 @@ def hint(name: str) -> str:
       name: the option without dashes in front, such as "max_epochs" or "max-epochs".
     """
     return _BY_NAME.get(name.lower().replace("-", "_"), "")
+
+
+def execution_hint(name: str) -> str:
+    """Returns what Tekso has for an execution of another framework, or "" if it is not known.
+
+    Args:
+      name: the execution, such as "ddp" or "tensor-parallel".
+    """
+    return _EXECUTION_BY_NAME.get(name.lower().replace("-", "_"), "")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tekso.framework.execution.base import Execution, ExecutionProgram
 from tekso.framework.execution.errors import ExecutionError
+from tekso.framework.spelling import close_matches
 
 if TYPE_CHECKING:
     from tekso.framework.execution.data_parallel import DataParallel
@@ -43,7 +44,11 @@ def by_name(name: str) -> type[Execution]:
       ExecutionError: the name is unknown.
     """
     if name not in EXECUTIONS:
-        raise ExecutionError(f"execution {name!r} is unknown; there are: {', '.join(EXECUTIONS)}")
+        close = close_matches(name, EXECUTIONS, count=1)
+        hint = f"did you mean {close[0]}? " if close else ""
+        raise ExecutionError(
+            f"execution {name!r} is unknown; {hint}there are: {', '.join(EXECUTIONS)}"
+        )
     found: type[Execution] = _imported(EXECUTIONS[name])
     return found
 

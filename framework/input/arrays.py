@@ -235,7 +235,13 @@ class Arrays(ExampleInput):
                 f"{self._what}: arrays have different numbers of examples: "
                 + ", ".join(f"{name!r} {size:,}" for name, size in sizes.items())
             )
-        if not sizes or not any(sizes.values()):
+        if sizes and not any(sizes.values()):
+            shapes = ", ".join(f"{name!r} {list(a.shape)}" for name, a in self.arrays.items())
+            raise InputError(
+                f"{self._what} has no examples: its arrays have no rows ({shapes}). Is the file "
+                "empty, or does the split contain nothing?"
+            )
+        if not sizes:
             raise InputError(
                 f"{self._what} has no examples. An iterator can be read only once: if it is "
                 f"created outside of load(), create it inside; otherwise {WANT}"

@@ -7,6 +7,7 @@ optimizer=Adam   optimizer=their.module:Lion      (a child Params, named by its 
 from __future__ import annotations
 
 import collections.abc
+import contextlib
 import enum
 import types
 import typing
@@ -14,7 +15,7 @@ from typing import Any
 
 from tekso.framework.params import literals, references
 from tekso.framework.params.containers import Node, same_value
-from tekso.framework.params.types import MismatchError, check, type_name
+from tekso.framework.params.types import MismatchError, check, type_name, whole_number
 from tekso.framework.spelling import close_matches
 
 _TRUTHS = {"true": True, "false": False}
@@ -100,7 +101,11 @@ def _number(kind: Any, text: str) -> Any:
             return int(text, 0)
         return kind(text)
     except ValueError:
-        raise ValueError(f"must be {kind.__name__}, given {text!r}") from None
+        hint = ""
+        with contextlib.suppress(ValueError):
+            hint = whole_number(float(text))
+        message = f"must be {kind.__name__}, given {text!r}"
+        raise ValueError(f"{message} ({hint})" if hint else message) from None
 
 
 def _union(annotation: Any, members: tuple[Any, ...], text: str) -> Any:

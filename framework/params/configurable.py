@@ -29,11 +29,17 @@ class Configurable:
             """
             params = args[0] if args else kwargs.get("params")
             if (args or kwargs) and not isinstance(params, PlainParams):
-                given = [*map(_short, args), *(f"{k}={_short(v)}" for k, v in kwargs.items())]
+                fields = cls.Params._fields
+                given = [f"{k}={_short(v)}" for k, v in kwargs.items() if k in fields]
+                hint = ""
+                if len(given) < len(args) + len(kwargs):  # an unknown name, or no name at all
+                    given.append("…")
+                    hint = f"; the fields are {', '.join(fields)}"
                 name = cls.__name__
+                made = f"{name}.Params({', '.join(given)})"
                 raise TypeError(
-                    f"{name} is built from its Params: write "
-                    f"{name}.Params({', '.join(given)}).instantiate()"
+                    f"{name} is built from its Params: write {made} for a field or a child, and "
+                    f"{made}.instantiate() for the object itself{hint}"
                 )
             return super().__new__(cls)
 

@@ -112,7 +112,7 @@ class Params(Node):
 
         def __getattr__(self, name: str) -> Any:
             """Raises an error for a name that is not a field; it suggests similar names."""
-            raise AttributeError(name) if name.startswith("_") else self._unknown(name)
+            raise AttributeError(name) if name.startswith("_") else self._unreadable(name)
 
         def __setattr__(self, name: str, value: Any) -> None:
             """Sets a field; any other name is an error."""
@@ -380,6 +380,15 @@ class Params(Node):
 
     def _where(self, name: str) -> str:
         return paths.join(self._path(), name)
+
+    def _unreadable(self, name: str) -> AttributeError:
+        if callable(getattr(self.owner, name, None)):
+            return AttributeError(
+                f"{self._title()} has no field {self._where(name)}: it is a method of "
+                f"{self.owner.__name__}, which Params only describe; declare it in __init__ of a "
+                "layer by self.child(name, params), or build it by params.instantiate()"
+            )
+        return self._unknown(name)
 
     def _unknown(self, name: str) -> AttributeError:
         renamed = self._renamed_field(name)

@@ -198,8 +198,14 @@ def _int(value: Any) -> Any:
     if isinstance(value, bool):
         raise MismatchError("a bool is not an int")
     if not isinstance(value, int):
-        raise MismatchError
+        raise MismatchError(whole_number(value))
     return value
+
+
+def whole_number(value: Any) -> str:
+    """Returns what to write instead of a float that is a whole number, such as 1e3; else ""."""
+    whole = isinstance(value, float) and value.is_integer() and abs(value) < 2**53
+    return f"write {int(value)}" if whole else ""
 
 
 def _float(value: Any) -> Any:
@@ -250,13 +256,36 @@ def _instance(kind: type) -> Checker:
                 return value
         except TypeError:  # a protocol that cannot be checked at run time
             return value
-        if isinstance(value, type) and issubclass(kind, Node):
+        if isinstance(value, type) and issubclass(value, Node):
             raise MismatchError("a class: call it to create an instance")
         if isinstance(value, str) and issubclass(kind, enum.Enum):
             raise MismatchError(f"allowed: {', '.join(str(member) for member in kind)}")
-        raise MismatchError
+        raise MismatchError(_params_instead(kind, value) if issubclass(kind, Node) else "")
 
     return check_instance
+
+
+def _params_instead(kind: type, value: Any) -> str:
+    """Returns which Params to write instead of an owner, its class or its name; "" if unknown."""
+    if isinstance(value, str):
+        owners = _owners(kind)
+        close = close_matches(value, owners, count=1)
+        return f"did you mean {type_name(owners[close[0]])}()?" if close else ""
+    own = getattr(value, "Params", None)
+    return f"write {type_name(own)}()" if isinstance(own, type) and issubclass(own, kind) else ""
+
+
+def _owners(kind: type) -> dict[str, type]:
+    """Returns {name of the owner: Params} of all imported subclasses of a class of Params."""
+    found: dict[str, type] = {}
+    stack = [kind]
+    while stack:
+        cls = stack.pop()
+        owner = getattr(cls, "owner", None)
+        if owner is not None and owner.Params is cls:
+            found.setdefault(owner.__name__, cls)
+        stack += cls.__subclasses__()
+    return found
 
 
 def _literal(choices: tuple[Any, ...]) -> Checker:

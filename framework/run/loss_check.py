@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tekso.framework import task_results
+from tekso.framework import error_advice, task_results
 from tekso.framework.context import RANDOM_NUMBERS, Mode, StepContext
 from tekso.framework.input.input import Input
 from tekso.framework.input.skips import InputError
@@ -108,9 +108,10 @@ def _try(task: Task, program: Program, function: Callable[[Trial], list[str]]) -
         raise
     except Exception as error:  # in user code, which may accept only batches of the full size
         reason = str(error).partition("\n")[0]
+        hint = error_advice.advice(error)
         return [
             f"{type(task).__name__} could not be checked on a few examples (is its loss a sum, "
-            f"does it count padding?): {type(error).__name__}: {reason}"
+            f"does it count padding?): {type(error).__name__}: {reason}{hint and f'; {hint}'}"
         ]
 
 

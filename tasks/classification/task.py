@@ -314,9 +314,17 @@ def _num_classes(labels: np.ndarray) -> int:
     """Returns the number of classes: the largest label + 1.
 
     Raises:
-      InputError: so few classes have an example that the labels are probably IDs.
+      InputError: no label is above 0, or so few classes have an example that the labels are
+        probably IDs.
     """
     num_distinct, num_classes = len(np.unique(labels)), int(labels.max()) + 1
+    if num_classes < 2:
+        wrong = f"{int((labels < 0).sum()):,} labels are below 0, and none is above 0"
+        raise InputError(
+            f"input: {wrong if labels.min() < 0 else 'all labels are 0, so there is one class'}. "
+            "Number the classes from 0: labels = np.unique(labels, return_inverse=True)[1], before "
+            "you split the data; if the training data has one class only, set task.num_classes"
+        )
     if num_classes > MOST_CLASSES_PER_LABEL * num_distinct:
         raise InputError(
             f"input: the largest label is {num_classes - 1:,}, but there are only "

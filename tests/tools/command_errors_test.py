@@ -143,3 +143,27 @@ def test_an_op_that_fails_when_it_runs_is_shown_with_the_line_that_made_it(
         "    return tf.gather(table, ids)",
         "  --traceback prints the whole traceback",
     ]
+
+
+def test_common_mistakes_are_answered_with_what_to_write(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = (
+        "class Net(Layer):\n    def __init__(self, params):\n        pass\n"
+        "linear = Linear.Params(input_dim=2, output_dim=3).instantiate()\n"
+        "def made():\n    return Net()\n"
+        "def called():\n    return linear(tf.ones([1, 2]))\n"
+        "def mixed():\n    return tf.ones([2], tf.bfloat16) * tf.ones([2])\n"
+        "def traced():\n    return tf.function(mixed, autograph=False)()\n"
+        "def other():\n    return 'a'()\n"
+    )
+    names = written(tmp_path, "their_package.code", source)
+    for function, answer in (
+        ("made", "; Net is built from its Params: write Net.Params() for a field or a child"),
+        ("called", "; call the method fprop of the layer: self.child.fprop(theta.child, x, ctx)"),
+        ("mixed", "compute the loss in float32, logits = tf.cast(logits, tf.float32)"),
+        ("traced", "compute the loss in float32, logits = tf.cast(logits, tf.float32)"),
+    ):
+        lines = shown(names[function], capsys)
+        assert answer in lines[0] and str(tmp_path / "code.py") in lines[1], lines
+    assert shown(names["other"], capsys)[0].endswith("TypeError: 'str' object is not callable")

@@ -266,6 +266,24 @@ def test_curves_by_tokens_do_not_depend_on_how_often_training_is_logged() -> Non
     assert {point.seen for point in points} == {None}
 
 
+def test_groups_of_another_class_are_named_by_the_class_without_its_own_fields(
+    tmp_path: Path,
+) -> None:
+    paths = [write(tmp_path / name, loss=1.0) for name in "abc"]
+    for path, name, field in zip(paths, "ABB", ["", "mesh : 2", "mesh : 4"], strict=True):
+        with open(f"{path}/params.txt", "a", encoding="utf-8") as file:
+            file.write(f'execution : Params("some.module:{name}")\n')
+            file.write(f"execution.{field}\n" if field else "")
+    found = [runs.read(path) for path in paths]
+    assert [g.name for g in runs.groups(found[:2])] == ["execution=A", "execution=B"]
+    assert [g.name for g in runs.groups(found[1:])] == ["mesh=2", "mesh=4"]
+    assert [g.name for g in runs.groups(found)] == [
+        "execution=A",
+        "execution=B, mesh=2",
+        "execution=B, mesh=4",
+    ]
+
+
 def test_numbers_of_steps_are_groups_if_they_are_what_is_compared(tmp_path: Path) -> None:
     paths = [write(tmp_path / f"{steps}_{i}", loss=1.0, seed=i) for steps in (4, 8) for i in (0, 1)]
     for path in paths[2:]:

@@ -23,6 +23,7 @@ from tekso.tools.sweeping.trials import TRIALS
 SEED = "run.seed"
 STEPS = "run.steps"
 _LINE = re.compile(r"(\S+) : (.*?)(?:  # ([^\"']*))?")
+_REFERENCE, _CLASS = re.compile(r'^Params\("[\w.]+:([\w.]+)"\)$'), r"\1"
 _LENGTH = {  # fields that say for how long a run goes, not what is trained
     STEPS,
     "run.log_every_steps",
@@ -249,18 +250,33 @@ def groups(runs: Sequence[ComparedRun]) -> list[Group]:
     if any(len({r.seed for r in one}) < len({_length(r) for r in one}) for one in found.values()):
         different += [d for d in differences(runs) if d.path == STEPS]
         found = _equal(runs, different)
-    short = _short_names([one.path for one in different])
+    common = [one for one in different if None not in one.values]  # fields that all runs have
+    names = _names(list(_equal(runs, common)), common) if common else []
+    if len(names) < len(found):  # they do not tell all groups apart
+        names = _names(list(found), different)
     result = []
-    for key, members in found.items():
-        named = [f"{n}={v}" for n, v in zip(short, key[1:], strict=True) if v is not None]
+    for name, members in zip(names, found.values(), strict=True):
         alone = members[0].path if len(found) > 1 else members[0].model
-        name = ", ".join(named) if 0 < len(named) <= 3 else alone
-        result.append(Group(name, members))
+        result.append(Group(name or alone, members))
     names = [group.name for group in result]
     return [
         group if names.count(group.name) == 1 else Group(group.runs[0].path, group.runs)
         for group in result
     ]
+
+
+def _names(keys: Sequence[Any], different: Sequence[DifferentField]) -> list[str]:
+    """Returns the settings of each group, "" for none or more than 3; keys are of `_equal`."""
+    short = _short_names([one.path for one in different])
+    result = []
+    for _, *texts in keys:
+        named = [
+            f"{name}={_REFERENCE.sub(_CLASS, text)}"
+            for name, text in zip(short, texts, strict=True)
+            if text is not None
+        ]
+        result.append(", ".join(named) if len(named) <= 3 else "")
+    return result
 
 
 def _length(run: ComparedRun) -> tuple[str, str]:

@@ -168,7 +168,7 @@ NAN = np.array([[0.0, 1.0], [np.nan, 0.0], [np.inf, 0.0]])
     [
         ({"x": x_of(3), "labels": np.arange(4)}, "numbers of examples: 'x' 3, 'labels' 4"),
         ({}, "has no examples"),
-        ({"x": x_of(0)}, "has no examples"),
+        ({"x": x_of(0)}, r"has no examples: its arrays have no rows \('x' \[0, \d+\]\)"),
         (lambda split: iter([]), "An iterator can be read only once"),
         ({"x": np.array([1, None, 2])}, r"'x' has missing values \(NoneType\): fill them in"),
         (

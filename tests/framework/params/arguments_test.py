@@ -112,8 +112,10 @@ def test_text_is_read_by_the_type(annotation: Any, text: str, value: Any) -> Non
 @pytest.mark.parametrize(
     ("annotation", "text", "said"),
     [
-        (int, "3.0", "must be int, given '3.0'"),
-        (int, "1e3", "must be int"),
+        (int, "3.0", r"must be int, given '3.0' \(write 3\)"),
+        (int, "1e3", r"must be int, given '1e3' \(write 1000\)"),
+        (int, "2.5", "must be int, given '2.5'$"),
+        (int, "1e400", "must be int, given '1e400'$"),
         (int, "True", "must be int"),
         (int, "", "must be int, given ''"),
         (float, "big", "must be float, given 'big'"),

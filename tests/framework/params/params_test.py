@@ -783,10 +783,59 @@ def test_a_class_that_is_called_without_params_says_how_it_is_built() -> None:
             dims: list[int] = param("Sizes.", default=[])
             name: str = param("Name.", default="")
 
-    message = r"^Block is built from its Params: write Block.Params\(dims=\[3\]\).instantiate\(\)$"
+    message = (
+        r"^Block is built from its Params: write Block.Params\(dims=\[3\]\) for a field or a "
+        r"child, and Block.Params\(dims=\[3\]\).instantiate\(\) for the object itself$"
+    )
     with pytest.raises(TypeError, match=message):
         Block(dims=[3])  # type: ignore[call-arg]
-    with pytest.raises(TypeError, match=r"write Block.Params\(3, name=…\).instantiate\(\)"):
+    with pytest.raises(TypeError, match=r"write Block.Params\(name=…, …\) .*; the fields are dims"):
         Block(3, name="a" * 40)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"write Block.Params\(…\) .*; the fields are dims, name$"):
+        Block(size=3)  # type: ignore[call-arg]
     made = Block(Block.Params(dims=[2]))
     assert copy.copy(made).params.dims == Block(params=made.params).params.dims == [2]
+
+
+class Holder(Configurable):
+    class Params(Configurable.Params):
+        part: Linear.Params = param("A part.", default=Linear.Params())
+        steps: int | None = param("Steps.", default=None)
+
+
+@pytest.mark.parametrize(
+    ("value", "hint"),
+    [
+        (Linear, r"given the class Linear \(write Linear.Params\(\)\)$"),
+        (Linear.Params(input_dim=3).instantiate(), r"\(write Linear.Params\(\)\)$"),
+        (Linear.Params, r"\(a class: call it to create an instance\)$"),
+        ("linear", r"given str 'linear' \(did you mean Linear.Params\(\)\?\)$"),
+        ("quadratic", "given str 'quadratic'$"),
+        (Holder, r"given the class Holder$"),
+    ],
+)
+def test_a_value_that_is_not_params_is_answered_with_params(value: Any, hint: str) -> None:
+    with pytest.raises(TypeError, match=f"^part: must be Linear.Params, .*{hint}"):
+        Holder.Params(part=value)
+
+
+def test_a_float_that_is_whole_is_answered_with_an_int() -> None:
+    with pytest.raises(TypeError, match=r"given float 1000.0 \(write 1000\)$"):
+        Holder.Params(steps=1e3)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"given float 0.5$"):
+        Holder.Params(steps=0.5)  # type: ignore[arg-type]
+
+
+def test_a_method_of_the_owner_is_no_field_of_its_params() -> None:
+    class Doubling(Configurable):
+        def fprop(self, x: int) -> int:
+            return 2 * x
+
+    message = (
+        r"Doubling.Params has no field fprop: it is a method of Doubling, .* "
+        r"self.child\(name, params\), or build it by params.instantiate\(\)$"
+    )
+    with pytest.raises(AttributeError, match=message):
+        Doubling.Params().fprop(3)  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError, match=r"has no field fprop; it has no fields$"):
+        Doubling.Params(fprop=3)  # type: ignore[call-arg]

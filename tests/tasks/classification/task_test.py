@@ -242,7 +242,7 @@ X5, FIVE = DEV["x"], np.array([0, 1, 2, 3, 1])
             changed(DEV, weights=np.ones([5, 2])),
             r"'weights' is \[examples, 2\]",
         ),
-        (changed(TRAIN, labels=np.zeros(7, int)), DEV, "task.num_classes is 1"),
+        (changed(TRAIN, labels=np.zeros(7, int)), DEV, "^input: all labels are 0"),
     ],
 )
 def test_data_that_does_not_fit_is_refused(train: Any, dev: Any, message: str) -> None:
@@ -312,6 +312,20 @@ def test_labels_that_are_ids_are_refused_unless_the_number_of_classes_is_given(l
         Classification.complete(Classification.Params(), train)
     given = Classification.Params(num_classes=max(labels) + 1)
     assert Classification.complete(given, train).num_classes == max(labels) + 1
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        ((-1, 0, -1), "^input: 2 labels are below 0, and none is above 0. Number the classes from"),
+        ((0, 0), "^input: all labels are 0, so there is one class"),
+    ],
+)
+def test_labels_of_which_none_is_above_0_are_refused(labels: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        Classification.complete(Classification.Params(), labelled(*labels)["input"])
+    with pytest.raises(ValueError, match=r"^task.num_classes is 1: classification"):
+        Classification.Params(num_classes=1).instantiate()
 
 
 @pytest.mark.parametrize(
