@@ -242,7 +242,8 @@ class Session:
           LossError: the loss of the task is not a sum over examples.
           InputError: the loss or a metric counts padding.
         """
-        if not (max_batches is None or (isinstance(max_batches, int) and max_batches >= 1)):
+        is_number = isinstance(max_batches, int | np.integer) and max_batches >= 1
+        if max_batches is not None and not is_number:
             raise SessionError(f"max_batches is {max_batches!r}, but must be a whole number > 0")
         if not isinstance(name, str) or name not in self.eval_inputs:
             there = ", ".join(self.eval_inputs) or "none"

@@ -116,7 +116,7 @@ def scores(found: dict[str, Any], session: Session) -> None:
     """An evaluation has the figures of `Task.score`; one of some batches has not."""
     session.task.score = lambda *args, **kwargs: Scored({"mine": 7.0})
     found["scored"] = session.evaluate("dev")["mine"]
-    found["scored in part"] = "mine" in session.evaluate("dev", max_batches=1)
+    found["scored in part"] = "mine" in session.evaluate("dev", max_batches=np.int64(1))
 
 
 def interrupted(found: dict[str, Any]) -> None:
