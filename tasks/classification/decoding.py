@@ -10,6 +10,7 @@ import numpy as np
 from tekso.framework.input.held_out import HeldOut
 from tekso.framework.input.input import Input
 from tekso.framework.task import Decoded, Program
+from tekso.tasks.classification.exports import has_texts
 from tekso.tasks.classification.labelled_texts import class_name
 from tekso.tasks.classification.text_answers import Classifier
 
@@ -33,7 +34,7 @@ def decoded_examples(task: Classifier, program: Program, input: Input) -> Decode
     records = [
         {
             "kind": "class",
-            **_text(batch, row, is_text=hasattr(input, "class_names")),
+            **_text(batch, row, is_text=has_texts(input)),
             "label": _class(names, int(batch["labels"][row])),
             "predicted": _class(names, int(arrays["labels"][row])),
             "probability": float(arrays["probabilities"][row].max()),
@@ -73,4 +74,5 @@ def _lines(records: list[dict[str, Any]]) -> Iterator[str]:
             f"label {record['label']}  predicted {record['predicted']}  "
             f"probability {record['probability']:.3f}"
         )
-        yield f"{line}  {record['text'][:_WIDTH]}" if "text" in record else line
+        text = " ".join(record.get("text", "").split())  # on one line
+        yield f"{line}  {text[:_WIDTH]}" if text else line
