@@ -54,9 +54,9 @@ class DataParallel(Execution):
             default=None,
         )
         xla: Literal["auto", "none", "clusters", "step"] = param(
-            "What XLA compiles: elementwise clusters between matrix products, the whole training "
-            "and evaluation step of each tower, or nothing. auto: clusters on CPU, the step on "
-            "TPU, nothing on GPU.",
+            "What XLA compiles: elementwise clusters between matrix products (and products that it "
+            "computes faster), the whole training and evaluation step of each tower, or nothing. "
+            "auto: clusters on CPU, the step on TPU, nothing on GPU.",
             default="auto",
             old_values={"stretches": "clusters"},
         )

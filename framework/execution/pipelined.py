@@ -99,7 +99,8 @@ class Pipelined(StagedExecution):
             },
         )
         xla: Literal["none", "clusters"] = param(
-            "What XLA compiles: nothing, or elementwise clusters between matrix products.",
+            "What XLA compiles: nothing, or elementwise clusters between matrix products (and "
+            "products that it computes faster).",
             default="none",
             old_values={"stretches": "clusters"},
         )

@@ -1,8 +1,8 @@
 """Compilation of elementwise clusters: the argument `fuse` of primitives.
 
 `fuse(function, **static)` returns a function of tensors: `function` with its keyword arguments
-bound, either uncompiled (`no_fusion`) or compiled by XLA. Matrix products between clusters are not
-compiled and use the vendor's library, which is the fastest combination on CPU.
+bound, either uncompiled (`no_fusion`) or compiled by XLA. Matrix products between clusters use the
+vendor's library, which is the fastest combination on most CPUs; see `products` for the exceptions.
 
 XLA works best with separately compiled functions (`XlaFusion`). If a program is partitioned for
 many devices before it runs, separate functions are lost, but marks on ops remain (`MarkedFusion`).
