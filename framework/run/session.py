@@ -250,8 +250,7 @@ class Session:
             raise SessionError(f"there is no evaluation input {name!r}; there are: {there}")
         self._check_task()
         input = self.eval_inputs[name]
-        batches = map(input.batch, range(input.num_batches or 0))
-        kept = itertools.islice(batches, max_batches)
+        kept = itertools.islice(map(input.batch, range(input.num_batches or 0)), max_batches)
         if max_batches is not None:
             return evaluation.evaluate(self.program, self.task, kept, name=name)
 
