@@ -224,7 +224,7 @@ def _loaded(kind: Any, name: str, wanted: str) -> Any:
     own = references.own_classes()
     if len(subclasses := _subclasses(kind, own.get(name, []))) == 1:
         return subclasses[0]
-    close = close_matches(name, {*found.values(), *_similar(kind, name, own)})
+    close = close_matches(name, sorted({*found.values(), *_similar(kind, name, own)}))
     hint = f"; did you mean {' or '.join(close)}?" if close else ""
     if fields := _fields_of_number(kind, name):
         raise ValueError(f"{wanted}, given {name!r}: set a field of it, such as {fields[0]}")

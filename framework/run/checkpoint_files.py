@@ -181,7 +181,7 @@ def write_shards(
     complete, in the others when their files are written.
 
     Args:
-      path: directory of the checkpoint; its parent must exist.
+      path: directory of the checkpoint. Its parent is created, but not the folders above that.
       parts: the pieces of this process; a part is one data file.
       description: the description without `created`, `versions` and `files`, which are filled in.
       size_bytes: total bytes of all pieces of this process.
@@ -204,7 +204,8 @@ def write_shards(
                 check()
                 disk_space.check_free(path, needed)
                 files.remove_folder(place)
-                files.make_folder(place, parents=False)
+                for folder in (above, place):  # somebody may have removed all checkpoints
+                    files.make_folder(folder, parents=False)
         written: dict[str, Any] = {}
         with _together(group):
             written = _write_own(prefix, parts)

@@ -71,5 +71,5 @@ def _lines(records: list[dict[str, Any]]) -> Iterator[str]:
             f"label {record['label']}  predicted {record['predicted']}  "
             f"probability {record['probability']:.3f}"
         )
-        text = " ".join(record.get("text", "").split())[:_WIDTH]
-        yield f"{line}  {text}".rstrip()
+        text = " ".join(record.get("text", "").split())  # on one line
+        yield f"{line}  {text[:_WIDTH]}" if text else line

@@ -209,8 +209,14 @@ class Classification(Task):
     def decode(self, program: Program, input: Input) -> Decoded | None:
         """Returns label, predicted class and its probability for some held-out examples.
 
-        Override it for another output of `--mode=decode`.
+        None for a subclass with its own `pieces` or `loss` that does not define `predict`, because
+        its scores may be computed in another way, or from other arrays. Override it for another
+        output of `--mode=decode`.
         """
+        own = type(self)
+        is_trained_so = own.pieces is Classification.pieces and own.loss is Classification.loss
+        if own.predict is Classification.predict and not is_trained_so:
+            return None
         return decoded_examples(self, program, input)
 
     def exports(self, input: Input) -> dict[str, ExportedFunction]:

@@ -221,6 +221,22 @@ def test_a_logdir_that_moves_while_a_checkpoint_is_written_is_not_created_again(
     assert losses(tmp_path / "moved") == whole
 
 
+def test_a_run_goes_on_if_only_its_checkpoints_are_removed(
+    tmp_path: Path, whole: dict[int, float]
+) -> None:
+    folder = tmp_path / "run" / "checkpoints"
+
+    def at_step(step: int) -> None:
+        if step == 5:
+            while not list(folder.glob("step_*[0-9]")):
+                time.sleep(0.001)  # until the checkpoint of step 4 is written
+            remove(folder)
+
+    train(tmp_path / "run", at_step)
+    assert losses(tmp_path / "run") == whole
+    assert sorted(os.listdir(folder)) == ["step_00000008", "step_00000012"]
+
+
 def test_a_file_system_without_locks_is_reported_for_the_logdir_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

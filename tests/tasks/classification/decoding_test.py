@@ -11,6 +11,7 @@ from eager_program import EagerProgram
 
 from tekso.framework.context import StepContext
 from tekso.framework.input.arrays import Arrays
+from tekso.framework.pieces import Piece
 from tekso.models.mlp import Mlp
 from tekso.tasks.classification.labelled_texts import LabelledTexts
 from tekso.tasks.classification.task import Classification
@@ -46,13 +47,7 @@ class Words(LabelledTexts):
 
     def texts(self, split: str) -> Any:
         """Returns two texts."""
-        return [("café", 0), ("wide\nworld", 1)]
-
-
-class Named(WithDev):
-    """Numbers, not texts, with named classes."""
-
-    class_names = ("red", "green", "blue")
+        return [("café", 0), ("wide\n world", 1)]
 
 
 def decoded(input: Any, task: Any) -> tuple[Any, Any, Any]:
@@ -80,11 +75,48 @@ def test_training_examples_are_decoded_where_nothing_is_held_out() -> None:
     assert [record["label"] for record in found.records] == [0, 1, 2, 0]
 
 
-def test_numbers_with_named_classes_are_not_shown_as_texts() -> None:
+class Named(WithDev):
+    """Arrays, not texts, with named classes."""
+
+    class_names = ("cat", "dog", "cow")
+
+
+def test_arrays_with_the_names_of_their_classes_are_not_shown_as_texts() -> None:
     input = Named.Params(batch_size=8, order="sequential").instantiate()
     found, _, _ = decoded(input, Classification.Params(model=Mlp.Params(hidden_dims=[])))
-    assert [record["label"] for record in found.records][:3] == ["green", "blue", "red"]
+    assert [record["label"] for record in found.records] == ["dog", "cow", "cat", "dog", "cow"]
     assert not any("text" in record for record in found.records)
+    assert found.text.splitlines()[0].startswith("label dog  predicted ")
+
+
+class OwnPieces(Classification):
+    """Computes its scores in its own way, which `predict` of the base class does not know."""
+
+    def pieces(self) -> list[Piece]:
+        """Doubles what the model gets."""
+
+        def double(theta: Any, flow: Any, ctx: StepContext) -> Any:
+            return {**flow, "x": 2.0 * flow["x"]}
+
+        return [Piece("double", {}, double), *super().pieces()]
+
+
+class OwnPredict(OwnPieces):
+    """Predicts as it is trained."""
+
+    def predict(self, theta: Any, batch: Any, ctx: StepContext) -> Any:
+        """See Classification."""
+        return super().predict(theta, {"x": 2.0 * batch["x"]}, ctx)
+
+
+def test_a_task_with_its_own_scores_is_decoded_only_by_its_own_predict() -> None:
+    input = WithDev.Params(batch_size=8, order="sequential").instantiate()
+    params = {"model": Mlp.Params(hidden_dims=[3]), "num_classes": 3}
+    assert decoded(input, OwnPieces.Params(**params))[0] is None
+    found, _, _ = decoded(input, OwnPredict.Params(**params))
+    base, _, _ = decoded(input, Classification.Params(**params))
+    likeliest = [[r["probability"] for r in one.records] for one in (found, base)]
+    assert len(found.records) == 5 and not np.allclose(*likeliest)
 
 
 class Counts(Mlp):
@@ -101,7 +133,7 @@ def test_texts_are_shown_with_the_names_of_their_classes() -> None:
     found, _, _ = decoded(input, task)
     assert [(r["text"], r["label"]) for r in found.records] == [
         ("café", "short"),
-        ("wide\nworld", "long"),
+        ("wide\n world", "long"),
     ]
     assert {r["predicted"] for r in found.records} <= {"short", "long"}
     assert found.text.splitlines()[1].endswith("  wide world")
