@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import tracemalloc
+from kept_memory import kept
 
 from tekso.tasks.image.packed_names import PackedNames
 
@@ -15,11 +15,6 @@ def test_names_are_those_that_were_given() -> None:
 
 
 def test_a_name_takes_its_bytes_and_8_more() -> None:
-    tracemalloc.start()
-    try:
-        names = PackedNames(f"{number:06d}.png" for number in range(2000))
-        kept, _ = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
+    names, size = kept(lambda: PackedNames(f"{number:06d}.png" for number in range(2000)))
     assert names[1999] == "001999.png"
-    assert kept < 2000 * (len("000000.png") + 8) + 2000
+    assert size < 2000 * (len("000000.png") + 8) + 2000

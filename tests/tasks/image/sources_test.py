@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import importlib.util
 import os
-import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from idx_files import idx
+from kept_memory import kept
 from small_pictures import png, write_folders
 
 from tekso.framework.input.skips import BadRecordError, InputError
@@ -177,14 +177,9 @@ def test_a_folder_needs_few_bytes_for_an_image(tmp_path: Path) -> None:
         os.link(tmp_path / "a" / "0.png", tmp_path / "a" / f"{number:06d}.png")
     params = ImageFolders.Params(folder=str(tmp_path), dev_fraction=0.0)
     params.instantiate()  # imports and caches
-    tracemalloc.start()
-    try:
-        source = params.instantiate()
-        kept, _ = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
+    source, size = kept(params.instantiate)
     assert len(source) == 2002
-    assert kept < 2002 * (len("000000.png") + 2 * 8) + 10_000
+    assert size < 2002 * (len("000000.png") + 2 * 8) + 10_000
     names = [f"a/{number:06d}.png" for number in range(2000)]
     wanted = digest(name.encode() for name in ["a/0.png", *names, "b/0.png"])
     assert source.fingerprint() == wanted

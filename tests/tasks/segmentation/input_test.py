@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import tracemalloc
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from kept_memory import kept
 from small_masks import Squares, write_masks
 from small_pictures import png
 
@@ -104,14 +104,9 @@ def test_a_folder_needs_few_bytes_for_an_image_and_its_mask(tmp_path: Path) -> N
             os.link(tmp_path / name / "0.png", tmp_path / name / f"{number:06d}.png")
     params = MaskFolders.Params(folder=str(tmp_path), classes=["a"], dev_fraction=0.0)
     params.instantiate()  # imports and caches
-    tracemalloc.start()
-    try:
-        source = params.instantiate()
-        kept, _ = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
+    source, size = kept(params.instantiate)
     assert len(source) == 1001
-    assert kept < 1001 * (len("000000.png") + 8) + 10_000
+    assert size < 1001 * (len("000000.png") + 8) + 10_000
     names = ["0.png", *(f"{number:06d}.png" for number in range(1000))]
     assert source.fingerprint() == digest(name.encode() for name in sorted(names))
     assert source.origin(1000).file == str(tmp_path / "images" / "000999.png")
