@@ -1,17 +1,14 @@
 """Settings of all tests: Hypothesis has no deadlines, and the CPU time of each test is reported.
 
-The summary lists the tests that used the most CPU time, including the processes that they started.
-With `--cpu-minutes=N`, the session fails if all tests together used more than N minutes of CPU
-time, so that the suite stays fast enough. N is for the machine on which the budget was set. On a
-slower machine, N is scaled by the time of tracing a graph relative to `REFERENCE_S`, because most
-tests mainly trace graphs.
+The summary lists the tests that used the most CPU time, including the processes that they started,
+and says with `--cpu-minutes=N` if all tests together used more than N minutes of CPU time. That
+decides nothing: the same tests take two to three times as long on another machine.
 """
 
 from __future__ import annotations
 
 import os
 import resource
-import time
 from collections.abc import Iterator
 
 import processes
@@ -25,11 +22,9 @@ SLOWEST = 25
 FIRST = ("tests/docs_test.py", "tests/framework/execution", "tests/tools", "tests/tasks")
 """Paths of the slow files, which run first: started last, one would run alone at the end."""
 
-REFERENCE_S = 0.65  # of `_build_graph` where the quick tests take 8 minutes: 1.2 s x 8.0 / 15.2
-
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--cpu-minutes", type=float, help="Fail above this CPU time of all tests.")
+    parser.addoption("--cpu-minutes", type=float, help="CPU budget of all tests.")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -77,7 +72,6 @@ class _Times:
 
     def __init__(self) -> None:
         self.by_test: dict[str, float] = {}
-        self.is_over = False
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when == "teardown":
@@ -93,12 +87,9 @@ class _Times:
             write(f"{seconds:8.1f}  {name}")
         used, budget = _all_cpu_minutes(), config.getoption("--cpu-minutes")
         write(f"{used:8.1f}  minutes of CPU time in total")
-        if budget is not None and used > budget * (scale := _scale()):
-            self.is_over = True
-            write(
-                f"This exceeds the budget of {budget:g} minutes x {scale:.2f} (for this machine's "
-                "speed): make the slowest tests cheaper."
-            )
+        if budget is not None and used > budget:
+            write(f"That is above {budget:g} minutes. If this machine is as fast as that of")
+            write("docs/development.md, make the slowest tests cheaper.")
 
 
 def _all_cpu_minutes() -> float:
@@ -112,34 +103,6 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(_Times(), "cpu-times")
 
 
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_sessionfinish(session: pytest.Session) -> Iterator[None]:
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish() -> None:
     processes.stop()
-    result = yield
-    times = session.config.pluginmanager.get_plugin("cpu-times")
-    if times is not None and times.is_over and session.exitstatus == pytest.ExitCode.OK:
-        session.exitstatus = pytest.ExitCode.TESTS_FAILED
-    return result
-
-
-def _scale() -> float:
-    """Returns how much slower than the reference this machine is, between 1 and 4."""
-    _build_graph()  # the first call also loads modules
-    return min(max(1.0, min(_build_graph() for _ in range(3)) / REFERENCE_S), 4.0)
-
-
-def _build_graph() -> float:
-    """Returns the CPU time of tracing a function of 300 steps and their gradients."""
-    import tensorflow as tf
-
-    def slope(x: tf.Tensor) -> tf.Tensor:
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            y = x
-            for _ in range(300):
-                y = tf.tanh(y) * 0.5 + x
-        return tape.gradient(y, x)
-
-    start = time.process_time()
-    tf.function(slope).get_concrete_function(tf.TensorSpec([4, 4]))
-    return time.process_time() - start

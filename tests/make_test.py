@@ -144,7 +144,7 @@ PARALLEL = "--numprocesses=2 --dist=loadfile --no-loadscope-reorder"
 def test_test_runs_the_quick_tests_within_their_budget(checkout: Path) -> None:
     installed(checkout)
     result = run(checkout, "make", "test")
-    assert result.stdout.splitlines()[-1] == f"pytest {PARALLEL} -m not slow --cpu-minutes=15"
+    assert result.stdout.splitlines()[-1] == f"pytest {PARALLEL} -m not slow --cpu-minutes=12"
 
 
 def test_benchmarks_passes_its_arguments_on(checkout: Path) -> None:
@@ -161,12 +161,12 @@ def test_test_all_runs_the_quick_tests_then_lint_then_the_slow_tests(checkout: P
     parallel = PARALLEL.replace("=2", "=3")
     printed = [line.strip() for line in result.stdout.splitlines() if ".venv" not in line]
     assert [line for line in printed if not line.startswith("make")] == [
-        f"pytest {parallel} -m not slow --cpu-minutes=15",
+        f"pytest {parallel} -m not slow --cpu-minutes=12",
         "ruff check models tests",
         "ruff format --check models tests",
         "mypy",
         "lint-imports",
-        f"pytest {parallel} -m slow --cpu-minutes=65",
+        f"pytest {parallel} -m slow --cpu-minutes=28",
     ]
 
 
