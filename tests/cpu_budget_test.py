@@ -15,6 +15,7 @@ def test_a_budget_that_is_exceeded_is_reported_and_decides_nothing() -> None:
         cwd=Path(__file__).parents[1],
         capture_output=True,
         text=True,
+        timeout=300,
         check=False,
     )
     assert result.returncode == 0, result.stdout + result.stderr
