@@ -287,7 +287,7 @@ HOW: list[tuple[str, Run | TestedBy]] = [
     (  # the largest models, which take half a minute each
         r"tekso-trainer --mode=inspect_sharding --model=lm\.one_billion_words\.MeshDff262144",
         TestedBy(
-            "tests/tools/trainer_test.py"
+            "tests/tools/trainer_listing_test.py"
             "::test_inspect_sharding_of_4_9_billion_weights_on_512_devices"
         ),
     ),
