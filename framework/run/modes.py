@@ -117,7 +117,9 @@ def _run(
         if group.is_first:  # only now it is certain that the experiment fits the logdir
             job.logdir.write_params(job.model, job.tree, job.registered)
             job.logdir.add_command(job.command)
-        with profile.of_run(step, run.steps) if profile else contextlib.nullcontext():
+        if profile is not None:
+            profile.check_run(step, run.steps)
+        with profile or contextlib.nullcontext():
             outcome = rescue.run(job, loop, report, step)
         notices.show()
         report.time_use.switch(time_use.OTHER)
