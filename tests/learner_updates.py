@@ -10,10 +10,11 @@ import numpy as np
 import tensorflow as tf
 
 from tekso.framework import initializers, optimizers, schedules
+from tekso.framework.batch_sums import Sums
 from tekso.framework.learner import Learner, LearnerBase
 from tekso.framework.primitives.fusion import Fuse, no_fusion
 from tekso.framework.state import State
-from tekso.framework.step import Flat, Step, Sums
+from tekso.framework.step import Flat, Step
 from tekso.framework.weight_spec import WeightSpec
 
 
