@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import tensorflow as tf
 
 from tekso.framework import loss_gradients, task_results
-from tekso.framework.collected import Pairs, added_pairs
+from tekso.framework.batch_sums import Sums, part_sums
+from tekso.framework.collected import Pairs
 from tekso.framework.context import StepContext
 from tekso.framework.foreign_variables import refused
 from tekso.framework.gradient_combination import needs_each_gradient
@@ -34,24 +35,6 @@ from tekso.framework.weight_spec import WeightSpec
 from tekso.framework.weight_update import select
 
 Flat = dict[str, tf.Tensor]
-
-
-class Sums(NamedTuple):
-    """The results of a part of a batch, to be summed over all parts.
-
-    Attributes:
-      loss: scalar; the sum of the losses of its examples. [losses] of a task with several.
-      total: scalar; its share of the total loss, which is differentiated.
-      metrics: {name: (sum, weight)}, scalars.
-      auxiliary: {name: scalar}; its share of every auxiliary loss.
-      statistics: {path of a weight: (sum, weight)}, in the shape of the weight.
-    """
-
-    loss: tf.Tensor
-    total: tf.Tensor
-    metrics: Pairs
-    auxiliary: Flat
-    statistics: Pairs
 
 
 class Step:
@@ -312,25 +295,6 @@ def used_specs(specs: Mapping[str, WeightSpec], dtype: str) -> dict[str, WeightS
     }
 
 
-def part_sums(end: LossSums | None, ctx: StepContext, total_weight: tf.Tensor) -> Sums:
-    """Returns the sums of a part of a batch in a training step.
-
-    Args:
-      end: loss sums of the part; None in a stage of a pipeline that is not the last.
-      ctx: the step context in which it was computed.
-      total_weight: loss weight of the global batch.
-    """
-    collected = ctx.collected
-    auxiliary = collected.total("loss")
-    return Sums(
-        tf.constant(0.0) if end is None else end.loss_sum,
-        auxiliary if end is None else end.total(total_weight, auxiliary),
-        collected.reported({} if end is None else end.metrics),
-        {name: value for name, (value, _) in collected.sums["loss"].items()},
-        collected.sums["statistic"],
-    )
-
-
 def with_gradients(
     forward: Callable[[], tuple[Sequence[tf.Tensor], Sums]],
     sources: Any,
@@ -375,26 +339,3 @@ def unscaled(gradient: tf.Tensor, scale: tf.Tensor | None, dtype: Any = None) ->
         dtype = tf.float32 if scale is not None and gradient.dtype == tf.float16 else gradient.dtype
     gradient = tf.cast(gradient, dtype)
     return gradient if scale is None else gradient * tf.cast(1.0 / scale, gradient.dtype)
-
-
-def joined_sums(stages: Sequence[Sums]) -> Sums:
-    """Returns the sums of a batch, given the sums of each stage; the last stage has the losses.
-
-    The result has no statistics: each stage updates its weights from its own statistics.
-    """
-    dtype = stages[-1].loss.dtype
-    auxiliary: Flat = {}  # shares of a mean, so they are summed over parts and stages
-    for name, value in (pair for sums in stages for pair in sums.auxiliary.items()):
-        auxiliary[name] = auxiliary[name] + value if name in auxiliary else value
-    return Sums(
-        stages[-1].loss,
-        added([tf.cast(sums.total, dtype) for sums in stages]),
-        added_pairs([sums.metrics for sums in stages]),
-        auxiliary,
-        {},
-    )
-
-
-def added(parts: Iterable[Any]) -> Any:
-    """Returns the sum of nests of equal structure: gradients, or sums, of several parts."""
-    return tf.nest.map_structure(lambda *x: tf.add_n(x) if len(x) > 1 else x[0], *parts)

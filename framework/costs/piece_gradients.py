@@ -7,12 +7,13 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tekso.framework.batch_sums import Sums
 from tekso.framework.context import StepContext
 from tekso.framework.costs.piece_traces import PieceTrace
 from tekso.framework.nests import filled, tensors
 from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece
 from tekso.framework.primitives.fusion import Fuse, no_fusion
-from tekso.framework.step import Sums, with_gradients
+from tekso.framework.step import with_gradients
 from tekso.framework.weight_spec import WeightSpec
 
 

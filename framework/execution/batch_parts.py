@@ -7,8 +7,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from tekso.framework.batch_sums import Sums, added
 from tekso.framework.execution import tower_sums
-from tekso.framework.step import Flat, Sums, added
+from tekso.framework.step import Flat
 
 Gradients = list[Flat]
 """Gradients of several parts of a batch, not summed yet."""

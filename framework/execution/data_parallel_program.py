@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tekso.framework import batch_part
 from tekso.framework.batch_part import BatchPart, RowsOf
+from tekso.framework.batch_sums import Sums, added
 from tekso.framework.context import Mode, StepContext
 from tekso.framework.coupling import coupling, gathering, refuse_unsummed, too_few
 from tekso.framework.execution.base import Batch, ExecutionProgram, parts_of
@@ -29,7 +30,7 @@ from tekso.framework.execution.state import ReadKey, chosen
 from tekso.framework.execution.tower_sums import sum_over_towers
 from tekso.framework.primitives.fusion import XlaFusion, no_fusion
 from tekso.framework.state import State
-from tekso.framework.step import Flat, Step, Sums, added
+from tekso.framework.step import Flat, Step
 from tekso.framework.task import LossSums
 
 

@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tekso.framework.batch_sums import Sums, added
 from tekso.framework.execution.base import Batch, ExecutionProgram, num_examples_of, parts_of
 from tekso.framework.execution.data_parallel_program import DataParallelProgram
 from tekso.framework.execution.shards import Shard
@@ -32,7 +33,7 @@ from tekso.framework.execution.state import ReadKey
 from tekso.framework.execution.update_gate import UpdateGate
 from tekso.framework.execution.worker_pool import BROKEN_CONNECTION, LostServerError, WorkerPool
 from tekso.framework.state import State
-from tekso.framework.step import Flat, Step, Sums, added
+from tekso.framework.step import Flat, Step
 
 _FIRST_SERVER = "/job:ps/replica:0/task:0"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,8 @@ import numpy as np
 from tekso.framework.execution.base import signature_of
 
 Batch = Mapping[str, np.ndarray]
+Batches = Callable[[int], Iterator[Batch]]
+"""Returns an iterator over the batches, starting at a number."""
 
 
 class BatchGroups:

@@ -7,20 +7,18 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from tekso.framework import execution, files, out_of_memory, task_results, watchdog
-from tekso.framework.counting import counted
+from tekso.framework import files, out_of_memory, task_results, watchdog
 from tekso.framework.execution.update_gate import UpdateGate
-from tekso.framework.planning.measured_step import measured_step_of
 from tekso.framework.run import (
     initial_weights,
     input_checks,
     metric_names,
     reproducibility,
     rescue,
+    run_messages,
     time_use,
 )
 from tekso.framework.run.assembly import Assembly
@@ -31,14 +29,13 @@ from tekso.framework.run.incidents import Incidents
 from tekso.framework.run.job import Job
 from tekso.framework.run.process_group import ProcessGroup
 from tekso.framework.run.report import summary
-from tekso.framework.run.report.lines import size, wrapped
 from tekso.framework.run.report.report import Report
 from tekso.framework.run.skip_notices import SkipNotices
 from tekso.framework.run.step_calls import AroundSteps
 from tekso.framework.run.step_profile import StepProfile
 from tekso.framework.run.stop_signals import exit_code
 from tekso.framework.run.timetable import Timetable
-from tekso.framework.run.training_loop import Outcome, TrainingLoop
+from tekso.framework.run.training_loop import TrainingLoop
 from tekso.framework.run.weight_figures import WeightFigures
 from tekso.framework.task import Task
 
@@ -77,7 +74,7 @@ def _assembled(
     job: Job, group: ProcessGroup, checkpoint: Checkpoint | None
 ) -> tuple[Assembly, SkipNotices]:
     """Introduces the run; returns its parts, and what tells which records are skipped."""
-    _introduce(job, checkpoint)
+    run_messages.introduce(job, checkpoint)
     warm_start = {} if checkpoint is not None else job.tree.run.warm_start
     warn = functools.partial(job.console.line, style="warning")
     if group.is_first:
@@ -88,7 +85,7 @@ def _assembled(
         )
     parts = job.assemble(group)
     notices = SkipNotices({"input": parts.input, **parts.eval_inputs}, warn)
-    _introduce_parts(job, parts, notices)
+    run_messages.introduce_parts(job, parts, notices)
     return parts, notices
 
 
@@ -120,7 +117,9 @@ def _run(
         if group.is_first:  # only now it is certain that the experiment fits the logdir
             job.logdir.write_params(job.model, job.tree, job.registered)
             job.logdir.add_command(job.command)
-        with profile.of_run(step, run.steps) if profile else contextlib.nullcontext():
+        if profile is not None:
+            profile.check_run(step, run.steps)
+        with profile or contextlib.nullcontext():
             outcome = rescue.run(job, loop, report, step)
         notices.show()
         report.time_use.switch(time_use.OTHER)
@@ -151,7 +150,7 @@ def _run(
             decoded is not None
             or task_results.setting_to_try(parts.task, parts.eval_inputs) is not None
         )
-    _conclude(job, parts, outcome, references, checkpoints.best_step(), spent, decodes)
+    run_messages.conclude(job, parts, outcome, references, checkpoints.best_step(), spent, decodes)
     return 0
 
 
@@ -241,7 +240,7 @@ def _loop(
         incidents=_incidents(job, parts) if group.is_first else None,
         max_rollbacks=parts.learner.params.max_rollbacks,
         score=parts.score,
-        show_step=functools.partial(_show_step, job, parts) if job.shows_step else None,
+        show_step=functools.partial(run_messages.show_step, job, parts) if job.shows_step else None,
         around_steps=functools.partial(_all_of, around),
     )
 
@@ -289,57 +288,6 @@ def _incidents(job: Job, parts: Assembly) -> Incidents:
     return Incidents(job.logdir.file("incidents"), batch_of=parts.input.batch, warn=warn)
 
 
-# --- the lines at the beginning and the end of a run ---
-
-
-def _introduce(job: Job, checkpoint: Checkpoint | None) -> None:
-    """Prints the first lines, before anything slow is built."""
-    run = job.tree.run
-    steps = counted(run.steps, "step", grouping="")
-    job.console.line(f"{job.model} in {job.logdir.path}: {steps}, seed {run.seed}")
-    if checkpoint is not None:
-        left = max(0, run.steps - checkpoint.step)
-        todo = "1 step is left" if left == 1 else f"{left} steps are left"
-        job.console.line(f"resuming from {checkpoint.path}: {todo}", "good")
-        for line in job.changes_since(checkpoint):
-            job.console.line(f"  changed since then: {line}")
-        if lost := job.settings_not_repeated(checkpoint):
-            some = ", ".join(lost[:3]) + (", …" if len(lost) > 3 else "")
-            job.console.line(
-                f"this command does not repeat {counted(len(lost), 'setting')} of the run "
-                f"({some}): to keep all settings of a run, leave out --model",
-                "warning",
-            )
-
-
-def _introduce_parts(job: Job, parts: Assembly, notices: SkipNotices) -> None:
-    specs = parts.task.specs().values()
-    weights = sum(spec.size for spec in specs)
-    job.console.line(f"  model: {weights:,} weights, {size(sum(s.size_bytes for s in specs))}")
-    for name, input in {"input": parts.input, **parts.eval_inputs}.items():
-        for line in wrapped(f"  {name}: {input.describe()}", job.console.width):
-            job.console.line(line)
-    notices.show()
-    job.console.line(f"  execution: {_placed(parts)}")
-    for line in parts.warnings:
-        job.console.line(line, "warning")
-    if (limit := out_of_memory.limit_bytes()) is not None:
-        job.console.line(f"  {out_of_memory.limit_text(limit)}")
-
-
-def _placed(parts: Assembly) -> str:
-    """Returns the execution, its mesh or stages, and the devices."""
-    params: Any = parts.tree.execution
-    kind = type(params).owner.__name__
-    names = {owner: name for name, owner in execution.EXECUTIONS.items()}
-    found = [names.get(kind, kind)]
-    if "mesh" in params and params.mesh:
-        found.append(f"mesh {params.mesh}")
-    if "num_stages" in params:
-        found.append(counted(params.num_stages, "stage"))
-    return f"{', '.join(found)}; devices: {parts.conditions['devices']}"
-
-
 def _references(parts: Assembly) -> dict[str, dict[str, float]]:
     """Returns bits per byte of other methods, {evaluation: {name: bits per byte}}."""
     return {name: input.reference_bits_per_byte() for name, input in parts.eval_inputs.items()}
@@ -350,50 +298,3 @@ def _show(job: Job, decoded: Any) -> None:
         job.logdir.check()
         files.write_atomically(job.logdir.samples, decoded.text + "\n")
         job.show_text(decoded.text)
-
-
-def _show_step(job: Job, parts: Assembly) -> None:
-    """Prints the timeline of the devices in the last step, and draws it to the logdir."""
-    trace = measured_step_of(parts.program)
-    if trace is None or not job.is_first:
-        return
-    for line in trace.lines(job.console.width):
-        job.console.line(line)
-    path = job.logdir.file("pipeline.png")
-    try:
-        files.write_atomically(path, trace.png(job.model))
-        job.console.line(f"as a picture: {path}")
-    except OSError as error:  # a failed picture must not end a run
-        job.console.line(f"cannot write {path}: {error.strerror}", "warning")
-
-
-def _conclude(
-    job: Job,
-    parts: Assembly,
-    outcome: Outcome,
-    references: Mapping[str, Mapping[str, float]],
-    best_step: int | None,
-    spent: Sequence[str],
-    decodes: bool,
-) -> None:
-    lines = summary.finished(
-        steps=outcome.step,
-        seconds=time.perf_counter() - job.begin,
-        evaluations=outcome.evaluations,
-        references=references,
-        ended_early=outcome.ended_early,
-    )
-    lines += [*(f"  {line}" for line in parts.program.summary()), *spent]
-    width = job.console.width
-    lines += summary.places(job.logdir, newest=outcome.step, best=best_step, width=width)
-    lines += summary.next_commands(
-        job.logdir,
-        outcome.step,
-        imports=job.imports,
-        evaluates=bool(parts.eval_inputs),
-        decodes=decodes,
-        decoding=task_results.setting_to_try(parts.task, parts.eval_inputs),
-        ended_early=bool(outcome.ended_early),
-    )
-    for line in lines:
-        job.console.line(line)

@@ -34,15 +34,19 @@ from tekso.framework.run.assembly import assemble
 from tekso.framework.run.checkpoints import Checkpoints
 from tekso.framework.run.job import checkpoints_of
 from tekso.framework.run.logdir import Logdir
-from tekso.framework.run.session_arrays import as_type, dtype_of, narrowed, not_named
+from tekso.framework.run.session_arrays import as_type, narrowed, not_named
+from tekso.framework.run.session_batches import (
+    Batch,
+    other_shapes,
+    problems_of_batch,
+    problems_of_shapes,
+)
 from tekso.framework.run.stop_signals import uninterrupted
 from tekso.framework.run.weights import Use, check_use, weight_key
 from tekso.framework.signature import Signature
 from tekso.framework.state import LEARNER, WEIGHTS
 from tekso.framework.task import Scored, Task
 from tekso.framework.theta import SEPARATOR, Theta, flatten
-
-Batch = Mapping[str, Any]
 
 # Classes in the text of Params that other processes cannot import.
 _UNREADABLE = re.compile(r"__main__:[\w.]+|[\w.]+:[\w.]*<locals>[\w.]*")
@@ -176,7 +180,7 @@ class Session:
           SessionError: the batch has other names, dtypes or ranks than the input, or its shapes do
             not fit the task.
         """
-        self._check_batch(batch)
+        _refuse(problems_of_batch(batch, self._signature))
         size = next(iter(batch.values())).shape[0]
         ctx = StepContext(
             mode=mode,
@@ -223,7 +227,7 @@ class Session:
         """
         _refuse(not_named(batch, "session.input.batch(0)"))
         given = {name: narrowed(value) for name, value in batch.items()}
-        _refuse(self._problems_of_shapes(given))
+        _refuse(problems_of_shapes(given, self._signature))
         if type(self.task).predict is Task.predict:
             self.task.predict(self.theta(), given, StepContext())  # raises NotImplementedError
         with self._explaining(given):
@@ -354,45 +358,16 @@ class Session:
             )
         return checkpoints.path(self.step)
 
-    def _check_batch(self, batch: Batch) -> None:
-        """Raises a SessionError if a batch has other names, dtypes or ranks than the input."""
-        wanted = self._signature
-        problems = [f"{name!r} is missing" for name in wanted if name not in batch]
-        problems += [f"{name!r} is unknown" for name in batch if name not in wanted]
-        for name in wanted.keys() & batch.keys():
-            dtype = np.dtype(wanted[name][1])
-            if (found := dtype_of(batch[name])) != dtype:
-                problems.append(f"{name!r} is {found}, expected {dtype}")
-        _refuse([*problems, *self._problems_of_shapes(batch)])
-
-    def _problems_of_shapes(self, batch: Batch) -> list[str]:
-        problems, sizes = [], {}
-        for name, value in batch.items():
-            shape = list(value.shape)
-            if name in self._signature and len(shape) != len(self._signature[name][0]):
-                rank = len(self._signature[name][0])
-                problems.append(f"{name!r} has shape {shape}, expected {rank} dims")
-            if shape:
-                sizes[name] = shape[0]
-        if len(set(sizes.values())) > 1:
-            problems.append(f"the arrays have different numbers of examples: {sizes}")
-        return problems
-
     @contextlib.contextmanager
     def _explaining(self, batch: Batch) -> Iterator[None]:
         """Converts an error of the block to a SessionError if shapes differ from the input."""
         try:
             yield
         except (ValueError, tf.errors.InvalidArgumentError) as error:
-            shapes = {name: list(value.shape) for name, value in batch.items()}
-            wanted = {n: list(shape) for n, (shape, _) in self._signature.items() if n in shapes}
-            if all(shapes[name][1:] == wanted[name][1:] for name in wanted):
-                raise
-            reason = str(error).partition("\n")[0]
-            raise SessionError(
-                f"the task cannot compute a batch of shapes {shapes}; batches of the input have "
-                f"{wanted}: {reason}"
-            ) from error
+            if shapes := other_shapes(batch, self._signature):
+                reason = str(error).partition("\n")[0]
+                raise SessionError(f"the task cannot compute {shapes}: {reason}") from error
+            raise
 
 
 def _refuse(problems: Sequence[str]) -> None:

@@ -36,8 +36,8 @@ class StepProfile:
             self._log(f"no profile was written: this process did not run {wanted}")
         self._close()
 
-    def of_run(self, step: int, steps: int) -> StepProfile:
-        """Returns itself; logs why a process that continues after a step will profile nothing.
+    def check_run(self, step: int, steps: int) -> None:
+        """Logs why a process that continues after a step will profile nothing, if it will not.
 
         Args:
           step: steps done.
@@ -47,7 +47,6 @@ class StepProfile:
             reason = f"{step} are done" if self._last <= step else f"run.steps is {steps}"
             wanted = _steps_text(self._first, self._last)
             self._log(f"no profile will be written of {wanted}: {reason}")
-        return self
 
     @contextlib.contextmanager
     def around(self, first: int, last: int) -> Iterator[None]:

@@ -20,9 +20,10 @@ import tensorflow as tf
 from tensorflow.python.framework import op_callbacks
 
 from tekso.framework import task_results
+from tekso.framework.batch_sums import part_sums
 from tekso.framework.context import StepContext
 from tekso.framework.layer import Layer
-from tekso.framework.step import Step, part_sums, unscaled
+from tekso.framework.step import Step, unscaled
 from tekso.framework.task import Task
 from tekso.framework.theta import SEPARATOR
 

@@ -12,15 +12,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tekso.framework import watchdog
 from tekso.framework.execution.base import ExecutionProgram
 from tekso.framework.learning_step import LearnerBase, NonFiniteStepsError
 from tekso.framework.run import comparable, rollback, time_use
-from tekso.framework.run.batch_groups import Batch, BatchGroups
+from tekso.framework.run.batch_groups import Batch, Batches, BatchGroups
 from tekso.framework.run.checkpoints import (
     Checkpoint,
     Checkpoints,
@@ -28,14 +27,9 @@ from tekso.framework.run.checkpoints import (
     Description,
 )
 from tekso.framework.run.early_stopping import EarlyStoppingRule
-from tekso.framework.run.evaluation import (
-    Stopped,
-    StoppedError,
-    evaluate_and_score,
-    flat,
-    step_figures,
-)
+from tekso.framework.run.evaluation import flat, step_figures
 from tekso.framework.run.incidents import Incidents
+from tekso.framework.run.loop_evaluations import Evaluations, LoopEvaluations, Score
 from tekso.framework.run.next_batch import next_batches
 from tekso.framework.run.pace import Pace
 from tekso.framework.run.process_group import ProcessGroup
@@ -46,16 +40,9 @@ from tekso.framework.run.step_calls import AroundSteps, StepCalls, units
 from tekso.framework.run.step_checks import StepChecks
 from tekso.framework.run.stop_signals import AgreedStop, StopSignals
 from tekso.framework.run.timetable import Timetable
-from tekso.framework.task import Scored, Task
+from tekso.framework.task import Task
 
 _WARM_UP_STEPS = 5  # of a process: the first steps are traced and compiled
-
-Batches = Callable[[int], Iterator[Batch]]
-"""Returns an iterator over the batches, starting at a number."""
-Score = Callable[[str, bool, Stopped], Scored | None]
-"""Decodes an evaluation input: `score(name, is_last, stopped)`; see `Task.score`."""
-Evaluations = dict[str, dict[str, float]]
-"""{evaluation: {metric: value}}."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,17 +107,28 @@ class TrainingLoop:
         around_steps: AroundSteps = lambda first, last: contextlib.nullcontext(),
     ) -> None:
         self._program, self._task = program, task
-        self._batches, self._eval_batches = batches, eval_batches
+        self._batches = batches
         self._timetable, self._checkpoints = timetable, checkpoints
         self._early_stopping = early_stopping
         self._description, self._report = description, report
         self._group = group or ProcessGroup()
         self._max_rollbacks = max_rollbacks
         self._checks = StepChecks(learner, program, incidents, self._group)
-        self._score, self._show_step = score, show_step
+        self._show_step = show_step
         self._pace = Pace(time_use=report.time_use)
         self._calls = StepCalls(
             program, task, self._checks, self._pace, report, self._group, around_steps
+        )
+        self._evaluations = LoopEvaluations(
+            program=program,
+            task=task,
+            batches=eval_batches,
+            score=score,
+            timetable=timetable,
+            checkpoints=checkpoints,
+            pace=self._pace,
+            report=report,
+            group=self._group,
         )
         self._step = 0  # steps done
 
@@ -198,7 +196,7 @@ class TrainingLoop:
 
     def _run(self, step: int, first_step: int, stop: AgreedStop) -> Outcome:
         begin = self._step = step
-        evaluations = self._catch_up(step, stop)
+        evaluations = self._evaluations.catch_up(step, stop)
         metrics: Mapping[str, Any] = {}
         ended_early = self._reason_to_end(step)
         skipped = SkippedBatches.of(self._description.input)
@@ -230,7 +228,7 @@ class TrainingLoop:
                     self._finish_step(step, batch, metrics, is_first=is_first, is_last=is_last)
                     if step == min(first_step + _WARM_UP_STEPS, self._timetable.steps):
                         self._show()
-                evaluations = self._evaluate_if_due(step, stop)
+                evaluations = self._evaluations.run_if_due(step, stop)
                 if evaluations:
                     ended_early = self._reason_to_end(step, evaluations)
                 if self._is_save_due(step, evaluations):
@@ -296,13 +294,6 @@ class TrainingLoop:
             )
         return rule.reason(history)
 
-    def _catch_up(self, step: int, stop: AgreedStop) -> Evaluations:
-        """Runs evaluations of the restored step that an earlier process did not finish."""
-        if not self._timetable.evaluates(step):
-            return {}
-        done = self._group.from_first(self._report.evaluated(step))
-        return self._evaluate_if_due(step, stop, done=done)
-
     def _check(self, step: int, metrics: Mapping[str, Any]) -> None:
         self._checks.check(step, metrics, self._description)
 
@@ -335,45 +326,6 @@ class TrainingLoop:
         if self._show_step is not None:
             with self._pace.paused(time_use.OTHER):
                 self._show_step()
-
-    def _evaluate_if_due(
-        self, step: int, stop: AgreedStop, *, done: Evaluations | None = None
-    ) -> Evaluations:
-        """Returns the figures of all evaluations; {} if none is due or a signal was received."""
-        done = dict(done or {})
-        left = {n: b for n, b in self._eval_batches.items() if n not in done}
-        if not self._timetable.evaluates(step) or not left:
-            return done
-        if stop.poll():
-            return {}
-        with self._pace.paused(time_use.EVALUATION):
-            for name, batches in left.items():
-                self._report.progress(step, f"evaluating {name}")
-                begin = time.perf_counter()
-                try:
-                    found = evaluate_and_score(
-                        self._program,
-                        self._task,
-                        batches(0),
-                        functools.partial(self._score, name, step == self._timetable.steps),
-                        name=name,
-                        stopped=stop.poll,
-                        before_score=functools.partial(
-                            self._report.progress, step, f"decoding {name}"
-                        ),
-                    )
-                except StoppedError:
-                    return {}
-                values, scored = found.figures, found.scored
-                done[name] = values
-                is_best = self._checkpoints.would_be_best(flat({name: values}))
-                seconds = time.perf_counter() - begin
-                self._report.evaluation(name, step, values, seconds=seconds, is_best=is_best)
-                if scored is not None:
-                    self._report.scored(name, step, scored)
-            self._report.draw_curves_if_old()
-            self._report.progress(step)
-        return done
 
     def _is_save_due(self, step: int, evaluations: Evaluations) -> bool:
         if self._timetable.saves(step) or not evaluations:

@@ -18,6 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from tekso.framework.batch_part import BatchPart, Rows, RowsOf
+from tekso.framework.batch_sums import Sums
 from tekso.framework.context import Examples, Mode
 from tekso.framework.execution.base import (
     Batch,
@@ -37,7 +38,7 @@ from tekso.framework.execution.state import ReadKey, chosen
 from tekso.framework.execution.workarounds.tensors import new_variable
 from tekso.framework.primitives.fusion import Fuse, no_fusion
 from tekso.framework.state import State
-from tekso.framework.step import Flat, Step, Sums
+from tekso.framework.step import Flat, Step
 from tekso.framework.task import LossSums
 
 

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tekso.framework.batch_sums import Sums, added, joined_sums
 from tekso.framework.collected import added_pairs
 from tekso.framework.costs.piece_traces import rows_of
 from tekso.framework.execution.base import (
@@ -44,7 +45,7 @@ from tekso.framework.execution.state import ReadKey
 from tekso.framework.execution.update_gate import UpdateGate
 from tekso.framework.exit_codes import ExitCode
 from tekso.framework.signature import Signature
-from tekso.framework.step import Flat, Step, Sums, added, joined_sums
+from tekso.framework.step import Flat, Step
 from tekso.framework.theta import SEPARATOR
 
 Functions = dict[tuple[int, int], StageFunctions]

@@ -23,13 +23,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from tekso.framework.batch_sums import Sums
 from tekso.framework.execution.pipeline.graph_cut import Subgraph
 from tekso.framework.execution.pipeline.plan import PipelinePlan
 from tekso.framework.execution.pipeline.stage_backend import Specs, StageBackend
 from tekso.framework.execution.pipeline.stage_trace import SCALAR_DTYPES, trace_stage
 from tekso.framework.execution.pipeline.stages import Stage
 from tekso.framework.optimizers.optimizer import state_dtype
-from tekso.framework.step import Step, Sums
+from tekso.framework.step import Step
 from tekso.framework.weight_spec import WeightSpec
 
 Tensors = dict[str, tf.Tensor]

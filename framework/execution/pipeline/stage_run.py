@@ -8,11 +8,11 @@ from typing import Any
 import tensorflow as tf
 
 from tekso.framework import task_results
+from tekso.framework.batch_sums import Sums, part_sums
 from tekso.framework.context import StepContext
 from tekso.framework.execution.pipeline.stages import Stage, Value
 from tekso.framework.nests import filled, tensors
 from tekso.framework.pieces import Flow, run_all
-from tekso.framework.step import Sums, part_sums
 from tekso.framework.task import LossSums, Task
 
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tekso.framework.batch_sums import Sums
 from tekso.framework.context import Examples
 from tekso.framework.execution.pipeline.graph_cut import GraphCut
 from tekso.framework.execution.pipeline.graph_effects import effects
@@ -16,7 +17,7 @@ from tekso.framework.execution.pipeline.stage_backend import Specs, StageBackend
 from tekso.framework.execution.pipeline.stage_run import run_stage
 from tekso.framework.execution.pipeline.stages import Stage, Value
 from tekso.framework.nests import tensors
-from tekso.framework.step import Step, Sums, unscaled, with_gradients
+from tekso.framework.step import Step, unscaled, with_gradients
 
 
 class Scalars(NamedTuple):

@@ -20,7 +20,7 @@ from tekso.framework.input.skips import Origin, SkipReport, Skips
 from tekso.framework.learner import Learner
 from tekso.framework.optimizers.sgd import SGD
 from tekso.framework.out_of_memory import OutOfMemoryError
-from tekso.framework.run import modes
+from tekso.framework.run import modes, run_messages
 from tekso.framework.run.checkpoints import Checkpoints, Description
 from tekso.framework.run.job import Job
 from tekso.framework.run.logdir import Logdir
@@ -81,7 +81,7 @@ def test_memory_that_is_missing_at_the_end_is_not_missing_before_the_first_step(
     def exhausted(*_: Any) -> None:
         raise MemoryError("Unable to allocate 9 GiB")
 
-    monkeypatch.setattr(modes, "_conclude", exhausted)
+    monkeypatch.setattr(run_messages, "conclude", exhausted)
     job = job_of(Flowers.Params(batch_size=4), 2, tmp_path, io.StringIO())
     with pytest.raises(OutOfMemoryError, match=r"^out of memory after step 2"):
         modes.train(job)
@@ -122,7 +122,7 @@ def test_a_setting_that_was_not_repeated_is_a_warning_if_the_model_was_given(
             model="a.B", tree=registered.copy(), registered=registered, logdir=logdir,
             console=PlainConsole(output), command=["tekso-trainer", *words],
         )  # fmt: skip
-        modes._introduce(job, checkpoint)
+        run_messages.introduce(job, checkpoint)
         text = "warning: this command does not repeat 2 settings of the run (run.eval_every"
         assert output.getvalue().count(text) == count
         assert "changed since then: run.log_every_steps : 7 -> " in output.getvalue()

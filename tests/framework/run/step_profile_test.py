@@ -46,11 +46,11 @@ def test_the_calls_with_the_steps_are_profiled(
 def test_a_profile_that_will_not_be_written_is_told_before_the_steps() -> None:
     lines: list[str] = []
     profile = StepProfile(3, 4, folder="", log=lines.append)
-    profile.of_run(0, 3)
-    profile.of_run(3, 9)
+    profile.check_run(0, 3)
+    profile.check_run(3, 9)
     assert lines == []
-    profile.of_run(4, 9)
-    profile.of_run(0, 2)
+    profile.check_run(4, 9)
+    profile.check_run(0, 2)
     assert lines == [
         "no profile will be written of steps 3-4: 4 are done",
         "no profile will be written of steps 3-4: run.steps is 2",

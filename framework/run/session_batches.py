@@ -1,0 +1,62 @@
+"""Checks that a batch that a session is given fits the input of its experiment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from tekso.framework.run.session_arrays import dtype_of
+from tekso.framework.signature import Signature
+
+Batch = Mapping[str, Any]
+
+
+def problems_of_batch(batch: Batch, wanted: Signature) -> list[str]:
+    """Returns how a batch differs from the input in names, dtypes and ranks, or [].
+
+    Args:
+      batch: arrays or tensors by name.
+      wanted: signature of a batch of the input.
+    """
+    problems = [f"{name!r} is missing" for name in wanted if name not in batch]
+    problems += [f"{name!r} is unknown" for name in batch if name not in wanted]
+    for name in wanted.keys() & batch.keys():
+        dtype = np.dtype(wanted[name][1])
+        if (found := dtype_of(batch[name])) != dtype:
+            problems.append(f"{name!r} is {found}, expected {dtype}")
+    return [*problems, *problems_of_shapes(batch, wanted)]
+
+
+def problems_of_shapes(batch: Batch, wanted: Signature) -> list[str]:
+    """Returns how the ranks of arrays differ from the input, and the sizes from each other, or [].
+
+    Args:
+      batch: arrays or tensors by name, perhaps not all of the input.
+      wanted: signature of a batch of the input.
+    """
+    problems, sizes = [], {}
+    for name, value in batch.items():
+        shape = list(value.shape)
+        if name in wanted and len(shape) != len(wanted[name][0]):
+            problems.append(f"{name!r} has shape {shape}, expected {len(wanted[name][0])} dims")
+        if shape:
+            sizes[name] = shape[0]
+    if len(set(sizes.values())) > 1:
+        problems.append(f"the arrays have different numbers of examples: {sizes}")
+    return problems
+
+
+def other_shapes(batch: Batch, wanted: Signature) -> str:
+    """Returns the shapes of a batch and of the input if those of examples differ, or "".
+
+    Args:
+      batch: arrays or tensors by name, perhaps not all of the input.
+      wanted: signature of a batch of the input.
+    """
+    shapes = {name: list(value.shape) for name, value in batch.items()}
+    expected = {name: list(shape) for name, (shape, _) in wanted.items() if name in shapes}
+    if all(shapes[name][1:] == expected[name][1:] for name in expected):
+        return ""
+    return f"a batch of shapes {shapes}; batches of the input have {expected}"

@@ -1,0 +1,115 @@
+"""Commands of the documents that tests/docs_test.py runs, and how."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from docs_commands_elsewhere import TESTED_ELSEWHERE, TestedBy
+
+
+@dataclass(frozen=True)
+class Run:
+    """A command that the test runs unchanged, with further arguments that make it short.
+
+    Attributes:
+      arguments: arguments to append, which override earlier ones. "{steps}" is replaced by a number
+        of steps that is larger for each command on the same logdir, so that each of them trains.
+      prints: a regular expression that the output must contain.
+      leaves: a glob for files in the folder, one of which must not be empty afterwards.
+    """
+
+    arguments: str = ""
+    prints: str = r"\S"
+    leaves: str = ""
+
+    @property
+    def trains(self) -> bool:
+        return "{steps}" in self.arguments
+
+
+STEPS = 2
+"""Steps that each command trains."""
+# The test is about commands, not sizes: one layer is traced much faster than four.
+SHORT = (
+    "--steps={steps} --set run.decode_at_end=false --set eval_inputs.dev.max_batches=1 "
+    "--set execution.xla=none"
+)
+SMALL = f"{SHORT} --set *.num_layers=1"
+TWO_STAGES = f"{SHORT} --set *.num_layers=2 --set execution.num_stages=2"
+TESTS = "tests/packaging_test.py"
+"""The tests that `pytest` commands of the documents collect; all tests would take long."""
+
+RUN: list[tuple[str, Run]] = [
+    (r"make train", Run(f"LOGDIR=runs/made ARGS='{SMALL}'")),
+    (r"make test", Run(prints=r"packaging_test\.py::test_")),
+    (r"make install", Run(prints="up to date|Nothing to be done")),
+    (
+        r"tekso-trainer .*--model=my_tasks\.\w+ .*",
+        Run("--steps={steps} --set execution.xla=none", prints="petals/accuracy"),
+    ),
+    (r"tekso-ckpt (convert|merge) .*", Run(prints=r"wrote|merged")),
+    (r"tekso-ckpt list .*", Run(prints=rf"(?m)^step_0+{STEPS} ")),
+    (r"tekso-ckpt verify .*", Run(prints=r": good")),
+    (r"tekso-ckpt show .*", Run(prints=r"\(all\) .* 100\.0%")),
+    (r"tekso-ckpt grep .*", Run(prints=r"weights/model/")),
+    (r"tekso-ckpt stats .*", Run(prints=r"all numbers of \d+ tensors are finite")),
+    (r"tekso-new-task my_task", Run(leaves="my_task/experiments.py", prints=r"wrote .*my_task")),
+    (
+        r"tekso-trainer .*--model=mt\.cldr\.\w+ --logdir=.*",
+        Run(f"{SMALL} --set input.corpus.num_pairs=2000 --set task.scoring.pairs=4"),
+    ),
+    (r"tekso-trainer --list='?image.*", Run(prints=r"(?m)^image\.imagenet\.ResNet50 .*25,610,152")),
+    (r"tekso-trainer --list=.*", Run(prints=r"(?m)^lm\.python_source\.Tiny\b")),
+    (
+        r"tekso-trainer .*--mode=eval.*",
+        Run(
+            "--set eval_inputs.dev.max_batches=1",
+            prints=r"loss \d+\.\d+",
+            leaves="runs/*/evaluations.jsonl",
+        ),
+    ),
+    (
+        r"tekso-trainer .*--mode=follow",
+        Run(prints=r"loss \d+\.\d+", leaves="runs/*/events_followed"),
+    ),
+    (
+        r"tekso-trainer .*(text_files\.Char|runs/spread) .*--mode=decode.*",
+        Run("--set task.decode.max_new_tokens=16", prints=r"\S+(\s+\S+){5}"),
+    ),
+    (r"tekso-trainer .*--mode=decode.*", Run(prints=r"\S+(\s+\S+){5}")),
+    (
+        r"tekso-trainer .*--mode=export .*",
+        Run(prints=r"exported ", leaves="runs/*/export/saved_model.pb"),
+    ),
+    (r"tekso-trainer .*--output=schedule\.png", Run(leaves="schedule.png")),
+    (r"tekso-trainer .*--mode=plan .*", Run(prints=r"no problems were found")),
+    (r"tekso-trainer .*--mode=inspect_.* --format=json", Run(prints=r"(?s)^\{\n.*\n\}$")),
+    (r"tekso-trainer .*--mode=inspect_.*", Run(prints=r"(\n.*){5}")),
+    (  # an experiment of the page's own, without an evaluation
+        r"tekso-trainer .*--model=my_pipeline\..* --trace_pipeline",
+        Run("--steps={steps}", leaves="runs/*/pipeline.png"),
+    ),
+    (r"tekso-trainer .*--trace_pipeline", Run(TWO_STAGES, leaves="runs/*/pipeline.png")),
+    (r"tekso-trainer .*TinyPipeline --logdir.*", Run(TWO_STAGES)),
+    (r"tekso-trainer .*runs/three.*", Run(f"{SHORT} --set *.num_layers=3")),  # a layer per stage
+    (r"tekso-trainer .*--model=(lm|mt|my_lab)\..* --logdir=.*", Run(SMALL)),
+    (r"tekso-trainer .*--logdir=.*", Run(SHORT)),
+    (r"tekso-vocab .*--input=.*", Run(leaves="my_pieces.model")),
+    (
+        r"tekso-benchmark .*--model=.*",
+        Run(
+            f"--steps={STEPS} --warmup=1 --set *.num_layers=1 --set execution.xla=none",
+            prints=r"per second|/s\b",
+        ),
+    ),
+    (r"tensorboard --logdir=\S+", Run("--inspect", prints=rf"last_step +{STEPS}\b")),
+    (r"python make_pairs\.py", Run(prints="", leaves="train.en")),
+    (r"python forced\.py", Run(prints="")),  # contains assertions
+    (r"python \w+\.py", Run()),
+    (
+        r"(\.venv/bin/)?pytest( -n 2)?( --dist=loadfile)?( -m \"not slow\"| -k \w+)?",
+        Run(prints=r"packaging_test\.py::test_"),
+    ),
+]
+"""Regular expressions for complete commands; the first match is used."""
+HOW: list[tuple[str, Run | TestedBy]] = [*TESTED_ELSEWHERE, *RUN]

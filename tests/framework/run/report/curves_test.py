@@ -1,0 +1,30 @@
+"""Curves of a report: a picture, and smoothed lines."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from report_values import records
+
+from tekso.framework.run.report import curves
+
+
+def test_curves_are_a_png_and_nothing_is_no_picture() -> None:
+    train = [(i, "train", {"loss": 5 / i, "bits_per_byte": 7 / i, "perplexity": 9 / i,
+                           "learning_rate": 0.1}) for i in range(1, 200)]  # fmt: skip
+    dev = [(100, "dev", {"loss": math.nan, "bits_per_byte": 1.0})]
+    picture = curves.draw(records(*train, *dev), title="lm.some.Model", references={"gzip": 2.0})
+    assert picture is not None and picture.startswith(b"\x89PNG")
+    assert curves.draw([], title="") is None
+    assert curves.draw(records((1, "train", {"loss": math.nan})), title="") is None
+
+
+def test_smoothing_keeps_length_mean_level_and_a_straight_line() -> None:
+    line = [float(i) for i in range(200)]
+    np.testing.assert_allclose(curves.smoothed(line), line)
+    values = np.random.default_rng(0).normal(size=400)
+    smooth = curves.smoothed(list(values))
+    assert len(smooth) == 400 and np.std(smooth) < 0.5 * np.std(values)
+    np.testing.assert_allclose(smooth[200], values[190:211].mean())
+    assert curves.smoothed([3.0, 1.0]) == [3.0, 1.0]

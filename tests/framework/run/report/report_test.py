@@ -1,0 +1,32 @@
+"""The whole report of a run: for people, programs and TensorBoard."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+from report_values import VALUES, events
+
+from tekso.framework.run.logdir import Logdir
+from tekso.framework.run.pace import Reading
+from tekso.framework.run.report.console import PlainConsole
+from tekso.framework.run.report.report import Report
+
+
+def test_a_report_reaches_people_programs_and_tensorboard(tmp_path: Path) -> None:
+    stream = io.StringIO()
+    report = Report(Logdir(str(tmp_path)), PlainConsole(stream), title="lm.some.Model", steps=20)
+    report.train(10, VALUES, Reading(2000.0, 0.5, 0.25), unit="tokens")
+    report.evaluation("dev", 10, {"loss": 2.0}, seconds=1.0, is_best=True)
+    report.draw_curves()
+    report.close()
+    first, second = (json.loads(x) for x in (tmp_path / "metrics.jsonl").read_text().splitlines())
+    assert first.items() >= {"step": 10, "split": "train", "tokens_per_second": 2000.0}.items()
+    assert first.items() >= VALUES.items()
+    assert second["split"] == "dev" and second["loss"] == 2.0
+    lines = stream.getvalue().splitlines()
+    assert lines[0].endswith(" 2.5s") and lines[1].startswith("dev at step 10  loss 2.0000")
+    assert (tmp_path / "curves.png").stat().st_size > 1000
+    assert {tag for _, tag, _ in events(tmp_path / "events" / "train")} >= VALUES.keys()
+    assert report.evaluated(10)["dev"]["loss"] == 2.0 and report.evaluated(9) == {}
