@@ -14,7 +14,7 @@ from tekso.framework import files
 from tekso.framework.input.data_digests import check_digest
 from tekso.framework.input.input import Batch, ExampleInput, Signature, form_of
 from tekso.framework.input.loaded import WANT, as_numbers, check_examples
-from tekso.framework.input.skips import InputError
+from tekso.framework.input.skips import InputError, NoSplitError
 from tekso.framework.input.sources import digest
 from tekso.framework.input.splits import Split
 from tekso.framework.params import param
@@ -42,6 +42,9 @@ class Arrays(ExampleInput):
     returns either {name: array [examples, ...]}, or an iterable of examples {name: value}, such as
     a `tf.data.Dataset` or a generator. An iterable is read once, to its end, and stacked.
 
+    For a split that the data does not have, `load` raises `NoSplitError` (of
+    `tekso.framework.input.skips`), or a KeyError with the name of the split.
+
     `load` must return the same examples in every call, because a batch is a function of the
     examples, the seed and the step, and the run must be resumable. The run stores a digest of the
     examples in its logdir, and later rejects different examples.
@@ -53,7 +56,8 @@ class Arrays(ExampleInput):
     Attributes:
       arrays: the examples of the split, {name: array [examples, ...]}, without added weights.
     Raises:
-      InputError: there are no examples, or all have the weight 0; arrays have different lengths;
+      NoSplitError: there are no examples.
+      InputError: all examples have the weight 0; arrays have different lengths;
         values are not numbers, masked, not finite or too large for float32; examples have
         different shapes; an iterator has more than `max_gigabytes`; the examples differ from those
         when the run began.
@@ -108,6 +112,8 @@ class Arrays(ExampleInput):
 
         Shapes:
           returns: {name: array [examples, ...]}, or an iterable of {name: value [...]}
+        Raises:
+          NoSplitError: the data has no such split.
         """
         raise NotImplementedError(f"{type(self).__name__} has no load(split)")
 
@@ -237,12 +243,12 @@ class Arrays(ExampleInput):
             )
         if sizes and not any(sizes.values()):
             shapes = ", ".join(f"{name!r} {list(a.shape)}" for name, a in self.arrays.items())
-            raise InputError(
+            raise NoSplitError(
                 f"{self._what} has no examples: its arrays have no rows ({shapes}). Is the file "
                 "empty, or does the split contain nothing?"
             )
         if not sizes:
-            raise InputError(
+            raise NoSplitError(
                 f"{self._what} has no examples. An iterator can be read only once: if it is "
                 f"created outside of load(), create it inside; otherwise {WANT}"
             )

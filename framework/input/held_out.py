@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from tekso.framework.batch_part import BatchPart, RowsOf
 from tekso.framework.input.input import Batch, Input, Signature, check_step
-from tekso.framework.input.skips import SkipReport
+from tekso.framework.input.skips import NoSplitError, SkipReport
 from tekso.framework.input.splits import Split
 from tekso.framework.params import param
 
@@ -50,8 +50,8 @@ class HeldOut(Input):
         """Opens the split.
 
         Raises:
-          ValueError: there is no training input, or it has no splits; a number is below 1; the
-            input has no end.
+          NoSplitError: the training input has no splits, or not this one.
+          ValueError: there is no training input; a number is below 1; the input has no end.
         """
         super().__init__(params, seed=seed, assets_dir=assets_dir)
         p = self.params
@@ -68,7 +68,7 @@ class HeldOut(Input):
             raise ValueError(f"{p.path_of('batch_size')} is {p.batch_size}, but must be at least 1")
         whole = train.get(p.part) if p.part else train
         if "split" not in whole or "order" not in whole:
-            raise ValueError(
+            raise NoSplitError(
                 f"the training input {type(whole).__qualname__} has no splits: set part to the "
                 "path of one of its inputs, or define the evaluation input without HeldOut"
             )

@@ -39,6 +39,10 @@ class Origin:
         return Origin(self.file, (self.offset or 0) + byte)
 
 
+class NoSplitError(InputError):
+    """The data has no such split. A `load(split)` raises it for a split that it does not have."""
+
+
 class BadRecordError(InputError):
     """One record cannot be read."""
 

@@ -12,6 +12,7 @@ import numpy as np
 from tekso.framework.input.skips import (
     BadRecordError,
     InputError,
+    NoSplitError,
     Origin,
     first_line,
     reason_of,
@@ -114,13 +115,13 @@ class Tfds(Source):
         try:
             count = splits[self._split].num_examples
         except (KeyError, ValueError) as error:
-            raise InputError(
+            raise NoSplitError(
                 f"{self.describe()} has no split {self._split!r}, only {', '.join(sorted(splits))};"
                 f" set {self.params.path_of('splits')}.{self.split} to one of them, or to a slice "
                 "like 'train[90%:]'"
             ) from error
         if not count:
-            raise InputError(f"{self.describe()}: the split {self._split!r} is empty")
+            raise NoSplitError(f"{self.describe()}: the split {self._split!r} is empty")
         return int(count)
 
     def decoders(self) -> dict[str, Any]:

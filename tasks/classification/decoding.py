@@ -9,12 +9,15 @@ import numpy as np
 
 from tekso.framework.input.held_out import HeldOut
 from tekso.framework.input.input import Input
+from tekso.framework.input.skips import InputError, NoSplitError
+from tekso.framework.input.splits import Split
 from tekso.framework.task import Decoded, Program
 from tekso.tasks.classification.exports import has_texts
 from tekso.tasks.classification.labelled_texts import class_name
 from tekso.tasks.classification.text_answers import Classifier
 
 _MOST = 10  # examples shown
+_TRAINING = "training examples, because the data has no dev or test split:"
 _WIDTH = 50  # characters of a text shown
 
 
@@ -24,9 +27,13 @@ def decoded_examples(task: Classifier, program: Program, input: Input) -> Decode
     Args:
       task: a `Classification`.
       program: calls functions with the weights of the task.
-      input: the training input; its examples are used if it has no held-out ones.
+      input: the training input; its examples are used if the data has no dev and no test split.
+
+    Raises:
+      InputError: the held-out examples cannot be loaded.
     """
-    batch = _held_out(input).batch(0)
+    split, examples = _held_out(input)
+    batch = examples.batch(0)
     found = program.call(task.class_probabilities, batch["x"])
     arrays = {name: np.asarray(value) for name, value in found.items()}
     names = tuple(getattr(input, "class_names", ()))
@@ -34,6 +41,7 @@ def decoded_examples(task: Classifier, program: Program, input: Input) -> Decode
     records = [
         {
             "kind": "class",
+            "split": split,
             **({"text": _text(batch["x"][row])} if has_texts(input) else {}),
             "label": _class(names, int(batch["labels"][row])),
             "predicted": _class(names, int(arrays["labels"][row])),
@@ -41,19 +49,36 @@ def decoded_examples(task: Classifier, program: Program, input: Input) -> Decode
         }
         for row in rows
     ]
-    return Decoded("\n".join(_lines(records)), records)
+    head = [_TRAINING] if split == "train" else []
+    return Decoded("\n".join([*head, *_lines(records)]), records)
 
 
-def _held_out(input: Input) -> Input:
-    """Returns the held-out examples of a training input; the input itself if there are none."""
-    for split in ("dev", "test"):
+def _held_out(input: Input) -> tuple[Split, Input]:
+    """Returns the held-out examples of a training input and their split.
+
+    If the data has neither a dev nor a test split, returns "train" and the input itself.
+
+    Raises:
+      InputError: they cannot be loaded, for another reason than a missing split.
+    """
+    held_out: tuple[Split, ...] = ("dev", "test")
+    for split in held_out:
         try:
             found: Input = HeldOut.Params(split=split).instantiate(train=input.params)
-            if found.num_batches:
-                return found
-        except Exception:  # `load` is the user's: a split that it does not know may raise anything
+        except NoSplitError:
             continue
-    return input
+        except Exception as error:  # `load` is the user's, and may raise anything
+            if isinstance(error, KeyError) and error.args == (split,):
+                continue
+            raise InputError(
+                f"the {split} split, whose examples decode shows, cannot be loaded: "
+                f"{type(error).__name__}: {error}. If the data has no {split} split, "
+                f"{type(input).__name__}.load({split!r}) should raise NoSplitError, of "
+                "tekso.framework.input.skips; run.decode_at_end=False ends runs without decode"
+            ) from error
+        if found.num_batches:
+            return split, found
+    return "train", input
 
 
 def _class(names: tuple[str, ...], number: int) -> int | str:

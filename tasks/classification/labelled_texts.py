@@ -11,7 +11,7 @@ import numpy as np
 
 from tekso.framework.input.arrays import Arrays
 from tekso.framework.input.input import Signature
-from tekso.framework.input.skips import InputError
+from tekso.framework.input.skips import InputError, NoSplitError
 from tekso.framework.input.splits import Split
 from tekso.framework.params import param
 
@@ -34,8 +34,8 @@ class LabelledTexts(Arrays):
       class_names: names of the classes in the order of their numbers; a class without one is shown
         as its number.
     Raises:
-      InputError: `length` is below 1, a split is empty, or `texts` does not return pairs of a text
-        and a number.
+      NoSplitError: a split is empty.
+      InputError: `length` is below 1, or `texts` does not return pairs of a text and a number.
     """
 
     class Params(Arrays.Params):
@@ -58,7 +58,7 @@ class LabelledTexts(Arrays):
             raise InputError(f"{want}; it returns {given!r}")
         pairs = list(given)  # outside of `try`: an error of `texts` itself keeps its message
         if not pairs:
-            raise InputError(f"{what} returns no texts: the split {split} is empty")
+            raise NoSplitError(f"{what} returns no texts: the split {split} is empty")
         try:
             texts, labels = zip(*pairs, strict=True)
             numbers = [operator.index(label) for label in labels]

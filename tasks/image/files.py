@@ -8,7 +8,13 @@ import numpy as np
 
 from tekso.framework import files
 from tekso.framework.input.joined import JoinedIndex
-from tekso.framework.input.skips import BadRecordError, InputError, Origin, reason_of
+from tekso.framework.input.skips import (
+    BadRecordError,
+    InputError,
+    NoSplitError,
+    Origin,
+    reason_of,
+)
 from tekso.framework.input.sources import digest
 from tekso.framework.input.splits import Split
 from tekso.framework.input.tfrecords import TfRecords, feature_of
@@ -62,7 +68,7 @@ class ImageFolders(SplitFolders, ImageSource):
         ]
         counts = [len(names) for names in self._names]
         if not sum(counts):
-            raise InputError(
+            raise NoSplitError(
                 f"{own or p.folder}: the split {split} has no images{self.why_empty()}"
             )
         self._index = JoinedIndex(counts)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from tekso.framework import files
-from tekso.framework.input.skips import InputError, Origin
+from tekso.framework.input.skips import InputError, NoSplitError, Origin
 from tekso.framework.input.splits import Split
 from tekso.framework.params import param
 from tekso.tasks.image.sources import IMAGES, LABELS, ImageArrays
@@ -75,7 +75,9 @@ class Glyphs(ImageArrays):
         """See `ImageArrays`."""
         p = self.params
         if split not in ("train", "dev"):
-            raise InputError(f"{self.describe()}: there is no split {split!r}, only train and dev")
+            raise NoSplitError(
+                f"{self.describe()}: there is no split {split!r}, only train and dev"
+            )
         if p.side < 8:
             raise InputError(f"{p.path_of('side')} is {p.side}, but must be at least 8")
         fonts = list(self._fonts())

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from tekso.framework import files
-from tekso.framework.input.skips import InputError
+from tekso.framework.input.skips import InputError, NoSplitError
 from tekso.framework.input.splits import Split
 from tekso.framework.params import param
 from tekso.tasks.image.sources import IMAGES, LABELS, ImageArrays
@@ -42,7 +42,9 @@ class Digits(ImageArrays):
         """See `ImageArrays`."""
         rows = {"train": slice(_NUM_TRAIN_DIGITS), "dev": slice(_NUM_TRAIN_DIGITS, None)}
         if split not in rows:
-            raise InputError(f"{self.describe()}: there is no split {split!r}, only train and dev")
+            raise NoSplitError(
+                f"{self.describe()}: there is no split {split!r}, only train and dev"
+            )
         found = importlib.util.find_spec("sklearn")
         if found is None or found.origin is None:
             raise InputError(

@@ -11,6 +11,7 @@ from eager_program import EagerProgram
 
 from tekso.framework.context import StepContext
 from tekso.framework.input.arrays import Arrays
+from tekso.framework.input.skips import InputError, NoSplitError
 from tekso.framework.pieces import Piece
 from tekso.models.mlp import Mlp
 from tekso.tasks.classification.labelled_texts import LabelledTexts
@@ -73,6 +74,54 @@ def test_training_examples_are_decoded_where_nothing_is_held_out() -> None:
     input = TrainOnly.Params(batch_size=4, order="sequential").instantiate()
     found, _, _ = decoded(input, Classification.Params(model=Mlp.Params(hidden_dims=[])))
     assert [record["label"] for record in found.records] == [0, 1, 2, 0]
+    assert {record["split"] for record in found.records} == {"train"}
+    head, first, *_ = found.text.splitlines()
+    assert head == "training examples, because the data has no dev or test split:"
+    assert first.startswith("label 0  predicted ")
+
+
+class Empty(WithDev):
+    """Has a dev split without rows, and raises NoSplitError for test."""
+
+    made = {"train": rows_of(7, 0), "dev": rows_of(0, 0)}  # noqa: RUF012
+
+    def load(self, split: str) -> Any:
+        """Returns the split."""
+        if split == "test":
+            raise NoSplitError("the data has no test split")
+        return self.made[split]
+
+
+def test_a_split_without_rows_or_with_its_own_error_is_missing() -> None:
+    input = Empty.Params(batch_size=4, order="sequential").instantiate()
+    found, _, _ = decoded(input, Classification.Params(model=Mlp.Params(hidden_dims=[])))
+    assert {record["split"] for record in found.records} == {"train"}
+
+
+class Damaged(WithDev):
+    """Has a dev split that cannot be read."""
+
+    error: Exception
+
+    def load(self, split: str) -> Any:
+        """Returns the training split; raises the error for the others."""
+        if split != "train":
+            raise self.error
+        return self.made[split]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [OSError("dev.npz is damaged"), KeyError("label"), ZeroDivisionError("x"), InputError("y")],
+)
+def test_held_out_examples_that_cannot_be_loaded_are_an_error(error: Exception) -> None:
+    Damaged.error = error
+    input = Damaged.Params(batch_size=4, order="sequential").instantiate()
+    task = Classification.Params(model=Mlp.Params(hidden_dims=[]))
+    want = f"the dev split.* cannot be loaded: {type(error).__name__}: .*raise NoSplitError"
+    with pytest.raises(InputError, match=want) as caught:
+        decoded(input, task)
+    assert caught.value.__cause__ is error
 
 
 class Named(WithDev):
