@@ -15,6 +15,10 @@ VALUES = {
     "learning_rate": 0.00298123,
     "nonfinite_total": 0.0,
 }
+MANY = {
+    "loss": 0.58512, "perplexity": 1.795, "bits_per_byte": 0.61, "accuracy_of_the_first": 0.7133,
+    "accuracy_of_the_second": 0.6737, "recall": 0.4912, "precision": 0.25, "f1": 0.5,
+}  # fmt: skip
 
 
 def events(folder: Path) -> list[tuple[int, str, float]]:

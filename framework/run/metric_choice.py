@@ -29,6 +29,18 @@ def metric_of(tree: Any, rule: Rule) -> str:
     return f"{eval_input}/{choice.metric}" if eval_input else ""
 
 
+def deciding_metrics(tree: Any) -> frozenset[str]:
+    """Returns the "evaluation/metric" by which the run keeps checkpoints or ends early.
+
+    Raises:
+      ValueError: the experiment does not have an evaluation input that a rule names.
+    """
+    run = tree.run
+    found = [metric_of(tree, "keep_best")] if run.keep_best.count else []
+    found += [metric_of(tree, "early_stopping")] if run.early_stopping.patience else []
+    return frozenset(metric for metric in found if metric)
+
+
 def goal_of(tree: Any, rule: Rule) -> Goal:
     """Returns "min" or "max": the `goal` of a rule if it is set, otherwise what the task declares.
 

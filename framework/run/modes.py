@@ -27,6 +27,7 @@ from tekso.framework.run.early_stopping import early_stopping_of
 from tekso.framework.run.following import FollowingCheckpoints, FollowingReport
 from tekso.framework.run.incidents import Incidents
 from tekso.framework.run.job import Job
+from tekso.framework.run.metric_choice import deciding_metrics
 from tekso.framework.run.process_group import ProcessGroup
 from tekso.framework.run.report import summary
 from tekso.framework.run.report.report import Report
@@ -61,7 +62,14 @@ def _train(job: Job, group: ProcessGroup) -> int:
         parts, notices = _assembled(job, group, checkpoint)
         if group.is_first:
             steps, use = parts.run.params.steps, time_use.TimeUse(job.begin)
-            report = Report(job.logdir, job.console, title=job.model, steps=steps, time_use=use)
+            report = Report(
+                job.logdir,
+                job.console,
+                title=job.model,
+                steps=steps,
+                time_use=use,
+                deciding=deciding_metrics(job.tree),
+            )
         try:
             return _run(job, group, parts, notices, checkpoints, checkpoint, report)
         finally:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 WIDTH = 80  # columns, if the output is not a terminal
 
@@ -80,6 +80,7 @@ def eval_line(
     *,
     seconds: float,
     is_best: bool = False,
+    deciding: Collection[str] = (),
     width: int | None = WIDTH,
 ) -> str:
     """Returns the line of an evaluation.
@@ -90,14 +91,22 @@ def eval_line(
       values: the figures.
       seconds: time of the evaluation.
       is_best: whether it is the best of the run so far.
+      deciding: figures that the line has at any width.
       width: maximum number of columns, as in `train_line`; None: any.
     """
+
+    def figure(importance: float, key: str, text: str) -> Part:
+        return _part(10 if key in deciding else importance, text)
+
+    quality = "bits_per_byte" if "bits_per_byte" in values else "perplexity"
+    scores = zip((key for key in _SCORES if key in values), scores_of(values), strict=True)
     parts = [
         _part(9, f"{name} at step {step}"),
-        _part(9, f"loss {number(values['loss'])}" if "loss" in values else ""),
-        _part(8, quality_of(values)),
-        *(_part(8, text) for text in scores_of(values)),
-        *(_part(3 - 0.01 * i, text) for i, text in enumerate(others_of(values))),
+        figure(9, "loss", f"loss {number(values['loss'])}" if "loss" in values else ""),
+        figure(8, quality, quality_of(values)),
+        *(figure(8, key, text) for key, text in scores),
+        *(_part(10, text) for text in deciding_of(values, deciding)),
+        *(_part(3 - 0.01 * i, text) for i, text in enumerate(others_of(values, deciding))),
         _part(2, f"in {duration(seconds)}"),
         _part(7, "best so far" if is_best else ""),
     ]
@@ -118,9 +127,28 @@ def scores_of(values: Mapping[str, float]) -> list[str]:
     return [f"{name} {values[key]:.2f}" for key, name in _SCORES.items() if key in values]
 
 
-def others_of(values: Mapping[str, float]) -> list[str]:
-    """Returns figures other than loss, bits per byte, perplexity and scores: "accuracy 0.92"."""
-    shown = ("loss", "bits_per_byte", "perplexity", *_SCORES)
+def deciding_of(values: Mapping[str, float], names: Collection[str]) -> list[str]:
+    """Returns the figures with these names that no other function of this file shows."""
+    shown = {"loss", "bits_per_byte", *_SCORES}
+    if "bits_per_byte" not in values:
+        shown.add("perplexity")  # see `quality_of`
+    return [f"{name} {number(values[name])}" for name in values if name in {*names} - shown]
+
+
+def names_of(evaluation: str, metrics: Collection[str]) -> set[str]:
+    """Returns the names of those of the metrics, "evaluation/metric", that are of an evaluation."""
+    head = f"{evaluation}/"
+    return {metric.removeprefix(head) for metric in metrics if metric.startswith(head)}
+
+
+def others_of(values: Mapping[str, float], deciding: Collection[str] = ()) -> list[str]:
+    """Returns figures other than loss, bits per byte, perplexity and scores: "accuracy 0.92".
+
+    Args:
+      values: all figures.
+      deciding: names of figures to omit, which `deciding_of` returns.
+    """
+    shown = {"loss", "bits_per_byte", "perplexity", *_SCORES, *deciding}
     return [f"{key} {number(value)}" for key, value in values.items() if key not in shown]
 
 

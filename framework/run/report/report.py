@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
@@ -41,6 +41,7 @@ class Report:
       title: title of the run: the key of its experiment.
       steps: number of steps of the whole run.
       time_use: measures what the time is spent on; every record has its seconds.
+      deciding: "evaluation/metric" of the figures that a line of an evaluation always has.
 
     Attributes:
       phase: when something happens now; see `phase`.
@@ -54,8 +55,10 @@ class Report:
         title: str,
         steps: int,
         time_use: TimeUse | None = None,
+        deciding: Collection[str] = (),
     ) -> None:
         self.time_use = time_use or TimeUse()
+        self._deciding = deciding
         self._logdir, self._console = logdir, console
         self._title, self._steps = title, steps
         self._log = MetricsLog(logdir.metrics)
@@ -146,7 +149,13 @@ class Report:
         """Reports an evaluation."""
         self._write(step, name, {**values, "eval_seconds": seconds})
         line = lines.eval_line(
-            name, step, values, seconds=seconds, is_best=is_best, width=self._console.width
+            name,
+            step,
+            values,
+            seconds=seconds,
+            is_best=is_best,
+            deciding=lines.names_of(name, self._deciding),
+            width=self._console.width,
         )
         self._console.line(line, "evaluation")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from tekso.framework import files
 from tekso.framework.commands import typed
@@ -11,7 +11,9 @@ from tekso.framework.counting import counted
 from tekso.framework.run.logdir import Logdir
 from tekso.framework.run.report.lines import (
     WIDTH,
+    deciding_of,
     duration,
+    names_of,
     number,
     others_of,
     quality_of,
@@ -28,6 +30,7 @@ def finished(
     evaluations: Mapping[str, Mapping[str, float]],
     references: Mapping[str, Mapping[str, float]],
     ended_early: str = "",
+    deciding: Collection[str] = (),
 ) -> list[str]:
     """Returns lines with the final figures of a run.
 
@@ -37,6 +40,7 @@ def finished(
       evaluations: final figures, {evaluation: figures}.
       references: bits per byte of other methods, {evaluation: {name: bits per byte}}.
       ended_early: why early stopping ended the run, or "".
+      deciding: "evaluation/metric" of the figures that decide: they are always listed.
     """
     lines = [
         "",
@@ -48,11 +52,13 @@ def finished(
     for name, values in evaluations.items():
         quality = quality_of(values)
         loss = f"loss {number(values['loss'])}"
-        parts = [f"  {name:<{width}}", loss, quality, *scores_of(values), *others_of(values)[:4]]
+        own = names_of(name, deciding)
+        others = [*deciding_of(values, own), *others_of(values, own)]
+        parts = [f"  {name:<{width}}", loss, quality, *scores_of(values), *others[:4]]
         lines.append("  ".join(part for part in parts if part))
-        others = references.get(name, {})
-        if others and "bits_per_byte" in values:
-            listed = ", ".join(f"{other} {value:.4f}" for other, value in others.items())
+        compared = references.get(name, {})
+        if compared and "bits_per_byte" in values:
+            listed = ", ".join(f"{other} {value:.4f}" for other, value in compared.items())
             lines.append(f"  {'':<{width}}  bits/byte of other methods on the same text: {listed}")
     return lines
 

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from tekso.framework.experiment import KeepBest, Run, Tree
-from tekso.framework.run.metric_choice import goal_of
+from tekso.framework.input.held_out import HeldOut
+from tekso.framework.run.metric_choice import deciding_metrics, goal_of
 from tekso.models.mlp import Mlp
 from tekso.models.transformer_lm import TransformerLm
 from tekso.tasks.classification.task import Classification
@@ -37,6 +38,23 @@ def goal(task: Any, metric: str, **changes: Any) -> str:
 )
 def test_the_task_says_which_end_of_its_metrics_is_good(metric: str, want: str) -> None:
     assert goal(Mine.Params(), metric) == want
+
+
+def test_the_metrics_of_both_rules_decide() -> None:
+    tree = Tree.Params(
+        task=Mine.Params(),
+        eval_inputs={"dev": HeldOut.Params(), "test": HeldOut.Params(split="test")},
+    )
+    assert deciding_metrics(tree) == {"dev/loss"}
+    tree.run.early_stopping.set(patience=3, metric="f1/de", eval_input="test")
+    assert deciding_metrics(tree) == {"dev/loss", "test/f1/de"}
+    tree.run.keep_best.count = 0
+    assert deciding_metrics(tree) == {"test/f1/de"}
+    tree.run.early_stopping.patience = 0
+    assert deciding_metrics(tree) == set()
+    tree.run.keep_best.count = 1
+    tree.eval_inputs = {}
+    assert deciding_metrics(tree) == set()
 
 
 def test_bits_per_byte_are_good_when_small() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from report_values import VALUES
+from report_values import MANY, VALUES
 
 from tekso.framework.run.report import lines
 
@@ -101,6 +101,21 @@ def test_an_evaluation_has_a_line() -> None:
     assert lines.eval_line("dev", 500, values, seconds=3.14, is_best=True) == (
         "dev at step 500 loss 1.4568 2.102 bits/byte accuracy 0.5000 in 3.1s best so far"
     )
+
+
+@pytest.mark.parametrize("width", [1, 40, 80])
+@pytest.mark.parametrize("name", ["f1", "recall", "perplexity", "loss", "bits_per_byte"])
+def test_the_line_of_an_evaluation_always_has_the_figures_that_decide(
+    name: str, width: int
+) -> None:
+    line = lines.eval_line(
+        "dev", 500, MANY, seconds=3.14, is_best=True, deciding=[name], width=width
+    )
+    shown = "0.610 bits/byte" if name == "bits_per_byte" else f"{name} {MANY[name]:.4f}"
+    assert line.count(shown) == 1
+    assert len(line) <= max(width, len(shown))
+    if width == 80:
+        assert line.split()[:7] == ["dev", "at", "step", "500", "loss", "0.5851", "0.610"]
 
 
 def test_an_evaluation_of_any_width_has_all_figures() -> None:

@@ -6,10 +6,11 @@ import io
 import json
 from pathlib import Path
 
-from report_values import VALUES, events
+from report_values import MANY, VALUES, events
 
 from tekso.framework.run.logdir import Logdir
 from tekso.framework.run.pace import Reading
+from tekso.framework.run.report import summary
 from tekso.framework.run.report.console import PlainConsole
 from tekso.framework.run.report.report import Report
 
@@ -30,3 +31,17 @@ def test_a_report_reaches_people_programs_and_tensorboard(tmp_path: Path) -> Non
     assert (tmp_path / "curves.png").stat().st_size > 1000
     assert {tag for _, tag, _ in events(tmp_path / "events" / "train")} >= VALUES.keys()
     assert report.evaluated(10)["dev"]["loss"] == 2.0 and report.evaluated(9) == {}
+
+
+def test_a_report_and_a_summary_show_the_figures_that_decide(tmp_path: Path) -> None:
+    stream = io.StringIO()
+    deciding = frozenset({"dev/f1", "other/recall"})
+    report = Report(
+        Logdir(str(tmp_path)), PlainConsole(stream), title="m", steps=20, deciding=deciding
+    )
+    report.evaluation("dev", 10, MANY, seconds=1.0, is_best=True)
+    assert " f1 0.5000" in stream.getvalue() and "recall" not in stream.getvalue()
+    done = summary.finished(
+        steps=20, seconds=1.0, evaluations={"dev": MANY}, references={}, deciding=deciding
+    )
+    assert "f1 0.5000" in done[-1]
