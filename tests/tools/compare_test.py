@@ -9,6 +9,7 @@ import re
 from html.parser import HTMLParser
 from pathlib import Path
 
+import numpy as np
 import pytest
 from scipy import stats
 
@@ -74,6 +75,19 @@ def test_the_test_is_welchs_and_the_number_of_seeds_has_its_power(
 
     assert power(found.seeds) > 0.77
     assert found.seeds == 2 or power(found.seeds - 1) < 0.83
+
+
+@pytest.mark.parametrize("scale", [1e-200, 1e200, 1e307, 2.0**-1022])
+def test_values_whose_squares_are_infinite_or_zero_are_compared(scale: float) -> None:
+    first, second = [1.0, 1.2, 1.1], [2.0, 2.3, 1.6, 2.2]
+    plain = statistics.welch(first, second)
+    found = statistics.welch([scale * v for v in first], [scale * v for v in second])
+    assert found.difference == pytest.approx(scale * plain.difference, rel=1e-9, abs=0.0)
+    assert (found.t, found.p) == pytest.approx((plain.t, plain.p))
+    assert found.freedom == pytest.approx(plain.freedom) and found.seeds == plain.seeds
+    summary = statistics.summary([scale * v for v in second])
+    assert summary.mean == pytest.approx(scale * np.mean(second), rel=1e-9, abs=0.0)
+    assert summary.std == pytest.approx(scale * np.std(second, ddof=1), rel=1e-9, abs=0.0)
 
 
 def test_single_and_constant_values_are_not_tested() -> None:

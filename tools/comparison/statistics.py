@@ -58,15 +58,28 @@ class Test:
 
 def summary(values: Sequence[float]) -> Summary:
     """Returns mean and spread of at least one value."""
-    mean = math.fsum(values) / len(values)
-    if len(values) == 1:
-        return Summary(mean, None, 1)
-    variance = math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
-    return Summary(mean, math.sqrt(variance), len(values))
+    unit, count = _unit(values), len(values)
+    scaled = [value / unit for value in values]
+    mean = math.fsum(scaled) / count
+    if count == 1:
+        return Summary(mean * unit, None, 1)
+    variance = math.fsum((value - mean) ** 2 for value in scaled) / (count - 1)
+    return Summary(mean * unit, math.sqrt(variance) * unit, count)
 
 
 def welch(first: Sequence[float], second: Sequence[float]) -> Test:
     """Tests whether the means of two groups differ; each group has at least one value."""
+    unit = _unit([*first, *second])  # squares of values above 1e154 are infinite
+    test = _welch([value / unit for value in first], [value / unit for value in second])
+    return dataclasses.replace(test, difference=test.difference * unit)
+
+
+def _unit(values: Sequence[float]) -> float:
+    """Returns a power of 2 by which values are divided exactly, to at most 1; 1 for zeros."""
+    return 2.0 ** min(1023, math.frexp(max(map(abs, values)))[1])
+
+
+def _welch(first: Sequence[float], second: Sequence[float]) -> Test:
     a, b = summary(first), summary(second)
     difference = b.mean - a.mean
     if a.std is None or b.std is None:
