@@ -206,6 +206,35 @@ def test_what_is_typed_wrong_is_one_message(
     assert told in capsys.readouterr().err
 
 
+WHOLE = PARAMS.format(rate=0.1, origin="--set", seed=0)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (WHOLE[: WHOLE.index("  # --seed") - 1], "is incomplete: it ends within line 6, 'run.seed"),
+        (WHOLE[: WHOLE.index("_value")], "is incomplete: it ends within line 4, 'learner.sched"),
+        (WHOLE[: WHOLE.index("run.steps")], "incomplete: it has no run.seed; its last line is 4"),
+        (WHOLE.replace(" : 4", ""), "is damaged in line 5, 'run.steps'"),
+    ],
+)
+def test_a_params_file_that_was_cut_is_named(
+    text: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = [write(tmp_path / name, loss=1.0, seed=n) for n, name in enumerate("abc")]
+    (tmp_path / "b" / "params.txt").write_text(text)
+    output = f"--output={tmp_path / 'page.html'}"
+    assert compare.main(["tekso-compare", *paths, output]) == ExitCode.DAMAGED
+    message = capsys.readouterr().err
+    assert f"{tmp_path / 'b' / 'params.txt'} is " in message and told in message
+    assert not (tmp_path / "page.html").exists()
+
+
+def test_a_key_with_spaces_is_a_path() -> None:
+    line = 'eval_inputs["a b"].batch_size : 8  # --set'
+    assert runs.params_of(line) == {'eval_inputs["a b"].batch_size': runs.ParamValue("8", "--set")}
+
+
 def test_a_run_that_has_just_begun_and_an_older_one_are_compared(tmp_path: Path) -> None:
     paths = [write(tmp_path / "a", loss=1.0), write(tmp_path / "b", loss=2.0)]
     (tmp_path / "a" / "metrics.jsonl").unlink()

@@ -15,14 +15,14 @@ from typing import Any
 
 from tekso.framework import bounded, files
 from tekso.framework.run import time_use
-from tekso.framework.run.logdir import PARAMS, Logdir
+from tekso.framework.run.logdir import PARAMS, DamagedParamsError, Logdir
 from tekso.framework.run.metrics_log import SECONDS, SEEN, SPLIT, STEP, TRAIN, MetricsLog
 from tekso.tools.command_errors import UsageError
 from tekso.tools.sweeping.trials import TRIALS
 
 SEED = "run.seed"
 STEPS = "run.steps"
-_LINE = re.compile(r"(\S+) : (.*?)(?:  # ([^\"']*))?")
+_LINE = re.compile(r"(.+?) : (.*?)(?:  # ([^\"']*))?")
 _REFERENCE, _CLASS = re.compile(r'^Params\("[\w.]+:([\w.]+)"\)$'), r"\1"
 _LENGTH = {  # fields that say for how long a run goes, not what is trained
     STEPS,
@@ -100,7 +100,7 @@ def read(path: str) -> ComparedRun:
 
     Raises:
       UsageError: the folder has no run.
-      DamagedParamsError: its params.txt cannot be read.
+      DamagedParamsError: its params.txt is incomplete or damaged.
     """
     logdir = Logdir(os.path.expanduser(path))
     model = logdir.model()
@@ -115,7 +115,7 @@ def read(path: str) -> ComparedRun:
     return ComparedRun(
         path=logdir.path,
         model=model,
-        params=params_of(bounded.read(logdir.file(PARAMS)).decode("utf-8", "replace")),
+        params=_params(logdir.file(PARAMS)),
         curves=curves_of(records, unit),
         not_finite=_not_finite(records),
         unit=unit,
@@ -124,9 +124,33 @@ def read(path: str) -> ComparedRun:
     )
 
 
+def _params(path: str) -> dict[str, ParamValue]:
+    """Returns {path: value} of a params.txt.
+
+    A file that was cut after a whole line of `run` cannot be told from one with fewer fields.
+
+    Raises:
+      DamagedParamsError: a line cannot be read, or the end is missing.
+    """
+    text = bounded.read(path).decode("utf-8", "replace")
+    lines = text.split("\n")
+    cure = "restore it from a copy, or train the run with its command in command.txt again"
+    for number, line in enumerate(lines, start=1):
+        is_cut = number == len(lines) and line  # the last line has no end
+        if is_cut or (line.strip() and not line.startswith("#") and not _LINE.fullmatch(line)):
+            what = "is incomplete: it ends within" if number == len(lines) else "is damaged in"
+            raise DamagedParamsError(f"{path} {what} line {number}, {line[:80]!r}: {cure}")
+    found = params_of(text)
+    if SEED not in found:
+        raise DamagedParamsError(
+            f"{path} is incomplete: it has no {SEED}; its last line is {len(lines) - 1}: {cure}"
+        )
+    return found
+
+
 def params_of(text: str) -> dict[str, ParamValue]:
     """Returns {path: value} of the text of Params with origins."""
-    found = (_LINE.fullmatch(line) for line in text.splitlines())
+    found = (_LINE.fullmatch(line) for line in text.split("\n"))
     return {
         match[1]: ParamValue(match[2], match[3] or "default")
         for match in found
