@@ -282,7 +282,7 @@ def _search(
         for seed in range(FLAGS.seeds):
             trial = SweepTrial(folder_name(number, seed, settings), settings, seed)
             trials.append(trial)
-            if not _train(trainer, trial, f"{number + 1}/{FLAGS.trials}", optuna_trial):
+            if not _train(trainer, trial, f"{study.num_tried + 1}/{total}", optuna_trial):
                 failed.append(trial)
                 return None
             evaluations = trainer.evaluations(trial, FLAGS.metric)
@@ -291,9 +291,12 @@ def _search(
                 raise UsageError(f"no evaluation has --metric={FLAGS.metric}; there are {known}")
             values.append(best_of(evaluations, FLAGS.goal))
         found = [value for value in values if value is not None]
-        return math.fsum(found) / len(found) if len(found) == len(values) else None
+        return math.fsum(found) / len(found) if len(found) == len(values) else math.nan
 
+    total = min(FLAGS.trials, study.num_settings or FLAGS.trials)
     study.run(FLAGS.trials, train)
+    if total < FLAGS.trials:
+        print(f"all {counted(total, 'setting')} of the search were tried", flush=True)
     known = {trial.name for trial in trials}
     for name in sorted(files.names(trainer.folder)):  # of earlier processes
         if name not in known:

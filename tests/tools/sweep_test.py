@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import select
 import signal
@@ -204,7 +205,7 @@ def test_a_trial_that_diverges_before_its_first_evaluation_does_not_end_a_search
              f"--sweep={RATE}=1e-3:1e-2", "--trials=2"]  # fmt: skip
     assert sweep.main(words) == ExitCode.OK
     assert [(t.state, t.value) for t in optuna.trials] == [
-        ("fail", None), ("complete", pytest.approx(0.2))
+        ("complete", math.inf), ("complete", pytest.approx(0.2))
     ]  # fmt: skip
     assert len(fake.trained) == 2 and "diverged" in capsys.readouterr().out
 
@@ -306,7 +307,10 @@ class FakeOptuna:
     def __init__(self) -> None:
         self.trials: list[Any] = []
         self.sampler = ""
-        states = SimpleNamespace(RUNNING="running", FAIL="fail", COMPLETE="complete")
+        states = SimpleNamespace(
+            RUNNING="running", FAIL="fail", COMPLETE="complete", WAITING="waiting"
+        )
+        self.queue: list[dict[str, Any]] = []
         self.trial = SimpleNamespace(TrialState=states, Trial=lambda study, id: self.trials[id])
         self.logging = SimpleNamespace(set_verbosity=lambda level: None, WARNING=30)
         self.samplers = SimpleNamespace(
@@ -323,14 +327,22 @@ class FakeOptuna:
 
     def ask(self) -> Any:
         number = len(self.trials)
+        fixed, params = self.queue.pop() if self.queue else {}, {}
+
+        def chosen(path: str, value: Any) -> Any:
+            return params.setdefault(path, fixed.get(path, value))
+
         trial = SimpleNamespace(
-            number=number, _trial_id=number, state="running", value=None,
-            suggest_float=lambda path, low, high, log: low * (number + 1),
-            suggest_int=lambda path, low, high, log: low + number,
-            suggest_categorical=lambda path, values: values[number % len(values)],
+            number=number, _trial_id=number, state="running", value=None, params=params,
+            suggest_float=lambda path, low, high, log: chosen(path, low * (number + 1)),
+            suggest_int=lambda path, low, high, log: chosen(path, low + number),
+            suggest_categorical=lambda path, values: chosen(path, values[number % len(values)]),
         )  # fmt: skip
         self.trials.append(trial)
         return trial
+
+    def enqueue_trial(self, params: dict[str, Any]) -> None:
+        self.queue.append(params)
 
     def tell(self, trial: Any, value: float | None = None, state: str = "complete") -> None:
         trial.value, trial.state = value, state
@@ -351,7 +363,7 @@ def test_a_search_asks_for_settings_tells_values_and_resumes_a_trial_that_was_ru
         if number == 1 and len(seen) == 1:
             raise RuntimeError("killed")
         seen.append((number, settings))
-        return None if number == 2 else float(settings["rate"])
+        return math.nan if number == 2 else float(settings["rate"])
 
     with pytest.raises(RuntimeError):
         study().run(3, train)
@@ -362,10 +374,48 @@ def test_a_search_asks_for_settings_tells_values_and_resumes_a_trial_that_was_ru
     assert [number for number, _ in seen] == [0, -1, 1, 2]
     assert seen[2][1] == {"rate": "1.0", "size": "3", "kind": "b"}
     assert [(t.state, t.value) for t in optuna.trials] == [
-        ("complete", 0.5), ("complete", 1.0), ("fail", None)
+        ("complete", 0.5), ("complete", 1.0), ("complete", -math.inf)
     ]  # fmt: skip
     assert optuna.settings["direction"] == "maximize" and optuna.settings["load_if_exists"]
     assert os.path.dirname(optuna.settings["storage"].removeprefix("sqlite:///")) == str(tmp_path)
+
+
+@pytest.mark.parametrize("kind", search.SEARCHES)
+def test_a_search_tries_no_settings_twice_and_ends_when_all_were_tried(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("optuna", reason="the extra `sweep` is not installed")
+    fake = FakeTrainer(monkeypatch)
+    words = ["tekso-sweep", TINY, f"--logdir={tmp_path}", f"--search={kind}", "--metric=dev/loss",
+             f"--sweep={RATE}=1e-3,2e-3,3e-3", "--sweep=run.log_every_steps=5:6"]  # fmt: skip
+    assert sweep.main([*words, "--trials=4"]) == ExitCode.OK
+    assert len(fake.trained) == 4
+    assert sweep.main([*words, "--trials=9"]) == ExitCode.OK
+    settings = {name.partition("_")[2] for name in fake.trained}
+    assert len(fake.trained) == len(settings) == 6
+    out = capsys.readouterr().out
+    assert "trial 6/6: " in out and "all 6 settings of the search were tried" in out
+
+
+def test_settings_that_were_tried_get_their_value_again_and_others_are_chosen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    optuna = FakeOptuna()
+    monkeypatch.setitem(sys.modules, "optuna", optuna)  # type: ignore[arg-type]
+    varied = [space.parse("kind=a,b"), space.parse("size=ab,cd")]  # proposes (a, ab) and (b, cd)
+    seen: list[tuple[str, ...]] = []
+
+    def train(number: int, settings: Mapping[str, str], trial: Any) -> float | None:
+        seen.append(tuple(settings.values()))
+        return {1: None, 2: math.nan}.get(len(seen) - 1, 5.0)
+
+    search.Study(str(tmp_path), "tpe", varied, goal="min", seed=0).run(7, train)
+    assert sorted(seen) == [("a", "ab"), ("a", "cd"), ("b", "ab"), ("b", "cd")]
+    results = {tuple(t.params.values()): (t.state, t.value) for t in optuna.trials}
+    for trial in optuna.trials:
+        assert (trial.state, trial.value) == results[tuple(trial.params.values())]
+    assert results["a", "ab"] == ("complete", 5.0) and results["b", "cd"] == ("fail", None)
+    assert results[seen[2]] == ("complete", math.inf)
 
 
 def test_a_trial_without_a_result_is_not_finished(tmp_path: Path) -> None:

@@ -1,25 +1,35 @@
 """Lets Optuna choose the settings of trials: at random, by TPE, or with successive halving.
 
     Optuna ── ask ──► settings ──► runs of all seeds ──► mean of the best values ── tell ─► Optuna
+                          └── tried before? ──► the value that it had ───────────── tell ─► Optuna
 
 The study is in a database in the folder of the sweep. A trial that was running when the sweep was
 killed is resumed with its settings.
+
+Optuna's samplers ignore failed trials, so they would choose settings near those that diverge again.
+A diverged trial is therefore told as completed with an infinite value, which is worse than all
+others. Pruned trials are ranked below completed ones too, but a study counts only completed trials
+when it looks for its best one, and pruned ones have no value for another trial to compare with.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
+import itertools
 import math
+import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tekso.framework import files
 from tekso.tools.command_errors import UsageError
-from tekso.tools.sweeping.space import Varied
+from tekso.tools.sweeping.space import Range, Varied
 
 SEARCHES = ("random", "tpe", "halving")
 _STUDY = "sweep"
+_MOST_REPEATED = 10  # proposals of Optuna, one after the other, that were tried before
+_Train = Callable[[int, Mapping[str, str], Any], float | None]
 
 
 def check_installed() -> None:
@@ -47,7 +57,7 @@ class Study:
     ) -> None:
         self._optuna: Any = importlib.import_module("optuna")
         self._optuna.logging.set_verbosity(self._optuna.logging.WARNING)
-        self._varied = varied
+        self._varied, self._seed, self._is_max = varied, seed, goal == "max"
         samplers = self._optuna.samplers
         sampler = samplers.TPESampler if search == "tpe" else samplers.RandomSampler
         pruner = (
@@ -65,31 +75,81 @@ class Study:
         # With the same seed, a resumed sweep would draw the settings of its first trials again.
         self._study.sampler = sampler(seed=seed + len(self._study.get_trials(deepcopy=False)))
 
-    def run(
-        self, trials: int, train: Callable[[int, Mapping[str, str], Any], float | None]
-    ) -> None:
-        """Runs trials until there are as many as wanted.
+    @property
+    def num_tried(self) -> int:
+        """Number of different settings of trials that are finished."""
+        return len(self._tried())
+
+    @property
+    def num_settings(self) -> int | None:
+        """Number of different settings that there are; None: a range has any number of values."""
+        if any(one.range is not None and not one.range.is_whole for one in self._varied):
+            return None
+        return math.prod(
+            len(one.values if one.range is None else _whole(one.range)) for one in self._varied
+        )
+
+    def run(self, trials: int, train: _Train) -> None:
+        """Runs trials until as many settings were tried as wanted, or all that there are.
 
         Args:
-          trials: number of trials of the whole sweep.
+          trials: number of settings to try in the whole sweep.
           train: trains the trial with a number, its settings and Optuna's trial; returns its
-            value, or None if it diverged. An exception leaves the trial to be resumed.
+            value, infinite or NaN if it diverged, or None if it failed. An exception leaves the
+            trial to be resumed.
         """
         states = self._optuna.trial.TrialState
         for frozen in self._study.get_trials(states=(states.RUNNING,)):
             self._train(self._optuna.trial.Trial(self._study, frozen._trial_id), train)
-        while len(self._study.get_trials(deepcopy=False)) < trials:
-            self._train(self._study.ask(), train)
+        size, repeated = self.num_settings, 0
+        while self.num_tried < min(trials, size or trials):
+            if repeated == _MOST_REPEATED and size is not None:
+                self._study.enqueue_trial(self._untried(size))
+            repeated = 0 if self._train(self._study.ask(), train) else repeated + 1
 
-    def _train(
-        self, trial: Any, train: Callable[[int, Mapping[str, str], Any], float | None]
-    ) -> None:
-        states = self._optuna.trial.TrialState
-        value = train(trial.number, self._settings(trial), trial)
-        if value is None or not math.isfinite(value):
-            self._study.tell(trial, state=states.FAIL)
+    def _train(self, trial: Any, train: _Train) -> bool:
+        """Trains a trial and tells its value; returns False if its settings were tried before."""
+        tried, settings = self._tried(), self._settings(trial)
+        before = tried.get(_key(settings))
+        if before is not None:
+            self._tell(trial, before.value)
+            return False
+        value = train(trial.number, settings, trial)
+        if value is not None and not math.isfinite(value):
+            value = -math.inf if self._is_max else math.inf
+        self._tell(trial, value)
+        return True
+
+    def _tell(self, trial: Any, value: float | None) -> None:
+        if value is None:
+            self._study.tell(trial, state=self._optuna.trial.TrialState.FAIL)
         else:
             self._study.tell(trial, value)
+
+    def _tried(self) -> dict[tuple[tuple[str, str], ...], Any]:
+        """Returns the first finished trial of Optuna with each settings."""
+        states = self._optuna.trial.TrialState
+        found: dict[tuple[tuple[str, str], ...], Any] = {}
+        for frozen in self._study.get_trials(deepcopy=False):
+            is_finished = frozen.state not in (states.RUNNING, states.WAITING)
+            if is_finished and len(frozen.params) == len(self._varied):
+                settings = {path: repr_of(value) for path, value in frozen.params.items()}
+                found.setdefault(_key(settings), frozen)
+        return found
+
+    def _untried(self, size: int) -> dict[str, Any]:
+        """Returns one of `size` settings, chosen at random; one of them must be untried."""
+        tried = self._tried()
+        draw = random.Random(self._seed + len(self._study.get_trials(deepcopy=False)))
+        for number in itertools.count(draw.randrange(size)):
+            values, rest = {}, number % size
+            for one in self._varied:
+                choices = one.values if one.range is None else _whole(one.range)
+                rest, index = divmod(rest, len(choices))
+                values[one.path] = choices[index]
+            if _key({path: repr_of(value) for path, value in values.items()}) not in tried:
+                break
+        return values
 
     def _settings(self, trial: Any) -> dict[str, str]:
         return {one.path: repr_of(self._suggested(trial, one)) for one in self._varied}
@@ -100,6 +160,15 @@ class Study:
             return trial.suggest_categorical(one.path, list(one.values))
         suggest = trial.suggest_int if one.range.is_whole else trial.suggest_float
         return suggest(one.path, one.range.low, one.range.high, log=one.range.is_log)
+
+
+def _whole(range_: Range) -> range:
+    """Returns the values of a range of whole numbers."""
+    return range(int(range_.low), int(range_.high) + 1)
+
+
+def _key(settings: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted(settings.items()))
 
 
 def repr_of(value: Any) -> str:
