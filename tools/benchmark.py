@@ -9,7 +9,6 @@ process changes time and memory. Nothing is evaluated, saved or decoded.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import platform
 import resource
@@ -25,6 +24,7 @@ import psutil
 from absl import flags
 
 from tekso.framework.commands import typed
+from tekso.framework.json_text import to_json
 from tekso.tools import command_flags, experiment_flags
 from tekso.tools.command_errors import UsageError
 
@@ -109,7 +109,7 @@ def _run(words: list[str]) -> None:
             tpu=FLAGS.tpu,
             cpu_devices=FLAGS.cpu_devices,
         )
-    print(json.dumps(record, indent=1) if FLAGS.format == "json" else text(record))
+    print(to_json(record, indent=1) if FLAGS.format == "json" else text(record))
 
 
 def measure(

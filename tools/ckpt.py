@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
@@ -14,6 +13,7 @@ from absl import flags
 
 from tekso.framework import files
 from tekso.framework.commands import typed
+from tekso.framework.json_text import to_json
 from tekso.framework.spelling import close_matches
 from tekso.tools import command_flags, reading_commands
 from tekso.tools.command_errors import UsageError
@@ -383,7 +383,7 @@ def _warn(text: str) -> None:
 
 
 def _print_json(record: Any) -> None:
-    print(json.dumps(record, indent=1))
+    print(to_json(record, indent=1))
 
 
 if __name__ == "__main__":

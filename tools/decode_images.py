@@ -5,12 +5,12 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
-import json
 import os
 from collections.abc import Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
 from tekso.framework import files
+from tekso.framework.json_text import to_json
 from tekso.tools.command_errors import UsageError
 
 if TYPE_CHECKING:  # slow to import
@@ -140,6 +140,6 @@ def answer(
 
 def _lines(task: ImageTask, record: Mapping[str, Any], form: str) -> str:
     if form == "json":
-        return json.dumps(record, ensure_ascii=False) + "\n"
+        return to_json(record, ensure_ascii=False) + "\n"
     rows = [("error", record["error"])] if "error" in record else task.cells(record)
     return "".join("\t".join([record["file"], *row]) + "\n" for row in rows)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
 from tekso.framework import files
+from tekso.framework.json_text import to_json
 from tekso.tools.command_errors import UsageError
 
 if TYPE_CHECKING:  # slow to import
@@ -85,7 +85,7 @@ def transcribe_files(parts: Assembly, paths: Sequence[str], file: IO[bytes], *, 
 
 def _line(record: Mapping[str, Any], form: str) -> str:
     if form == "json":
-        return json.dumps(record, ensure_ascii=False) + "\n"
+        return to_json(record, ensure_ascii=False) + "\n"
     if "error" in record:
         return f"{record['file']}\terror\t{record['error']}\n"
     return f"{record['file']}\t{record['text']}\n"
@@ -129,7 +129,7 @@ def transcribe_stream(
     def write(record: Mapping[str, Any], *, is_last: bool) -> None:
         full = {"seconds": round(stream.seconds, 3), "is_last": is_last, **record}
         line = f"{stream.seconds:.2f}\t{record['text']}\n"
-        shown = json.dumps(full, ensure_ascii=False) + "\n" if form == "json" else line
+        shown = to_json(full, ensure_ascii=False) + "\n" if form == "json" else line
         file.write(shown.encode("utf-8", "surrogateescape"))
         file.flush()
 

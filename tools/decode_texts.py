@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Sequence
 from typing import IO, TYPE_CHECKING, Any
+
+from tekso.framework.json_text import to_json
 
 if TYPE_CHECKING:  # slow to import
     from tekso.tools.line_reader import LineReader
@@ -101,7 +102,7 @@ def classify(
             best = classes[0]
             shown = f"{best['class']}\t{best['probability']:.4f}"
             if form == "json":
-                shown = json.dumps({"text": text, "classes": classes}, ensure_ascii=False)
+                shown = to_json({"text": text, "classes": classes}, ensure_ascii=False)
             file.write(f"{shown}\n".encode())
         file.flush()
         done += len(lines)
@@ -118,7 +119,7 @@ def _shown(number: int, source: str, hypotheses: Sequence[Any], *, several: bool
     """Returns the output for one line of input, with its line end."""
     if form == "json":
         record = {"source": source, "hypotheses": [h.record() for h in hypotheses]}
-        return json.dumps(record, ensure_ascii=False) + "\n"
+        return to_json(record, ensure_ascii=False) + "\n"
     from tekso.tasks.mt.translator import one_line
 
     if several:

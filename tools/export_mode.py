@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from tekso.framework import files
+from tekso.framework.json_text import to_json
 from tekso.tools.command_errors import OK, UsageError
 
 if TYPE_CHECKING:  # slow to import
@@ -77,7 +77,7 @@ def run(
             "not_litert": list(exported.not_litert),
             "texts": list(exported.texts),
         }
-        print(json.dumps(record, indent=1))
+        print(to_json(record, indent=1))
     else:
         _report(exported, checkpoint)
     return OK

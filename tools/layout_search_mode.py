@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
+from tekso.framework.json_text import to_json
 from tekso.tools.command_errors import OK, UsageError
 
 if TYPE_CHECKING:  # slow to import
@@ -70,7 +70,7 @@ def run(
         compare=compare,
     )
     if as_json:
-        print(json.dumps(layout_ranking.record(model, found), indent=1))
+        print(to_json(layout_ranking.record(model, found), indent=1))
     else:
         print(layout_ranking.text(model, found, width=terminal_width()))
     return OK

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-
+from tekso.framework.json_text import to_json
 from tekso.tools.command_errors import OK, UsageError
 
 
@@ -24,5 +23,5 @@ def run(pattern: str, *, as_json: bool) -> int:
         )
         raise UsageError(f"--list={pattern}: no experiment matches; {hint}")
     rows = [inspection.list_record(entry) for entry in entries]
-    print(json.dumps(rows, indent=1) if as_json else inspection.list_text(rows))
+    print(to_json(rows, indent=1) if as_json else inspection.list_text(rows))
     return OK

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from absl import flags
 
 from tekso.framework.commands import typed
+from tekso.framework.json_text import to_json
 from tekso.framework.tables import table
 from tekso.tools import command_flags
 from tekso.tools.command_errors import UsageError
@@ -112,7 +113,7 @@ def _run(words: list[str]) -> None:
         "versions": next(iter(found.values()))[0]["versions"],
         "processor": next(iter(found.values()))[0]["machine"]["processor"],
     }
-    print(json.dumps(record, indent=1) if FLAGS.format == "json" else text(record))
+    print(to_json(record, indent=1) if FLAGS.format == "json" else text(record))
 
 
 def _check_pipelines() -> None:

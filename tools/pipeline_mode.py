@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
+from tekso.framework.json_text import to_json
 from tekso.tools.command_errors import OK
 
 if TYPE_CHECKING:  # slow to import
@@ -39,7 +39,7 @@ def run(
     if picture is not None:
         files.write_atomically(picture, pipeline_text.png(model, figures))
     if as_json:
-        print(json.dumps({"model": model, **pipeline_text.record(figures)}, indent=1))
+        print(to_json({"model": model, **pipeline_text.record(figures)}, indent=1))
     else:
         print(pipeline_text.text(model, figures, width=terminal_width()))
     return OK

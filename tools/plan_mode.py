@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
+from tekso.framework.json_text import to_json
 from tekso.tools.command_errors import FAILED, OK
 
 if TYPE_CHECKING:  # slow to import
@@ -50,7 +50,7 @@ def run(
         searches=searches,
     )
     if as_json:
-        print(json.dumps(plan_text.record(found), indent=1))
+        print(to_json(plan_text.record(found), indent=1))
     else:
         print(plan_text.text(found, width=terminal_width()))
     return FAILED if found.problems else OK

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Sequence
@@ -11,6 +10,7 @@ from typing import Any
 from absl import flags
 
 from tekso.framework.commands import typed
+from tekso.framework.json_text import to_json
 from tekso.tools import command_flags, experiment_flags
 from tekso.tools.command_errors import OK, UsageError
 
@@ -76,7 +76,7 @@ def _run(words: list[str]) -> int:
             print(f"wrote {results.write(result, os.path.expanduser(FLAGS.output))}")
         else:
             shown = {name: value for name, value in result.items() if name != "params"}
-            print(json.dumps(shown, indent=1))
+            print(to_json(shown, indent=1))
     return OK
 
 

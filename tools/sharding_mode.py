@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import sys
 from typing import TYPE_CHECKING
 
+from tekso.framework.json_text import to_json
 from tekso.tools.command_errors import FAILED, OK
 
 if TYPE_CHECKING:  # slow to import
@@ -56,7 +56,7 @@ def run(
         )
         record["collectives_counted"] = sharding_text.HOW_COUNTED
         record["problem"] = problem
-        print(json.dumps(record, indent=1))
+        print(to_json(record, indent=1))
     elif found is not None:
         print(sharding_text.collectives_text(found, width=width))
     if problem is not None:

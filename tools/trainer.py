@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import os
 import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from tekso.framework.json_text import to_json
 from tekso.tools import (
     cluster_flags,
     command_errors,
@@ -389,7 +389,7 @@ def _print(record: dict[str, Any], to_text: Callable[[dict[str, Any]], str]) -> 
 
 
 def _print_json(record: Any) -> None:
-    print(json.dumps(record, indent=1))
+    print(to_json(record, indent=1))
 
 
 if __name__ == "__main__":

@@ -9,13 +9,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import io
-import json
-import math
 import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tekso.framework import bounded, files
+from tekso.framework.json_text import to_json
 
 STEP = "step"
 SPLIT = "split"
@@ -53,7 +52,7 @@ class MetricsLog:
           OSError: the file cannot be written, and has no part of the record; or the record was
             written, but the file was removed (see `content`).
         """
-        line = json.dumps({name: _jsonable(value) for name, value in record.items()}) + "\n"
+        line = to_json(record) + "\n"
         data = line.encode()
         try:
             self.open()
@@ -136,7 +135,3 @@ def _parse(line: bytes) -> dict[str, Any] | None:
     if not isinstance(record, dict) or not isinstance(record.get(SPLIT), str):
         return None
     return record if isinstance(record.get(STEP), int) else None
-
-
-def _jsonable(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -8,13 +8,13 @@ Every figure is one that the trainer wrote; nothing is computed again.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tekso.framework import bounded, files
+from tekso.framework.json_text import to_json
 from tekso.framework.params import Params
 from tekso.framework.run import time_use
 from tekso.framework.run.checkpoint_description import Description, describe
@@ -89,7 +89,7 @@ def result_of(logdir: Logdir, registered: Params) -> dict[str, Any]:
 def write(result: Mapping[str, Any], folder: str) -> str:
     """Writes a result to a folder; returns the path of the file."""
     path = files.join(folder, f"{result['model']}.json")
-    files.write_atomically(path, json.dumps(result, indent=1) + "\n")
+    files.write_atomically(path, to_json(result, indent=1) + "\n")
     return path
 
 

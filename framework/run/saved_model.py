@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import os
 import tempfile
 from collections.abc import Mapping
@@ -30,6 +29,7 @@ from tensorflow.core.protobuf import saved_model_pb2
 from tekso.framework import files
 from tekso.framework.context import StepContext
 from tekso.framework.exports import ExportedFunction, ExportedTexts
+from tekso.framework.json_text import to_json
 from tekso.framework.task import Task
 
 SEED = "seed"
@@ -227,7 +227,7 @@ def write(
     record = {**about, "functions": {name: _function_record(one) for name, one in exported.items()}}
     with tempfile.TemporaryDirectory() as folder:
         description = os.path.join(folder, DESCRIPTION)
-        files.write_atomically(description, json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+        files.write_atomically(description, to_json(record, indent=1, ensure_ascii=False) + "\n")
         for name, source in assets.items():
             files.write_atomically(os.path.join(folder, name), files.read(source))
         module.assets = [
