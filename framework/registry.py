@@ -199,18 +199,20 @@ def _explain(key: str, modules: list[str]) -> str:
         return f"{key} is a class that is not registered: put @register above it"
     if module in modules or module in registered:
         close = close_matches(name, _classes_in(module), cutoff=0.5)
-        hint = _did_you_mean(f"{module}.{match}" for match in close)
-        return f"{module} has no experiment {name!r}{hint}; it has: {_listed(module)}"
+        keys = [f"{module}.{match}" for match in close]
+        listed = _listed(module)
+        has = "" if keys == [listed] else f" It has: {listed}"
+        return f"{module} has no experiment {name!r}{_did_you_mean(keys) or '.'}{has}"
     everything = sorted({*modules, *registered})
     close = close_matches(module or key, everything)
     keys = [f"{match}.{found}" for match in close for found in _close_classes(match, name)]
-    hint = _did_you_mean((keys or _with_class(name, everything))[:3])
+    hint = _did_you_mean((keys or _with_class(name, everything))[:3]) or "."
     package = module.partition(".")[0]
     packages = {known.partition(".")[0] for known in everything}
     if package and package not in packages and package not in sys.modules:
-        hint += f"; if {package} is your own package, import it first (--import={package})"
+        hint += f" If {package} is your own package, import it first (--import={package})."
     shown = ", ".join(everything) or "none"
-    return f"there is no experiment {key!r}{hint}; modules with experiments: {shown}"
+    return f"there is no experiment {key!r}{hint} Modules with experiments: {shown}"
 
 
 def _is_class(module: str, name: str) -> bool:
@@ -245,10 +247,11 @@ def _close_classes(module: str, name: str) -> list[str]:
 
 
 def _with_class(name: str, modules: Iterable[str]) -> list[str]:
-    folded = name.casefold()
-    return [
-        f"{module}.{found}"
-        for module in modules
-        for found in _classes_in(module)
-        if found.casefold() == folded
-    ]
+    """Returns the keys of the experiments with a name, or else with the most similar names."""
+    keys: dict[str, list[str]] = {}
+    for module in modules:
+        for found in _classes_in(module):
+            keys.setdefault(found, []).append(f"{module}.{found}")
+    same = [found for found in keys if found.casefold() == name.casefold()]
+    names = same or close_matches(name, keys, cutoff=0.75)
+    return [key for found in names for key in keys[found]]

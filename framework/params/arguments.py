@@ -9,16 +9,24 @@ from __future__ import annotations
 import collections.abc
 import contextlib
 import enum
+import re
 import types
 import typing
 from typing import Any
 
 from tekso.framework.params import literals, references
 from tekso.framework.params.containers import Node, same_value
-from tekso.framework.params.types import MismatchError, check, type_name, whole_number
+from tekso.framework.params.types import (
+    MismatchError,
+    check,
+    params_of_number,
+    type_name,
+    whole_number,
+)
 from tekso.framework.spelling import close_matches
 
 _TRUTHS = {"true": True, "false": False}
+_CALL = re.compile(r"([A-Za-z_]\w*)(?:\.Params)?\(.*\)", re.DOTALL)
 _SEQUENCES = (list, tuple, set, frozenset)
 
 
@@ -224,6 +232,15 @@ def _loaded(kind: Any, name: str, wanted: str) -> Any:
     own = references.own_classes()
     if len(subclasses := _subclasses(kind, own.get(name, []))) == 1:
         return subclasses[0]
+    if of_number := _of_number(kind, name):
+        raise ValueError(f"{wanted}, given {name!r}: {of_number}")
+    if name == "None":
+        raise ValueError(f"{wanted}, given None, which this setting cannot be")
+    if called := _CALL.fullmatch(name):
+        raise ValueError(
+            f"{wanted}, given {name!r}: name only the class, …={called[1]}, and set its fields by "
+            "their own paths, …=CLASS and ….FIELD=VALUE"
+        )
     close = close_matches(name, sorted({*found.values(), *_similar(kind, name, own)}))
     hint = f"; did you mean {' or '.join(close)}?" if close else ""
     if fields := _fields_of_number(kind, name):
@@ -231,6 +248,18 @@ def _loaded(kind: Any, name: str, wanted: str) -> Any:
     raise ValueError(
         f'{wanted}, given {name!r}: no imported class has this name; write "module:Class"{hint}'
     )
+
+
+def _of_number(kind: Any, text: str) -> str:
+    """Returns what to write for a number where the class of a constant is allowed, or ""."""
+    try:
+        found = params_of_number(kind, _number(float, text))
+    except ValueError:
+        return ""
+    if found is None:
+        return ""
+    name = found[0]
+    return f"write {name}.Params(value={text}), or as settings …={name} and ….value={text}"
 
 
 def _fields_of_number(kind: Any, text: str) -> list[str]:

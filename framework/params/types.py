@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections.abc
 import enum
 import functools
+import math
 import sys
 import types
 import typing
@@ -271,8 +272,27 @@ def _params_instead(kind: type, value: Any) -> str:
         owners = _owners(kind)
         close = close_matches(value, owners, count=1)
         return f"did you mean {type_name(owners[close[0]])}()?" if close else ""
+    if of_number := params_of_number(kind, value):
+        return f"write {of_number[0]}.Params(value={value!r})"
     own = getattr(value, "Params", None)
     return f"write {type_name(own)}()" if isinstance(own, type) and issubclass(own, kind) else ""
+
+
+def params_of_number(kind: type, value: Any) -> tuple[str, type] | None:
+    """Returns the subclass of a class of Params that is a number, and its owner's name.
+
+    Its only REQUIRED field is `value`, as in `Constant`. None: there is not exactly one such class
+    that is imported, or the value is not a number.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    found = []
+    for name, params in _owners(kind).items():
+        fields: Any = getattr(params, "_fields", {})
+        required = [field for field in fields.values() if field.default is REQUIRED]
+        if [(field.name, field.type) for field in required] == [("value", float)]:
+            found.append((name, params))
+    return found[0] if len(found) == 1 else None
 
 
 def _owners(kind: type) -> dict[str, type]:

@@ -111,12 +111,16 @@ def test_only_experiments_that_exist_are_suggested(rooms: Path) -> None:
     registry.import_package("nrx")
     text = miss("nry.Rep")
     assert "did you mean" not in text and "nrx.Rep" not in text
-    assert (
-        "no experiment 'nry.Rep'; if nry is your own package, import it first (--import=nry)"
-        in (text)
-    )
+    assert "no experiment 'nry.Rep'. If nry is your own package, import it first (--" in text
     assert "did you mean nrx.Mine?" in miss("nry.Mime")
     assert "--import" not in miss("lm.python_sorce.Zebra") + miss("zzz")
+
+
+def test_a_misspelt_name_without_its_module_is_found(rooms: Path) -> None:
+    write(rooms, "nrx.py", EXPERIMENT.format(name="Tagger"))
+    registry.import_package("nrx")
+    assert "no experiment 'Taggr'; did you mean nrx.Tagger? Modules with" in miss("Taggr")
+    assert miss("nrx.Taggr").endswith("no experiment 'Taggr'; did you mean nrx.Tagger?")
 
 
 def test_a_class_that_is_not_registered_is_found(rooms: Path) -> None:
@@ -131,7 +135,8 @@ def test_a_class_that_is_not_registered_is_found(rooms: Path) -> None:
 def test_a_miss_in_a_module_names_its_experiments(rooms: Path) -> None:
     text = miss("lm.gpipe.Layer13")
     assert "lm.gpipe has no experiment 'Layer13'; did you mean lm.gpipe.Layers13" in text
-    assert "it has: lm.gpipe.Layers3, lm.gpipe.Layers13, lm.gpipe.Layers103" in text
+    assert "? It has: lm.gpipe.Layers3, lm.gpipe.Layers13, lm.gpipe.Layers103" in text
+    assert "has no experiment 'Zzz'. It has: lm.gpipe.Layers3," in miss("lm.gpipe.Zzz")
     assert "rooms.params.lm.python_source" not in loaded()
     assert "'lm.gpipe' is a module; its experiments are: lm.gpipe.Layers3" in miss("lm.gpipe")
 

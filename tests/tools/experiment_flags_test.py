@@ -37,11 +37,32 @@ def changed(*settings: str, execution: str | None = None) -> Any:
         ("learner.optimizer=adamw", "did you mean AdamW"),
         ("learner.optimizer=Nestrov", "did you mean Nesterov"),
         ("learner.schedule=cosine", "did you mean Cosine"),
+        (
+            "learner.schedule=0.1",
+            r"given '0.1': write Constant.Params\(value=0.1\), or as settings …=Constant and "
+            "….value=0.1$",
+        ),
+        ("learner.schedule=nan", "given 'nan': set a field of it"),
+        ("learner.schedule=None", "given None, which this setting cannot be$"),
+        ("learner.schedule=Constant(0.1)", "name only the class, …=Constant, and set its fields"),
+        ("learner.schedule=Constant.Params(value=1)", "name only the class, …=Constant, and"),
     ],
 )
 def test_a_part_of_another_kind_is_an_error(setting: str, told: str) -> None:
     with pytest.raises(UsageError, match=told):
         changed(setting)
+
+
+@pytest.mark.parametrize("rate", [0.1, 3])
+def test_a_number_as_a_schedule_is_answered_with_the_params_of_a_constant(rate: float) -> None:
+    tree = Tiny().tree()
+    with pytest.raises(TypeError, match=rf"\(write Constant.Params\(value={rate}\)\)$"):
+        tree.learner.schedule = rate
+    for other in (True, float("nan")):
+        with pytest.raises(TypeError) as caught:
+            tree.learner.schedule = other
+        assert "write" not in str(caught.value)
+    changed("learner.schedule=Constant", f"learner.schedule.value={rate}")
 
 
 def test_a_part_is_replaced_by_its_name_or_reference() -> None:
