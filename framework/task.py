@@ -22,12 +22,13 @@ from tekso.framework.gradient_combination import GradientCombination
 from tekso.framework.input.input import Input
 from tekso.framework.layer import Layer
 from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece, joined
+from tekso.framework.source_lines import place_of
 from tekso.framework.task_values import Batch, Decoded, LossSums, Program, Scored, TaskError
 from tekso.framework.theta import Theta
 from tekso.framework.trained import LoadTrained
 
-__all__ = ["LOSS", "Batch", "Decoded", "Goal", "LossSums", "Program", "Scored", "Task", "TaskError",
-           "why_nothing_decoded"]  # fmt: skip
+__all__ = ["LOSS", "Batch", "Decoded", "Goal", "LossSums", "Program", "Scored", "Task",
+           "TaskError"]  # fmt: skip
 
 Goal = Literal["min", "max"]
 TaskParams = TypeVar("TaskParams", bound="Task.Params")
@@ -259,6 +260,16 @@ class Task(Layer):
         """
         return None
 
+    def why_nothing_decoded(self) -> str:
+        """Returns why `decode` returned None, and what to write; used in error messages."""
+        name = type(self).__name__
+        if type(self).decode is Task.decode:
+            return f"{name} has no decode(): define it, and return Decoded(text, records) from it"
+        return (
+            f"{name}.decode(){place_of(type(self).decode)} returned None: return Decoded(text, "
+            "records), the text to print and a list of dicts; None means nothing to show"
+        )
+
     @classmethod
     def decodes_data(cls, params: Task.Params) -> bool:
         """Returns whether `decode` reads examples of its input, and not only its tokenizers."""
@@ -308,11 +319,3 @@ class Task(Layer):
           eval_inputs: {name: evaluation Input}, data that the model was not trained on.
         """
         return None
-
-
-def why_nothing_decoded(task: Task) -> str:
-    """Returns why `decode` of a task returned None, and what to do."""
-    name = type(task).__name__
-    if type(task).decode is Task.decode:
-        return f"{name} has no decode(): define it, and return Decoded(text, records) from it"
-    return f"{name}.decode() returned None"

@@ -25,7 +25,6 @@ from tekso.framework.run.report.lines import eval_line, wrapped
 from tekso.framework.run.report.tensorboard import TensorBoardEvents
 from tekso.framework.run.restore import restore
 from tekso.framework.run.skip_notices import SkipNotices
-from tekso.framework.task import why_nothing_decoded
 
 _CHECKPOINT = "checkpoint"
 _FOLLOWED = "followed"
@@ -64,7 +63,7 @@ def decode(job: Job, checkpoint: Checkpoint) -> Any:
         restore(parts.program, checkpoint)
         decoded = task_results.decode(parts.task, parts.program, parts.input)
     if decoded is None:
-        raise ValueError(f"{job.model} has nothing to decode: {why_nothing_decoded(parts.task)}")
+        raise ValueError(f"{job.model} has nothing to decode: {parts.task.why_nothing_decoded()}")
     return decoded
 
 

@@ -28,7 +28,6 @@ from tekso.framework.run import inspection, session
 from tekso.framework.run.metrics_log import SPLIT, STEP, TRAIN
 from tekso.framework.run.report import curves, lines
 from tekso.framework.run.session import Session, SessionError
-from tekso.framework.task import why_nothing_decoded
 
 for _file in (__file__, session.__file__):  # settings come from the notebook
     hide_from_origins(_file)
@@ -162,7 +161,7 @@ class Lab:
         """
         decoded = task_results.decode(self.session.task, self.session.program, self.session.input)
         if decoded is None:
-            raise SessionError(why_nothing_decoded(self.session.task))
+            raise SessionError(self.session.task.why_nothing_decoded())
         return Shown(decoded.text, f"<pre>{escape(decoded.text)}</pre>")
 
     def evaluate(self, *names: str, max_batches: int | None = None) -> dict[str, dict[str, float]]:

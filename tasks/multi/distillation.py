@@ -208,6 +208,12 @@ class Distillation(Task):
         """Returns what the student decodes."""
         return task_results.decode(self.student, self._program(program), input)
 
+    def why_nothing_decoded(self) -> str:
+        """Returns why the student decodes nothing."""
+        if type(self).decode is not Distillation.decode:
+            return super().why_nothing_decoded()
+        return f"student: {self.student.why_nothing_decoded()}"
+
     def score(
         self,
         program: Program,

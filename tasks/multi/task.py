@@ -311,6 +311,13 @@ class MultiTask(Task):
                 records += [{"task": name, **record} for record in own.records]
         return Decoded("\n".join(texts), records) if texts else None
 
+    def why_nothing_decoded(self) -> str:
+        """Returns why none of the tasks decodes anything."""
+        if type(self).decode is not MultiTask.decode:
+            return super().why_nothing_decoded()
+        reasons = [f"{name}: {task.why_nothing_decoded()}" for name, task in self.tasks.items()]
+        return f"none of the tasks decodes anything; {'; '.join(reasons)}"
+
     def score(
         self,
         program: Program,

@@ -161,7 +161,11 @@ class OwnPredict(OwnPieces):
 def test_a_task_with_its_own_scores_is_decoded_only_by_its_own_predict() -> None:
     input = WithDev.Params(batch_size=8, order="sequential").instantiate()
     params = {"model": Mlp.Params(hidden_dims=[3]), "num_classes": 3}
-    assert decoded(input, OwnPieces.Params(**params))[0] is None
+    nothing, task, _ = decoded(input, OwnPieces.Params(**params))
+    assert nothing is None
+    assert task.why_nothing_decoded().startswith(
+        "OwnPieces has its own pieces(), but no predict(): define predict(theta, batch, ctx), "
+    )
     found, _, _ = decoded(input, OwnPredict.Params(**params))
     base, _, _ = decoded(input, Classification.Params(**params))
     likeliest = [[r["probability"] for r in one.records] for one in (found, base)]

@@ -16,9 +16,12 @@ from tekso.framework.learner import Learner
 from tekso.framework.optimizers.adam import AdamW
 from tekso.framework.schedules import Constant
 from tekso.framework.task import Task
+from tekso.models.mlp import Mlp
+from tekso.tasks.classification.task import Classification
 from tekso.tasks.lm.cross_entropy import smoothed_cross_entropy
 from tekso.tasks.lm.task import LanguageModel
 from tekso.tasks.multi.distillation import Distillation, kl_divergence
+from tekso.tasks.multi.task import MultiTask
 
 T, WEIGHT = 3.0, 0.7
 
@@ -138,3 +141,22 @@ def test_a_language_model_has_the_same_sums_from_logits_as_from_its_loss() -> No
     want = task.loss(theta, given, ctx)
     found = task.sums_of_logits(task.logits(theta, given, ctx), given, ctx)
     assert float(found.loss_sum) == pytest.approx(float(want.loss_sum), rel=1e-5)
+
+
+class OwnLoss(Classification):
+    """Computes its loss in its own way."""
+
+    def loss(self, theta: Any, batch: Any, ctx: StepContext) -> Any:
+        """See Classification."""
+        return super().loss(theta, batch, ctx)
+
+
+def test_a_student_and_tasks_that_decode_nothing_say_what_to_write() -> None:
+    student = OwnLoss.Params(model=Mlp.Params(input_dim=4, output_dim=3), num_classes=3)
+    want = "OwnLoss has its own loss(), but no predict(): define predict(theta, batch, ctx)"
+    built = distillation(student=student).instantiate()
+    assert built.why_nothing_decoded().startswith(f"student: {want}")
+    several = MultiTask.Params(tasks={"a": student, "b": student}).instantiate()
+    text = several.why_nothing_decoded()
+    assert text.startswith(f"none of the tasks decodes anything; a: {want}")
+    assert f"; b: {want}" in text
