@@ -23,7 +23,7 @@ import numpy as np
 import tensorflow as tf
 
 from tekso.framework.context import RANDOM_NUMBERS
-from tekso.framework.layer import Layer
+from tekso.framework.layer import Layer, foreign_method, missing_fprop
 
 _DEPTH = 4  # of lists and dicts in an attribute
 _WHY = "it would not be trained, counted or saved, and its values would differ between processes"
@@ -40,9 +40,20 @@ class ForeignVariableError(ValueError):
 def check(root: Layer) -> None:
     """Checks that no attribute of a layer or of its descendants has variables or undeclared layers.
 
+    A model without any weight is also rejected if one of its layers computes by the method of
+    another framework instead of `fprop`.
+
     Raises:
       ForeignVariableError: an attribute has; the message names the layer and the attribute.
     """
+    if not root.specs():
+        for layer in root.walk():
+            if foreign_method(type(layer)):
+                raise ForeignVariableError(
+                    f"{missing_fprop(type(layer))}. The model has no weights: declare them in "
+                    "the __init__ of its layers, with self.weight(name, shape, dims=…, init=…) or "
+                    "self.child(name, Linear.Params(…))"
+                )
     layers = {id(layer) for layer in root.walk()}
     for layer in root.walk():
         for name, value in vars(layer).items():

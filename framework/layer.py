@@ -22,6 +22,8 @@ from tekso.framework.weight_spec import ANY_INDEX, STACK_DIM, WeightSpec
 
 _RENAMED = {"mixes_examples": "couples_examples"}
 """{former name of an attribute of layers: its current name}."""
+_FOREIGN = {"forward": "PyTorch", "call": "Keras", "__call__": "Flax and Haiku"}
+"""{name of a method: frameworks in which it computes the output of a layer}."""
 
 
 class Layer(Configurable):
@@ -335,7 +337,7 @@ class Layer(Configurable):
 
     def fprop(self, theta: Theta, x: Any, ctx: StepContext) -> Any:
         """Computes the output: a pure function of theta, the inputs and the step context."""
-        raise NotImplementedError(f"{type(self).__name__} has no fprop()")
+        raise NotImplementedError(missing_fprop(type(self)))
 
     def new_statistics(
         self, weights: Mapping[str, tf.Tensor], means: Mapping[str, tf.Tensor]
@@ -389,6 +391,30 @@ class Layer(Configurable):
             f"{type(self).__name__} collects statistics {sorted(statistics)} but has no "
             "updated_statistics()"
         )
+
+
+def missing_fprop(cls: type[Layer]) -> str:
+    """Returns that a class has no `fprop`, and what to write instead of another framework's method.
+
+    Args:
+      cls: class of a layer without its own `fprop`.
+    """
+    text = f"{cls.__name__} has no fprop()"
+    found = foreign_method(cls)
+    if not found:
+        return text
+    return (
+        f"{text}, but {found}(), the method of {_FOREIGN[found]}: define fprop(self, theta, x, ctx)"
+        " instead"
+    )
+
+
+def foreign_method(cls: type[Layer]) -> str:
+    """Returns the method by which a class without `fprop` computes in another framework, or ""."""
+    if cls.fprop is not Layer.fprop:
+        return ""
+    own = {name for base in cls.__mro__ for name in vars(base)}
+    return next((name for name in _FOREIGN if name in own), "")
 
 
 def _check_params(value: Any, what: str, example: str) -> None:

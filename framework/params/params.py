@@ -18,6 +18,7 @@ tree can be frozen in depth, compared, and written as text that is read back wit
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, dataclass_transform
 
@@ -51,6 +52,7 @@ from tekso.framework.params.types import (
     item_annotation,
     type_name,
 )
+from tekso.framework.source_lines import place_of
 
 __all__ = ["REQUIRED", "Field", "FrozenParamsError", "OldField", "Params", "Required", "param"]
 
@@ -272,7 +274,13 @@ class Params(Node):
     def _build(self, kwargs: dict[str, Any]) -> Any:
         if self.owner is None:
             raise TypeError(f"{self._title()} has no owner: nest it in a Configurable class")
-        built = type(self).owner(self, **kwargs)
+        owner = type(self).owner
+        try:
+            built = owner(self, **kwargs)
+        except TypeError as error:
+            if wrong := _wrong_init(owner, self, kwargs):
+                raise TypeError(wrong) from error
+            raise
         if not hasattr(built, "params"):
             name = type(built).__name__
             raise TypeError(f"{name}.__init__ must begin with super().__init__(params)")
@@ -444,3 +452,21 @@ def _init(
 def _freeze_node(node: Params) -> Params:
     node._freeze()
     return node
+
+
+def _wrong_init(owner: Any, params: Params, kwargs: dict[str, Any]) -> str:
+    """Returns why the `__init__` of a class cannot be called with its Params, or ""."""
+    try:
+        signature = inspect.signature(owner.__init__)
+        signature.bind(None, params, **kwargs)
+    except ValueError:  # it has no signature
+        return ""
+    except TypeError:
+        want = "".join(f", {name}" for name in ("params", *kwargs))
+        name, place = owner.__name__, place_of(owner.__init__)
+        return (
+            f"{name}.__init__{signature}{place} is called with Params: write __init__(self{want}), "
+            "begin it with super().__init__(params), and declare other arguments as fields of "
+            f"{name}.Params"
+        )
+    return ""

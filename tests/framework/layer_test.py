@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tekso.framework import foreign_variables
 from tekso.framework import theta as theta_lib
 from tekso.framework.context import StepContext
+from tekso.framework.foreign_variables import ForeignVariableError
 from tekso.framework.initializers import GlorotUniform, Normal, Ones, Zeros
 from tekso.framework.layer import Layer
 from tekso.framework.params import REQUIRED, Configurable, param
@@ -307,6 +309,77 @@ def test_a_layer_without_its_own_method_says_so() -> None:
         layer.fprop(layer.init(), tf.ones([2]), StepContext())
     with pytest.raises(NotImplementedError, match=r"Empty collects statistics \['mean'\]"):
         layer.updated_statistics(layer.init(), {"mean": tf.ones([2])})
+
+
+class OfTorch(Layer):
+    def forward(self, x: tf.Tensor) -> tf.Tensor:
+        return x
+
+
+class OfKeras(Layer):
+    def call(self, x: tf.Tensor) -> tf.Tensor:
+        return x
+
+
+class OfFlax(Layer):
+    def __call__(self, x: tf.Tensor) -> tf.Tensor:
+        return x
+
+
+@pytest.mark.parametrize(
+    ("cls", "told"),
+    [
+        (OfTorch, r"OfTorch has no fprop\(\), but forward\(\), the method of PyTorch: define fpr"),
+        (OfKeras, r"OfKeras has no fprop\(\), but call\(\), the method of Keras: define fprop\("),
+        (OfFlax, r"OfFlax has no fprop\(\), but __call__\(\), the method of Flax and Haiku: def"),
+    ],
+)
+def test_a_method_of_another_framework_is_answered_with_fprop(cls: type[Layer], told: str) -> None:
+    layer = cls.Params().instantiate()
+    with pytest.raises(NotImplementedError, match=told):
+        layer.fprop(layer.init(), tf.ones([2]), StepContext())
+    with pytest.raises(ForeignVariableError, match=f"^{told}.*The model has no weights: declare"):
+        foreign_variables.check(layer)
+
+
+class WithoutParams(Layer):
+    def __init__(self) -> None:
+        super().__init__(Layer.Params())
+
+
+class WithSizes(Layer):
+    def __init__(self, dim: int, hidden_dim: int) -> None:
+        super().__init__(Layer.Params())
+
+
+@pytest.mark.parametrize("cls", [WithoutParams, WithSizes])
+def test_an_init_without_params_is_answered_with_the_one_to_write(cls: type[Layer]) -> None:
+    name = cls.__name__
+    told = (
+        rf"^{name}.__init__\(self.*\(.*layer_test.py:\d+\) is called with Params: write "
+        rf"__init__\(self, params\), begin .* as fields of {name}.Params$"
+    )
+    with pytest.raises(TypeError, match=told):
+        cls.Params().instantiate()
+
+
+def test_a_type_error_inside_an_init_is_left_as_it_is() -> None:
+    class Wrong(Layer):
+        def __init__(self, params: Any) -> None:
+            super().__init__(params)
+            len(3)  # type: ignore[arg-type]
+
+    with pytest.raises(TypeError, match=r"^object of type 'int' has no len\(\)$"):
+        Wrong.Params().instantiate()
+
+
+def test_a_layer_with_fprop_may_have_such_methods() -> None:
+    class Own(OfTorch):
+        def fprop(self, theta: Any, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
+            return self.forward(x)
+
+    foreign_variables.check(Own.Params().instantiate())
+    foreign_variables.check(Empty.Params().instantiate())
 
 
 def test_an_attribute_that_was_renamed_is_refused_with_its_new_name() -> None:
