@@ -28,6 +28,7 @@ from tekso.framework.execution.replica_context import ReplicaContext, replica_nu
 from tekso.framework.execution.shards import Owners, Shard, chunks, cut_out, whole
 from tekso.framework.execution.state import ReadKey, chosen
 from tekso.framework.execution.tower_sums import sum_over_towers
+from tekso.framework.execution.workarounds.call_counts import counted_alone
 from tekso.framework.primitives.fusion import XlaFusion, no_fusion
 from tekso.framework.state import State
 from tekso.framework.step import Flat, Step
@@ -57,9 +58,9 @@ class DataParallelProgram(ExecutionProgram):
         self._fusions: dict[Any, XlaFusion] = {}
         self._compiled_functions: dict[Any, Callable[..., Any]] = {}
         self._calls: dict[Any, Callable[..., Any]] = {}
-        self._train = tf.function(self._train_graph, autograph=False)
-        self._train_loop = tf.function(self._train_loop_graph, autograph=False)
-        self._eval = tf.function(self._eval_graph, autograph=False)
+        self._train = counted_alone(tf.function(self._train_graph, autograph=False))
+        self._train_loop = counted_alone(tf.function(self._train_loop_graph, autograph=False))
+        self._eval = counted_alone(tf.function(self._eval_graph, autograph=False))
 
     # --- state ---
 
@@ -280,9 +281,8 @@ class DataParallelProgram(ExecutionProgram):
         """Returns `compute` as one XLA program for all traces with this key, if `xla` is step."""
         if self._xla != "step":
             return compute
-        return self._compiled_functions.setdefault(
-            key, tf.function(compute, jit_compile=True, autograph=False)
-        )
+        whole = tf.function(compute, jit_compile=True, autograph=False)
+        return self._compiled_functions.setdefault(key, whole)
 
     def _fusion(self, key: Any) -> Any:
         """Returns what compiles the elementwise clusters of a tower or of an update."""
@@ -396,5 +396,5 @@ class DataParallelProgram(ExecutionProgram):
                 on_tpu = isinstance(self._strategy, tf.distribute.TPUStrategy)
                 return self._first(self._strategy.run(decoded)) if on_tpu else decoded()
 
-            self._calls[function] = tf.function(run, autograph=False)
+            self._calls[function] = counted_alone(tf.function(run, autograph=False))
         return self._calls[function](*inputs)

@@ -11,6 +11,7 @@ import tensorflow as tf
 from tekso.framework.execution.mesh.context import MeshContext
 from tekso.framework.execution.mesh.placement import Placement
 from tekso.framework.execution.mesh.step_errors import compiled
+from tekso.framework.execution.workarounds.call_counts import counted_alone
 from tekso.framework.nests import mapped, tensors
 from tekso.framework.step import Flat, Step
 from tekso.framework.theta import Theta
@@ -71,7 +72,7 @@ class OneDeviceCalls(Calls):
         def run(weights: Flat, *inputs: Any) -> Any:
             return self._step.decoded(function, weights, inputs)
 
-        traced: Function = tf.function(run, autograph=False)
+        traced: Function = counted_alone(tf.function(run, autograph=False))
         return traced
 
     def _run(self, traced: Function, inputs: tuple[Any, ...]) -> Any:

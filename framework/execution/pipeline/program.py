@@ -43,6 +43,7 @@ from tekso.framework.execution.pipeline.workers import StageError, Worker, Worke
 from tekso.framework.execution.shards import Shard
 from tekso.framework.execution.state import ReadKey
 from tekso.framework.execution.update_gate import UpdateGate
+from tekso.framework.execution.workarounds.call_counts import counted_alone
 from tekso.framework.exit_codes import ExitCode
 from tekso.framework.signature import Signature
 from tekso.framework.step import Flat, Step
@@ -84,7 +85,7 @@ class PipelineProgram(ExecutionProgram):
         self._evaluation = StageEvaluation(step, plan, self._state, self._specs, backends[0])
         num_workers = max(plan.num_replicas * plan.num_devices, len(stages))
         self._workers, self._gate = Workers(num_workers), UpdateGate()
-        self._decide = tf.function(step.decide, autograph=False)
+        self._decide = counted_alone(tf.function(step.decide, autograph=False))
         self._replan, self._first = replan, (_shape(batch), plan)
         self._functions: Functions = {}
         self._by_shape: dict[Any, tuple[PipelinePlan, Functions]] = {}
@@ -297,7 +298,7 @@ class PipelineProgram(ExecutionProgram):
             def run(weights: Flat, *inputs: Any) -> Any:
                 return self._step.decoded(function, weights, inputs)
 
-            self._calls[function] = tf.function(run, autograph=False)
+            self._calls[function] = counted_alone(tf.function(run, autograph=False))
         device = self._backends[0][0].device
         with tf.device(device):
             return self._calls[function](self._evaluation.gathered(device), *inputs)

@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from tekso.framework.context import Examples, StepContext
 from tekso.framework.execution.shards import Slices, whole
+from tekso.framework.execution.workarounds.call_counts import counted_alone
 from tekso.framework.primitives.fusion import Fuse, XlaFusion, no_fusion
 from tekso.framework.step import Flat
 from tekso.framework.weight_spec import WeightSpec
@@ -213,7 +214,7 @@ class DeviceBackend(StageBackend):
 
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """See `StageBackend`."""
-        compiled: Callable[..., Any] = tf.function(function, autograph=False)
+        compiled: Callable[..., Any] = counted_alone(tf.function(function, autograph=False))
         return compiled
 
     def call(self, function: Callable[..., Any], *args: Any) -> Any:

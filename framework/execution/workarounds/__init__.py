@@ -2,6 +2,7 @@
 
     file               workarounds
     compiler.py        compiler passes to disable, long error messages, calls from several threads
+    call_counts.py     warnings about retracing if there are several programs (all executions)
     retracing.py       names of loops that are in use, loops of another trace
     forms.py           primitives of layers: rows of stacked tensors, concatenation, loops, buffers
     tensors.py         inputs of loops, layouts that influence each other, gradients of

@@ -12,6 +12,8 @@ import tensorflow as tf
 from tensorflow.experimental import dtensor
 from tensorflow.python.eager import context
 
+from tekso.framework.execution.workarounds.call_counts import counted_alone
+
 DUPLICATE_NAME = "Cannot add function"
 """Part of the error of TensorFlow when two functions have the same name."""
 
@@ -44,7 +46,7 @@ def retraced(step: Callable[..., Any]) -> Callable[..., Any]:
 
         def call() -> Any:
             if key not in functions:
-                functions.setdefault(key, tf.function(step, autograph=False))
+                functions.setdefault(key, counted_alone(tf.function(step, autograph=False)))
             return functions[key](*args)
 
         return _until_compiled(
