@@ -23,7 +23,8 @@ import numpy as np
 import tensorflow as tf
 
 from tekso.framework.context import RANDOM_NUMBERS
-from tekso.framework.layer import Layer, foreign_method, missing_fprop
+from tekso.framework.foreign_methods import foreign_method, missing_fprop
+from tekso.framework.layer import Layer
 
 _DEPTH = 4  # of lists and dicts in an attribute
 _WHY = "it would not be trained, counted or saved, and its values would differ between processes"
@@ -48,7 +49,7 @@ def check(root: Layer) -> None:
     """
     if not root.specs():
         for layer in root.walk():
-            if foreign_method(type(layer)):
+            if type(layer).fprop is Layer.fprop and foreign_method(type(layer)):
                 raise ForeignVariableError(
                     f"{missing_fprop(type(layer))}. The model has no weights: declare them in "
                     "the __init__ of its layers, with self.weight(name, shape, dims=…, init=…) or "

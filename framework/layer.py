@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from tekso.framework import theta as theta_lib
 from tekso.framework.context import StepContext
+from tekso.framework.foreign_methods import missing_fprop
 from tekso.framework.initializers import Fans, Initializer
 from tekso.framework.params import Configurable, Params, param
 from tekso.framework.theta import SEPARATOR, Theta
@@ -22,8 +23,6 @@ from tekso.framework.weight_spec import ANY_INDEX, STACK_DIM, WeightSpec
 
 _RENAMED = {"mixes_examples": "couples_examples"}
 """{former name of an attribute of layers: its current name}."""
-_FOREIGN = {"forward": "PyTorch", "call": "Keras", "__call__": "Flax and Haiku"}
-"""{name of a method: frameworks in which it computes the output of a layer}."""
 
 
 class Layer(Configurable):
@@ -393,34 +392,9 @@ class Layer(Configurable):
         )
 
 
-def missing_fprop(cls: type[Layer]) -> str:
-    """Returns that a class has no `fprop`, and what to write instead of another framework's method.
-
-    Args:
-      cls: class of a layer without its own `fprop`.
-    """
-    text = f"{cls.__name__} has no fprop()"
-    found = foreign_method(cls)
-    if not found:
-        return text
-    return (
-        f"{text}, but {found}(), the method of {_FOREIGN[found]}: define fprop(self, theta, x, ctx)"
-        " instead"
-    )
-
-
-def foreign_method(cls: type[Layer]) -> str:
-    """Returns the method by which a class without `fprop` computes in another framework, or ""."""
-    if cls.fprop is not Layer.fprop:
-        return ""
-    own = {name for base in cls.__mro__ for name in vars(base)}
-    return next((name for name in _FOREIGN if name in own), "")
-
-
 def _check_params(value: Any, what: str, example: str) -> None:
     if isinstance(value, Params):
         return
-    given = (
-        value.__name__ if isinstance(value, type) else f"an object of type {type(value).__name__}"
-    )
+    kind = type(value).__name__
+    given = value.__name__ if isinstance(value, type) else f"an object of type {kind}"
     raise TypeError(f"{what} is {given}, but must be Params, for example {example}.Params(…)")

@@ -16,10 +16,10 @@ from typing import Any
 
 from tekso.framework.params import literals, references
 from tekso.framework.params.containers import Node, same_value
+from tekso.framework.params.owners import params_of_number
 from tekso.framework.params.types import (
     MismatchError,
     check,
-    params_of_number,
     type_name,
     whole_number,
 )
@@ -253,12 +253,11 @@ def _loaded(kind: Any, name: str, wanted: str) -> Any:
 def _of_number(kind: Any, text: str) -> str:
     """Returns what to write for a number where the class of a constant is allowed, or ""."""
     try:
-        found = params_of_number(kind, _number(float, text))
+        name = params_of_number(kind, _number(float, text))
     except ValueError:
         return ""
-    if found is None:
+    if name is None:
         return ""
-    name = found[0]
     return f"write {name}.Params(value={text}), or as settings …={name} and ….value={text}"
 
 

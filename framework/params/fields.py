@@ -98,6 +98,11 @@ class Field:
             self._scope = {}
         return self._annotation
 
+    @property
+    def is_required(self) -> bool:
+        """Whether the field has no default."""
+        return self.default is REQUIRED
+
     def check(self, value: Any) -> Any:
         """Returns `value`, converted where the rules allow it.
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import collections.abc
 import enum
 import functools
-import math
 import sys
 import types
 import typing
@@ -17,6 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tekso.framework.params.containers import Node, same_value
+from tekso.framework.params.owners import owners, params_of_number
 from tekso.framework.spelling import close_matches
 
 Checker = Callable[[Any], Any]
@@ -269,43 +269,13 @@ def _instance(kind: type) -> Checker:
 def _params_instead(kind: type, value: Any) -> str:
     """Returns which Params to write instead of an owner, its class or its name; "" if unknown."""
     if isinstance(value, str):
-        owners = _owners(kind)
-        close = close_matches(value, owners, count=1)
-        return f"did you mean {type_name(owners[close[0]])}()?" if close else ""
+        known = owners(kind)
+        close = close_matches(value, known, count=1)
+        return f"did you mean {type_name(known[close[0]])}()?" if close else ""
     if of_number := params_of_number(kind, value):
-        return f"write {of_number[0]}.Params(value={value!r})"
+        return f"write {of_number}.Params(value={value!r})"
     own = getattr(value, "Params", None)
     return f"write {type_name(own)}()" if isinstance(own, type) and issubclass(own, kind) else ""
-
-
-def params_of_number(kind: type, value: Any) -> tuple[str, type] | None:
-    """Returns the subclass of a class of Params that is a number, and its owner's name.
-
-    Its only REQUIRED field is `value`, as in `Constant`. None: there is not exactly one such class
-    that is imported, or the value is not a number.
-    """
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        return None
-    found = []
-    for name, params in _owners(kind).items():
-        fields: Any = getattr(params, "_fields", {})
-        required = [field for field in fields.values() if field.default is REQUIRED]
-        if [(field.name, field.type) for field in required] == [("value", float)]:
-            found.append((name, params))
-    return found[0] if len(found) == 1 else None
-
-
-def _owners(kind: type) -> dict[str, type]:
-    """Returns {name of the owner: Params} of all imported subclasses of a class of Params."""
-    found: dict[str, type] = {}
-    stack = [kind]
-    while stack:
-        cls = stack.pop()
-        owner = getattr(cls, "owner", None)
-        if owner is not None and owner.Params is cls:
-            found.setdefault(owner.__name__, cls)
-        stack += cls.__subclasses__()
-    return found
 
 
 def _literal(choices: tuple[Any, ...]) -> Checker:

@@ -53,6 +53,23 @@ def decoded_examples(task: Classifier, program: Program, input: Input) -> Decode
     return Decoded("\n".join([*head, *_lines(records)]), records)
 
 
+def missing_predict(cls: Any, base: Any) -> str:
+    """Returns why `base.predict` may not compute what a subclass is trained for, or "".
+
+    Args:
+      cls: class of a task.
+      base: its base class, which has `predict`.
+    """
+    changed = [name for name in ("pieces", "loss") if getattr(cls, name) is not getattr(base, name)]
+    if cls.predict is not base.predict or not changed:
+        return ""
+    return (
+        f"{cls.__name__} has its own {'() and '.join(changed)}(), but no predict(): define predict("
+        'theta, batch, ctx), which returns {"logits": …, "labels": …} of batch["x"] as in training,'
+        " or decode(program, input)"
+    )
+
+
 def _held_out(input: Input) -> tuple[Split, Input]:
     """Returns the held-out examples of a training input and their split.
 

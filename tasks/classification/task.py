@@ -20,7 +20,7 @@ from tekso.framework.task import Batch, Decoded, LossSums, Program, Task
 from tekso.framework.theta import Theta
 from tekso.models.layers.stack import StackBase, pieces_of_stack
 from tekso.models.mlp import Mlp
-from tekso.tasks.classification.decoding import decoded_examples
+from tekso.tasks.classification.decoding import decoded_examples, missing_predict
 from tekso.tasks.classification.exports import classifier_exports, classifier_text_exports
 
 ACCURACY = "accuracy"
@@ -213,27 +213,15 @@ class Classification(Task):
         its scores may be computed in another way, or from other arrays. Override it for another
         output of `--mode=decode`.
         """
-        return None if self._unknown_scores() else decoded_examples(self, program, input)
+        if missing_predict(type(self), Classification):
+            return None
+        return decoded_examples(self, program, input)
 
     def why_nothing_decoded(self) -> str:
         """See Task."""
-        own = self._unknown_scores()
-        if type(self).decode is not Classification.decode or not own:
-            return super().why_nothing_decoded()
-        return (
-            f"{type(self).__name__} has its own {own}, but no predict(): define predict(theta, "
-            'batch, ctx), which returns {"logits": …, "labels": …} of batch["x"] as in training, '
-            "or decode(program, input)"
-        )
-
-    def _unknown_scores(self) -> str:
-        """Returns the methods that compute the scores in another way than `predict`, or ""."""
-        own = type(self)
-        if own.predict is not Classification.predict:
-            return ""
-        changed = [("pieces", own.pieces), ("loss", own.loss)]
-        base = {"pieces": Classification.pieces, "loss": Classification.loss}
-        return " and ".join(f"{name}()" for name, method in changed if method is not base[name])
+        is_own = type(self).decode is not Classification.decode
+        reason = "" if is_own else missing_predict(type(self), Classification)
+        return reason or super().why_nothing_decoded()
 
     def exports(self, input: Input) -> dict[str, ExportedFunction]:
         """Returns "classify", of bytes of texts or of arrays; see `classifier_exports`."""
