@@ -39,7 +39,8 @@ class Study:
       search: one of `SEARCHES`.
       varied: the settings to choose.
       goal: "min" or "max".
-      seed: seed of the search; the number of trials that the study already has is added to it.
+      seed: seed of the search; the number of each trial is added to it, so that a search that was
+        killed chooses the settings that it would have chosen anyway.
     """
 
     def __init__(
@@ -49,7 +50,8 @@ class Study:
         self._optuna.logging.set_verbosity(self._optuna.logging.WARNING)
         self._varied = varied
         samplers = self._optuna.samplers
-        sampler = samplers.TPESampler if search == "tpe" else samplers.RandomSampler
+        self._sampler = samplers.TPESampler if search == "tpe" else samplers.RandomSampler
+        self._seed = seed
         pruner = (
             self._optuna.pruners.SuccessiveHalvingPruner()
             if search == "halving"
@@ -62,8 +64,6 @@ class Study:
             direction="minimize" if goal == "min" else "maximize",
             load_if_exists=True,
         )
-        # With the same seed, a resumed sweep would draw the settings of its first trials again.
-        self._study.sampler = sampler(seed=seed + len(self._study.get_trials(deepcopy=False)))
 
     def run(
         self, trials: int, train: Callable[[int, Mapping[str, str], Any], float | None]
@@ -77,9 +77,15 @@ class Study:
         """
         states = self._optuna.trial.TrialState
         for frozen in self._study.get_trials(states=(states.RUNNING,)):
+            self._draw_for(frozen.number)
             self._train(self._optuna.trial.Trial(self._study, frozen._trial_id), train)
-        while len(self._study.get_trials(deepcopy=False)) < trials:
+        while (number := len(self._study.get_trials(deepcopy=False))) < trials:
+            self._draw_for(number)
             self._train(self._study.ask(), train)
+
+    def _draw_for(self, number: int) -> None:
+        """Draws the next settings with the random numbers of a trial."""
+        self._study.sampler = self._sampler(seed=self._seed + number)
 
     def _train(
         self, trial: Any, train: Callable[[int, Mapping[str, str], Any], float | None]
