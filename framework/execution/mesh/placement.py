@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import tensorflow as tf
@@ -17,7 +17,7 @@ from tensorflow.experimental import dtensor
 from tekso.framework.execution.mesh.layouts import Layout
 from tekso.framework.execution.workarounds.tensors import copies, first_copy, is_folded, separated
 
-Placed = tf.Tensor | tuple[tf.Tensor]
+Placed: TypeAlias = tf.Tensor | tuple[tf.Tensor]
 """A placed array; a tuple of copies of an array that a step would compile as a constant."""
 
 
