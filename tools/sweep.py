@@ -6,6 +6,7 @@ import json
 import math
 import os
 import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,7 +20,14 @@ from tekso.framework.run.metrics_log import TRAIN
 from tekso.tools import command_flags, experiment_flags
 from tekso.tools.command_errors import OK, UsageError
 from tekso.tools.sweeping import search, space
-from tekso.tools.sweeping.trials import TRIALS, SweepTrial, Trainer, best_of, folder_name
+from tekso.tools.sweeping.trials import (
+    TRIALS,
+    Evaluations,
+    SweepTrial,
+    Trainer,
+    best_of,
+    folder_name,
+)
 
 PROGRAM = "tekso-sweep"
 USAGE = (
@@ -27,6 +35,7 @@ USAGE = (
     "--sweep 'learner.schedule.initial_value=1e-3,3e-3' --seeds=3"
 )
 _DESCRIPTION = "sweep.json"
+_ENDED_AT = "ended_at"  # attribute of a trial in the study: the step at which Optuna ended it
 
 # A separate FlagValues, so that --help lists only these flags.
 FLAGS: Any = flags.FlagValues()  # type: ignore[no-untyped-call]
@@ -245,11 +254,7 @@ def _train(trainer: Trainer, trial: SweepTrial, number: str, optuna_trial: Any =
     reported: set[int] = set()
 
     def is_pruned() -> bool:
-        for step, value in trainer.evaluations(trial, FLAGS.metric):
-            if value is not None and step not in reported:
-                reported.add(step)
-                optuna_trial.report(value, step)
-        return bool(optuna_trial.should_prune())
+        return _is_pruned(trainer.evaluations(trial, FLAGS.metric), reported, optuna_trial)
 
     if optuna_trial is not None and FLAGS.search == "halving":
         code = trainer.train(trial, is_pruned)
@@ -269,6 +274,32 @@ def _train(trainer: Trainer, trial: SweepTrial, number: str, optuna_trial: Any =
     return True
 
 
+def _is_pruned(evaluations: Evaluations, reported: set[int], optuna_trial: Any) -> bool:
+    """Reports evaluations to Optuna, each as if the sweep had seen it at once.
+
+    Args:
+      evaluations: those of a trial so far.
+      reported: steps of which this process has reported the evaluation; it adds to them.
+      optuna_trial: the trial. Optuna would not repeat its decision to end it: a sweep that is
+        killed must remember it.
+
+    Returns: whether Optuna ends the trial.
+    """
+    if _ENDED_AT in optuna_trial.user_attrs:
+        return True
+    for step, value in evaluations:
+        if value is None or step in reported:
+            continue
+        reported.add(step)
+        with warnings.catch_warnings():  # a sweep that was killed may have reported it
+            warnings.filterwarnings("ignore", message="The reported value is ignored")
+            optuna_trial.report(value, step)
+        if optuna_trial.should_prune():
+            optuna_trial.set_user_attr(_ENDED_AT, step)
+            return True
+    return False
+
+
 def _search(
     trainer: Trainer, folder: str, varied: Sequence[space.Varied]
 ) -> tuple[list[SweepTrial], list[SweepTrial]]:
@@ -286,6 +317,9 @@ def _search(
                 failed.append(trial)
                 return None
             evaluations = trainer.evaluations(trial, FLAGS.metric)
+            if FLAGS.search == "halving":  # without those before the trainer noticed its end
+                end = optuna_trial.user_attrs.get(_ENDED_AT, math.inf)
+                evaluations = [(step, value) for step, value in evaluations if step <= end]
             if not evaluations and trainer.code(trial) != ExitCode.NOT_FINITE:
                 known = ", ".join(trainer.metrics(trial))
                 raise UsageError(f"no evaluation has --metric={FLAGS.metric}; there are {known}")
@@ -297,11 +331,16 @@ def _search(
     study.run(FLAGS.trials, train)
     if total < FLAGS.trials:
         print(f"all {counted(total, 'setting')} of the search were tried", flush=True)
-    known = {trial.name for trial in trials}
-    for name in sorted(files.names(trainer.folder)):  # of earlier processes
-        if name not in known:
-            trials.append(SweepTrial(name, {}, 0))
-    return trials, failed
+    known = {trial.name: trial for trial in trials}
+    names = sorted({*known, *files.names(trainer.folder)}, key=_number)
+    trials = [known.get(name) or trainer.recorded(name) for name in names]
+    failed += [t for t in trials if t.name not in known and trainer.has_failed(t)]
+    return trials, sorted(failed, key=lambda trial: _number(trial.name))
+
+
+def _number(name: str) -> tuple[str, str]:
+    """Returns what sorts the folders of trials by their numbers."""
+    return name.partition("_")[0].zfill(9), name
 
 
 def _compare(

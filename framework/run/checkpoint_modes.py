@@ -113,7 +113,9 @@ def follow(job: Job, *, wait: Callable[[], None] = _sleep) -> None:
                 if parts is None:
                     parts = job.assemble(group, trains=False)
                     notices = _skip_notices(job, parts)
-                if not _restored(job, parts, checkpoint):
+                is_restored = _restored(job, parts, checkpoint)
+                checkpoint.release()  # so that training may delete it, also while this waits
+                if not is_restored:
                     continue
                 _evaluate(job, parts, checkpoint, _Records(job, log, events), group)
                 if notices is not None:

@@ -368,9 +368,9 @@ def test_a_search_asks_for_settings_tells_values_and_resumes_a_trial_that_was_ru
     with pytest.raises(RuntimeError):
         study().run(3, train)
     seen.append((-1, {}))
-    assert optuna.sampler == "tpe 0"
+    assert optuna.sampler == "tpe 1"
     study().run(3, train)
-    assert optuna.sampler == "tpe 2"  # not the random numbers of the first trials again
+    assert optuna.sampler == "tpe 2"
     assert [number for number, _ in seen] == [0, -1, 1, 2]
     assert seen[2][1] == {"rate": "1.0", "size": "3", "kind": "b"}
     assert [(t.state, t.value) for t in optuna.trials] == [
@@ -416,6 +416,89 @@ def test_settings_that_were_tried_get_their_value_again_and_others_are_chosen(
         assert (trial.state, trial.value) == results[tuple(trial.params.values())]
     assert results["a", "ab"] == ("complete", 5.0) and results["b", "cd"] == ("fail", None)
     assert results[seen[2]] == ("complete", math.inf)
+
+
+@pytest.mark.parametrize("kind", ["random", "tpe"])
+def test_a_search_that_is_killed_chooses_the_same_settings(kind: str, tmp_path: Path) -> None:
+    pytest.importorskip("optuna", reason="the extra `sweep` is not installed")
+    varied = [space.parse("rate=0.5:4.0:log"), space.parse("size=2:9"), space.parse("kind=a,b")]
+
+    def settings(folder: Path, killed: set[int]) -> list[Mapping[str, str]]:
+        found: dict[int, Mapping[str, str]] = {}
+
+        def train(number: int, settings: Mapping[str, str], trial: Any) -> float | None:
+            if number in killed:
+                killed.remove(number)
+                raise RuntimeError("killed")
+            assert number not in found
+            found[number] = settings
+            return None if number == 4 else float(settings["rate"]) + int(settings["size"])
+
+        while len(found) < 14:  # the first 10 settings of TPE are random
+            folder.mkdir(exist_ok=True)
+            with contextlib.suppress(RuntimeError):
+                search.Study(str(folder), kind, varied, goal="min", seed=0).run(14, train)
+        return [found[number] for number in range(14)]
+
+    whole = settings(tmp_path / "whole", set())
+    assert len({tuple(one.values()) for one in whole}) == 14
+    assert settings(tmp_path / "killed", {0, 3, 12}) == whole
+
+
+@pytest.mark.parametrize("killed", [(), ("002_", "004_"), ("late",)])
+def test_halving_ends_the_same_trials_when_it_is_killed_or_late(
+    killed: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    optuna = pytest.importorskip("optuna", reason="the extra `sweep` is not installed")
+    fake, left = FakeTrainer(monkeypatch), list(killed)
+
+    def train(self: Trainer, trial: SweepTrial, stops: Any) -> int:
+        number, log = int(trial.name[:3]), Path(self.logdir(trial), "metrics.jsonl")
+        log.parent.mkdir(parents=True, exist_ok=True)
+        losses = [(number * 7) % 5 + step / 1000 for step in range(20, 220, 20)]
+        for count in range(3 if killed == ("late",) else 1, len(losses) + 1):
+            lines = [
+                {"step": 20 * (i + 1), "split": "dev", "loss": losses[i]} for i in range(count)
+            ]
+            log.write_text("\n".join(map(json.dumps, lines)) + "\n")
+            if stops():
+                if trial.name[:4] in left:  # after the decision, before the trial has ended
+                    left.remove(trial.name[:4])
+                    raise KeyboardInterrupt
+                break
+        fake.trained.append(trial.name)
+        record = {"exit_code": 0, "settings": dict(trial.settings), "seed": 0}
+        (log.parent / "trial.json").write_text(json.dumps(record))
+        (log.parent / "params.txt").write_text(PARAMS.format(rate=1e-3, seed=0))
+        return ExitCode.OK
+
+    monkeypatch.setattr(Trainer, "train", train)
+    words = ["tekso-sweep", TINY, f"--logdir={tmp_path}", "--search=halving", "--metric=dev/loss",
+             f"--sweep={RATE}=1e-3:1e-2", "--trials=6"]  # fmt: skip
+    while sweep.main(words) != ExitCode.OK:
+        assert len(fake.trained) < 6
+    study = optuna.load_study(study_name="sweep", storage=f"sqlite:///{tmp_path}/optuna.db")
+    ends = [trial.user_attrs.get("ended_at") for trial in study.trials]
+    assert ends == [None, None, 20, None, 20, None]
+    assert left in ([], ["late"]) and sorted(fake.trained) == sorted(set(fake.trained))
+
+
+def test_trials_of_an_earlier_process_are_compared_in_order_and_a_failed_one_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    optuna = FakeOptuna()
+    monkeypatch.setattr(search, "check_installed", lambda: None)
+    monkeypatch.setitem(sys.modules, "optuna", optuna)  # type: ignore[arg-type]
+    fake = FakeTrainer(monkeypatch)
+    words = ["tekso-sweep", TINY, f"--logdir={tmp_path}", "--search=random", "--metric=dev/loss",
+             f"--sweep={RATE}=1e-3:1e-2"]  # fmt: skip
+    fake.codes["001_initial_value=0.002_seed=0"] = ExitCode.FAILED
+    assert sweep.main([*words, "--trials=2"]) == ExitCode.FAILED
+    capsys.readouterr()
+    assert sweep.main([*words, "--trials=3"]) == ExitCode.FAILED  # as in one process
+    out, err = capsys.readouterr()
+    assert out.index("000_initial") < out.rindex("002_initial") and "2 trials finished" in out
+    assert f"failed: {RATE}=0.002, seed 0: the last words" in err
 
 
 def test_a_trial_without_a_result_is_not_finished(tmp_path: Path) -> None:

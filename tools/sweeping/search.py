@@ -49,7 +49,8 @@ class Study:
       search: one of `SEARCHES`.
       varied: the settings to choose.
       goal: "min" or "max".
-      seed: seed of the search; the number of trials that the study already has is added to it.
+      seed: seed of the search; the number of each trial is added to it, so that a search that was
+        killed chooses the settings that it would have chosen anyway.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class Study:
         self._optuna.logging.set_verbosity(self._optuna.logging.WARNING)
         self._varied, self._seed, self._is_max = varied, seed, goal == "max"
         samplers = self._optuna.samplers
-        sampler = samplers.TPESampler if search == "tpe" else samplers.RandomSampler
+        self._sampler = samplers.TPESampler if search == "tpe" else samplers.RandomSampler
         pruner = (
             self._optuna.pruners.SuccessiveHalvingPruner()
             if search == "halving"
@@ -72,8 +73,6 @@ class Study:
             direction="minimize" if goal == "min" else "maximize",
             load_if_exists=True,
         )
-        # With the same seed, a resumed sweep would draw the settings of its first trials again.
-        self._study.sampler = sampler(seed=seed + len(self._study.get_trials(deepcopy=False)))
 
     @property
     def num_tried(self) -> int:
@@ -100,12 +99,18 @@ class Study:
         """
         states = self._optuna.trial.TrialState
         for frozen in self._study.get_trials(states=(states.RUNNING,)):
+            self._draw_for(frozen.number)
             self._train(self._optuna.trial.Trial(self._study, frozen._trial_id), train)
         size, repeated = self.num_settings, 0
         while self.num_tried < min(trials, size or trials):
             if repeated == _MOST_REPEATED and size is not None:
                 self._study.enqueue_trial(self._untried(size))
+            self._draw_for(len(self._study.get_trials(deepcopy=False)))
             repeated = 0 if self._train(self._study.ask(), train) else repeated + 1
+
+    def _draw_for(self, number: int) -> None:
+        """Draws the next settings with the random numbers of a trial."""
+        self._study.sampler = self._sampler(seed=self._seed + number)
 
     def _train(self, trial: Any, train: _Train) -> bool:
         """Trains a trial and tells its value; returns False if its settings were tried before."""

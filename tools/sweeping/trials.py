@@ -69,15 +69,27 @@ class Trainer:
 
     def code(self, trial: SweepTrial) -> int | None:
         """Returns the exit code of a trial that is finished; None: it is not, or it failed."""
-        path = files.join(self.logdir(trial), _FINISHED)
-        if not files.exists(path):
-            return None
-        with contextlib.suppress(ValueError):
-            found = bounded.parse_json(files.read(path))
-            if isinstance(found, dict) and isinstance(found.get("exit_code"), int):
-                code = int(found["exit_code"])
-                return None if code == ExitCode.FAILED else code
-        return None
+        code = self._record(trial.name).get("exit_code")
+        return code if isinstance(code, int) and code != ExitCode.FAILED else None
+
+    def has_failed(self, trial: SweepTrial) -> bool:
+        """Returns whether the last attempt of a trial failed."""
+        return bool(self._record(trial.name).get("exit_code") == ExitCode.FAILED)
+
+    def recorded(self, name: str) -> SweepTrial:
+        """Returns the trial of a folder, with settings and seed if it is finished or failed."""
+        record = self._record(name)
+        return SweepTrial(name, record.get("settings", {}), record.get("seed", 0))
+
+    def _record(self, name: str) -> Mapping[str, Any]:
+        """Returns how the last attempt of a trial ended; {}: unknown."""
+        path = files.join(self.folder, name, _FINISHED)
+        if files.exists(path):
+            with contextlib.suppress(ValueError):
+                found = bounded.parse_json(files.read(path))
+                if isinstance(found, dict):
+                    return found
+        return {}
 
     def evaluations(self, trial: SweepTrial, metric: str) -> list[tuple[int, float | None]]:
         """Returns the evaluations of a trial so far."""

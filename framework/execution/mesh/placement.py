@@ -7,15 +7,18 @@ process and in several: each process creates and stores only the shards of its o
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 import tensorflow as tf
 from tensorflow.experimental import dtensor
 
 from tekso.framework.execution.mesh.layouts import Layout
-from tekso.framework.execution.workarounds.tensors import copies, first_copy, separated
+from tekso.framework.execution.workarounds.tensors import copies, first_copy, is_folded, separated
+
+Placed: TypeAlias = tf.Tensor | tuple[tf.Tensor]
+"""A placed array; a tuple of copies of an array that a step would compile as a constant."""
 
 
 class Placement:
@@ -129,6 +132,26 @@ class Placement:
 
         shape = (*array.shape[:dim], size, *array.shape[dim + 1 :])
         return self.place(part, shape, axes, array.dtype)
+
+    def put_batch(
+        self, array: np.ndarray, axes: Layout, *, dim: int, size: int, first: int
+    ) -> Placed:
+        """Places an array of a batch; see `put_rows`.
+
+        A small replicated array is placed as a tuple of copies: `batch` returns it in a step.
+        """
+        if is_folded(array, self.layout(axes)):
+            return (self.put_changing(array),)
+        return self.put_rows(array, axes, dim=dim, size=size, first=first)
+
+    def batch(self, placed: Mapping[str, Placed]) -> dict[str, tf.Tensor]:
+        """Returns the arrays of a batch that `put_batch` placed. For use in a step."""
+        return {
+            name: self.taken(x[0], 0, (None,) * (x[0].shape.rank - 1))
+            if isinstance(x, tuple)
+            else x
+            for name, x in placed.items()
+        }
 
     def put_number(self, value: float, dtype: Any) -> tf.Tensor:
         """Places a number that changes from call to call, as a vector; see `put_changing`."""

@@ -31,7 +31,7 @@ from tekso.framework.execution.mesh import step_context
 from tekso.framework.execution.mesh.calls import Calls, MeshCalls, OneDeviceCalls
 from tekso.framework.execution.mesh.context import MeshContext
 from tekso.framework.execution.mesh.layouts import Layout, MeshLayout
-from tekso.framework.execution.mesh.placement import Placement, hashable
+from tekso.framework.execution.mesh.placement import Placed, Placement, hashable
 from tekso.framework.execution.mesh.step_errors import ADVICE, compiled
 from tekso.framework.execution.shards import Owners, Shard, chunks, cut_out, is_sliceable
 from tekso.framework.execution.state import ReadKey, chosen
@@ -196,7 +196,7 @@ class MeshProgram(ExecutionProgram):
         is_part = self._part_graph.__name__ in function
         return self._step.learner.params.accumulation_steps if is_part else 1
 
-    def _place(self, batch: Batch, parts: int = 1) -> Flat:
+    def _place(self, batch: Batch, parts: int = 1) -> dict[str, Placed]:
         """Places a batch: [examples, ...], or [parts, examples, ...] of several parts."""
         size = num_examples_of(batch) // parts
         axis = self._loss.batch_axis(size)
@@ -208,7 +208,7 @@ class MeshProgram(ExecutionProgram):
                 array = array.reshape([parts, len(array) // parts, *array.shape[1:]])
                 lead = None, axis
             axes = lead + (None,) * (array.ndim - len(lead))
-            placed[name] = self._placement.put_rows(
+            placed[name] = self._placement.put_batch(
                 array, axes, dim=len(lead) - 1, size=size, first=first
             )
         return placed
@@ -229,16 +229,18 @@ class MeshProgram(ExecutionProgram):
         specs = self._step.specs.weights
         return step_context.used(self._layout, specs, self._step.cast(weights), ctx)
 
-    def _train_graph(self, batch: Flat, step: tf.Tensor) -> Flat:
+    def _train_graph(self, placed: Mapping[str, Placed], step: tf.Tensor) -> Flat:
+        batch = self._placement.batch(placed)
         total_weight = self._step.loss_weight(batch)
         found = self._gradients(batch, 0, step[0], total_weight, size_of(batch))
         return self._update(*found, total_weight, step[0])
 
-    def _part_graph(self, batch: Flat, step: tf.Tensor, number: tf.Tensor) -> Any:
+    def _part_graph(self, placed: Mapping[str, Placed], step: tf.Tensor, number: tf.Tensor) -> Any:
         """Returns gradients and sums of one part of a batch, and the weight of the whole batch.
 
         The arrays of the batch are [parts, examples, ...].
         """
+        batch = self._placement.batch(placed)
         whole = {name: tf.reshape(x, [-1, *x.shape[2:]]) for name, x in batch.items()}
         total_weight = self._step.loss_weight(whole)
         size = next(iter(batch.values())).shape[1]
@@ -299,7 +301,8 @@ class MeshProgram(ExecutionProgram):
         sums = self._eval(self._place(batch))
         return {name: tuple(map(self._placement.local, pair)) for name, pair in sums.items()}
 
-    def _eval_graph(self, batch: Flat) -> dict[str, Any]:
+    def _eval_graph(self, placed: Mapping[str, Placed]) -> dict[str, Any]:
+        batch = self._placement.batch(placed)
         ctx = self._context("eval", 0, 0, size_of(batch))
         weights = self._step.evaluation_weights(self._read())
         end = self._loss.sums(self._used(weights, ctx), batch, ctx, 0)

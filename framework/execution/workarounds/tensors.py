@@ -11,7 +11,8 @@ from tensorflow.experimental import dtensor
 
 from tekso.framework.primitives.custom_gradient import custom_gradient
 
-TOO_MANY_TO_FOLD = 32  # number of elements from which an integer tensor is not a constant
+TOO_MANY_TO_FOLD = 32  # number of elements from which no tensor is compiled as a constant
+_FOLDED = ("int32", "int64", "float32")  # types that DTensor compiles as constants
 
 
 def loop_inputs(given: Iterable[tf.Tensor]) -> list[tf.Tensor]:
@@ -74,8 +75,8 @@ def resharded_both_ways(reshard: Callable[[tf.Tensor], tf.Tensor], x: tf.Tensor)
 def copies(array: Any) -> np.ndarray:
     """Returns enough copies of an array that DTensor does not treat them as a constant.
 
-    Defect: DTensor compiles an integer tensor with few elements as a constant. When its value
-    changes, the whole step is compiled again.
+    Defect: DTensor compiles a replicated tensor with few elements as a constant: int32, int64 and
+    float32. When its value changes, the whole step is compiled again. The values are right.
 
     Shapes:
       array: any
@@ -84,3 +85,9 @@ def copies(array: Any) -> np.ndarray:
     array = np.asarray(array)
     count = max(1, -(-TOO_MANY_TO_FOLD // max(array.size, 1)))
     return np.repeat(array[np.newaxis], count, axis=0)
+
+
+def is_folded(array: np.ndarray, layout: dtensor.Layout) -> bool:
+    """Returns whether DTensor would compile an array of this layout as a constant; see `copies`."""
+    is_small = 0 < array.size < TOO_MANY_TO_FOLD and array.dtype.name in _FOLDED
+    return is_small and layout.is_fully_replicated()

@@ -138,6 +138,13 @@ def test_waits_for_the_first_checkpoint(tmp_path: Path) -> None:
     assert job.follow(lambda: job.save(10)) == {10: 1.0}
 
 
+def test_training_can_delete_a_checkpoint_once_its_weights_are_read(tmp_path: Path) -> None:
+    job = FakeJob(tmp_path, steps=30)
+    job.save(10)
+    assert job.follow(lambda: job.save(20, 30)) == {10: 1.0, 20: 2.0, 30: 3.0}
+    assert job.checkpoints().steps() == [20, 30]  # the last save keeps two
+
+
 def test_a_checkpoint_that_training_deletes_is_left_out_with_a_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,6 +17,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.eager import context
 
 from tekso.framework.execution import DataParallel, MeshSharded, mesh_sharded
 from tekso.framework.execution.base import signature_of
@@ -58,7 +59,10 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     for key in sorted(begin):
         digest.update(key.encode() + begin[key].tobytes())
     batches = [batch(model, i, size=size) for i, size in enumerate(job.get("sizes", [BATCH] * 3))]
-    outputs = [program.train_step(batch, 2**31 + i) for i, batch in enumerate(batches)]
+    outputs, functions = [], []
+    for i, one in enumerate(batches):
+        outputs.append(program.train_step(one, 2**31 + i))
+        functions.append(len(context.context().list_function_names()))
     evaluation, decoded = {}, 0.0
     if job.get("evaluate", True):
         odd = {name: array[:5] for name, array in batch(model, 99).items()}
@@ -66,6 +70,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     state = program.state()
     return {
         "first": digest.hexdigest(),
+        "functions": functions,  # how many TensorFlow had after each step
         "steps": [{k: float(v) for k, v in o.items()} for o in outputs],
         "decoded": float(decoded),
         "eval": {k: [float(x) for x in pair] for k, pair in evaluation.items()},

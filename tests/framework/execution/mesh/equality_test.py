@@ -183,6 +183,19 @@ def test_parts_of_a_batch_add_up_and_bfloat16_is_near() -> None:
 
 
 @SLOW
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_small_arrays_of_a_replicated_batch_are_no_constants(accumulation: int) -> None:
+    # DTensor would compile the step again when their values change. With accumulation, it still
+    # does so with the two small programs that add the gradients and update the weights.
+    job = {"model": "dense", "sizes": [2, 2, 2], "accumulation": accumulation, "evaluate": False}
+    mesh = {"mesh": "model:2", "rules": "mlp:model"}
+    whole, spread = run([job, {**job, "execution": mesh}])
+    check(whole, spread)
+    if accumulation == 1:
+        assert len(set(spread["functions"])) == 1, spread["functions"]
+
+
+@SLOW
 def test_parts_of_a_batch_add_up_where_length_or_height_is_split() -> None:
     spread = [
         ("dense", "data:2;model:2", "length:data;vocab:model"),
