@@ -19,6 +19,7 @@ from tekso.framework.foreign_methods import missing_fprop
 from tekso.framework.initializers import Fans, Initializer
 from tekso.framework.params import Configurable, Params, param
 from tekso.framework.theta import SEPARATOR, Theta
+from tekso.framework.weight_shapes import checked_shape
 from tekso.framework.weight_spec import ANY_INDEX, STACK_DIM, WeightSpec
 
 _RENAMED = {"mixes_examples": "couples_examples"}
@@ -96,6 +97,11 @@ class Layer(Configurable):
             if name in ("params", "_weights", "_children", "_parent"):
                 kind = type(self).__name__
                 raise AttributeError(f"{kind}.__init__ must begin with super().__init__(params)")
+            if name in self._weights:
+                where = f"theta.{name}, of the theta that fprop is given"
+                raise AttributeError(
+                    f"{type(self).__name__}.{name} is a weight: read it as {where}"
+                )
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     # --- declaring ---
@@ -130,24 +136,14 @@ class Layer(Configurable):
           most: every update limits the elements to this value; None: no limit.
 
         Raises:
-          TypeError: `init` is not Params of an Initializer, or the dtype is unknown.
+          TypeError: `init` is not Params of an Initializer, the dtype is unknown, the shape or the
+            dims are no sequence, or a size is no whole number.
           ValueError: the name is taken or cannot be an attribute of theta, a size is not positive,
             the number of dims differs from the rank of the shape, or a dim is named twice.
         """
         where = f"{type(self).__name__}.weight({name!r})"
         self._check_name(name, where)
-        shape = tuple(int(n) for n in shape)
-        if len(dims) != len(shape) or any(n <= 0 for n in shape):
-            raise ValueError(
-                f"{where}: shape {list(shape)} with dims {list(dims)}: "
-                "all sizes must be positive, and each needs a dim name or None"
-            )
-        named = [d for d in dims if d is not None]
-        if len(set(named)) != len(named):
-            raise ValueError(
-                f"{where}: dims {list(dims)} contain a name twice; use None for a dim that will "
-                "not be sharded"
-            )
+        shape = checked_shape(where, shape, dims)
         _check_params(init, f"{where}: init", "Normal")
         owner = init.owner
         if not isinstance(owner, type) or not issubclass(owner, Initializer):

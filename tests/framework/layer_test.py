@@ -373,6 +373,51 @@ def test_a_type_error_inside_an_init_is_left_as_it_is() -> None:
         Wrong.Params().instantiate()
 
 
+@pytest.mark.parametrize(
+    ("shape", "dims", "told"),
+    [
+        (4, ("a",), r"shape is 4, but must be a list, as in \[3, 5\]$"),
+        (None, ("a",), r"shape is None, but must be a list"),
+        ([4, 3], "ab", r"""dims is 'ab', but must be a list, as in \("embed", "mlp"\)$"""),
+        ([4, None], ("a", "b"), r"shape \[4, None\] has the size None, but a size must be a whole"),
+        ([4, 2.5], ("a", "b"), r"shape \[4, 2.5\] has the size 2.5, but a size must be a whole"),
+        (
+            [REQUIRED],
+            ("a",),
+            r"shape \[REQUIRED\] has the size REQUIRED, but a size must be a whole number",
+        ),
+    ],
+)
+def test_a_weight_of_an_impossible_shape_is_named(shape: Any, dims: Any, told: str) -> None:
+    class Odd(Layer):
+        def __init__(self, params: Any) -> None:
+            super().__init__(params)
+            self.weight("w", shape, dims=dims, init=Zeros.Params())
+
+    with pytest.raises(TypeError, match=rf"^Odd.weight\('w'\): {told}"):
+        Odd.Params().instantiate()
+
+
+def test_sizes_may_be_whole_numbers_of_other_types() -> None:
+    class Sized(Layer):
+        def __init__(self, params: Any) -> None:
+            super().__init__(params)
+            sizes = (np.int64(2), 3.0, *np.array([4.0]), *tf.TensorShape([5]))
+            self.weight("w", sizes, dims=(None,) * 4, init=Zeros.Params())
+
+            self.weight("v", tf.TensorShape([5, 2]), dims=("a", "b"), init=Zeros.Params())
+
+    specs = Sized.Params().instantiate().specs()
+    assert specs["w"].shape == (2, 3, 4, 5) and specs["v"].shape == (5, 2)
+
+
+def test_a_weight_that_is_read_from_the_layer_is_in_theta() -> None:
+    layer = Scale.Params(dim=2).instantiate()
+    with pytest.raises(AttributeError, match=r"^Scale.seen is a weight: read it as theta.seen, of"):
+        getattr(layer, "seen")  # noqa: B009
+    assert not hasattr(layer, "nothing")
+
+
 def test_a_layer_with_fprop_may_have_such_methods() -> None:
     class Own(OfTorch):
         def fprop(self, theta: Any, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
