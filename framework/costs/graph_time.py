@@ -8,8 +8,8 @@ The speeds are those of one core, or of all cores if one op at a time uses them.
     copy                    bytes read and written / bandwidth
     exponential, …          elements / rate, or as any other op, whichever is longer
     other                   bytes read and written / bandwidth for as many bytes
-    cluster of XLA          bytes that its loops read and write, as above, plus the elements of
-                            their ops
+    cluster of XLA          its inputs and outputs, bytes that its loops read and write, as above,
+                            plus the elements of their ops
     product in a loop of    operations / rate, or the bytes of its matrix / bandwidth for a matrix
     a cluster               that every iteration reads, whichever is longer
     every op                plus the time of an op that does nothing
@@ -160,7 +160,7 @@ def _op_seconds(graph: Any, op: Any, machine: MachineSpeed) -> float:
     times, inner = graph_work.inside(graph, op)
     if inner:
         if is_cluster(op, inner):
-            return times * _cluster_seconds(inner[0], machine)
+            return times * _cluster_seconds(op, inner[0], machine)
         return machine.op_s + times * max(seconds(one, machine) for one in inner)
     if op.type in op_kinds.INSTANT:
         return 0.0
@@ -193,8 +193,9 @@ def _work_seconds(op: Any, machine: MachineSpeed) -> float:
     return found
 
 
-def _cluster_seconds(graph: Any, machine: MachineSpeed) -> float:
-    return machine.cluster_s + _loops_seconds(graph, machine)
+def _cluster_seconds(op: Any, graph: Any, machine: MachineSpeed) -> float:
+    arguments = len(op.inputs) + len(op.outputs)
+    return machine.cluster_s + arguments * machine.argument_s + _loops_seconds(graph, machine)
 
 
 def _loops_seconds(graph: Any, machine: MachineSpeed, *, repeated: bool = False) -> float:
@@ -202,6 +203,7 @@ def _loops_seconds(graph: Any, machine: MachineSpeed, *, repeated: bool = False)
     found = 0.0
     for loop in CompiledCluster(graph, needed(graph)).loops:
         times, inner = graph_work.inside(graph, loop.op)
+        found += machine.loop_s if repeated and not inner else 0.0
         if inner:
             repeats = repeated or loop.op.type in op_kinds.LOOPS
             found += times * max(_loops_seconds(one, machine, repeated=repeats) for one in inner)

@@ -40,7 +40,6 @@ _SIMPLE = 16  # multiplications and additions in a cluster
 _IN_CACHE = 1 << 15  # elements of an array that stays in the cache of a core
 _FROM_MEMORY = (1 << 16, 1 << 18)  # of arrays that together do not
 _LARGE = 1 << 22  # of one array that does not
-_VARIABLES = 32
 _ITERATIONS = 32  # of a loop that XLA compiles
 _MATRIX = 512  # rows and columns of a matrix that stays in the cache of a core
 _LARGER = (1024, 2048)  # of matrices that do not
@@ -60,18 +59,8 @@ def main(kind: str) -> None:
     cores = num_cores()
     tf.config.threading.set_intra_op_parallelism_threads(1 if kind == "side_by_side" else cores)
     tf.config.threading.set_inter_op_parallelism_threads(cores)
-    probes = Probes(min(cores, _MOST_COPIES) if kind == "side_by_side" else 1)
-    speeds = probes.speeds()
-    print(
-        json.dumps(
-            {
-                "cpu": _column(speeds, 0),
-                "elapsed": _column(speeds, 1),
-                "call_s": float(probes.step_call()[0]),
-                "variable_s": float(probes.variable(speeds["op_s"])[0]),
-            }
-        )
-    )
+    speeds = Probes(min(cores, _MOST_COPIES) if kind == "side_by_side" else 1).speeds()
+    print(json.dumps({"cpu": _column(speeds, 0), "elapsed": _column(speeds, 1)}))
 
 
 def _column(speeds: dict[str, Any], number: int) -> dict[str, Any]:
@@ -143,7 +132,6 @@ class Probes:
             ],
             "op_s": op_s,
             "product_s": product_s,
-            "cluster_s": cluster_s,
             "convolution_s": convolution_s,
         }
 
@@ -317,31 +305,6 @@ class Probes:
         ]
         whole = _mean(tf.function(copies, autograph=False), each, least_s=_RUN_S * self._copies)
         return _rest(whole, _call_s(), least=_LEAST) / self._copies
-
-    def step_call(self) -> Seconds:
-        """Returns the time of calling a step from Python with a batch, and of reading its loss."""
-        import tensorflow as tf
-
-        step = tf.function(lambda x, number: (tf.reduce_sum(x), number + 1), autograph=False)
-        batch = np.ones([4, 4], np.float32)
-
-        def call() -> Any:
-            return float(step(tf.convert_to_tensor(batch), tf.constant(1, tf.int64))[0])
-
-        return _mean(call, (), least_s=_RUN_S)
-
-    def variable(self, op_s: Seconds) -> Seconds:
-        """Returns the time of reading and of assigning a variable."""
-        import tensorflow as tf
-
-        variables = [tf.Variable(tf.ones([4])) for _ in range(_VARIABLES)]
-
-        def step() -> None:
-            for variable in variables:
-                variable.assign(variable + 1.0)
-
-        whole = _mean(tf.function(step, autograph=False), (), least_s=_RUN_S) - _call_s()
-        return np.maximum(whole / _VARIABLES - op_s, 0.0)
 
 
 def _rest(whole: Seconds, part: Seconds, *, least: float) -> Seconds:

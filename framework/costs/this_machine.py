@@ -1,7 +1,7 @@
 """The measured speed of this machine, for estimates of the time of a step.
 
-    machine_probes (about 30 s of CPU time)  ─►  ThisMachine  ─►  cached by processor and version
-                                                                  of TensorFlow
+    machine_probes (about 30 s of CPU time)    ─►  ThisMachine  ─►  cached by processor and version
+    step_probes (what starts in a real step)                        of TensorFlow
 
 The probes run as the ops of a step do: side by side on one thread per core, as towers do, which
 share caches and memory; and alone, with all threads for each op. `measured()` runs each kind in a
@@ -32,8 +32,9 @@ from tekso.framework.execution.errors import ExecutionError
 
 THIS_MACHINE = "this_machine"
 
-_VERSION = 11
+_VERSION = 12
 _PROBES = "tekso.framework.costs.machine_probes"  # a program, which imports this module
+_STEP_PROBES = "tekso.framework.run.step_probes"  # the same
 T = TypeVar("T")
 _CPUINFO = Path("/proc/cpuinfo")
 
@@ -59,9 +60,11 @@ class MachineSpeed:
         reads, ascending.
       op_s: time of an op that does nothing.
       product_s: time of a product of very small matrices.
-      cluster_s: time of a cluster that does nothing.
+      cluster_s: time of a cluster that does nothing and has no arguments.
       convolution_s: time of a convolution of a very small image. If one op uses all cores, of many
         such images, with the wait for the other threads.
+      argument_s: time of an input or an output of a cluster.
+      loop_s: time of a loop in an iteration of a loop over time in a cluster, of very few elements.
     """
 
     products: Sequence[tuple[float, float]]
@@ -80,6 +83,20 @@ class MachineSpeed:
     product_s: float
     cluster_s: float
     convolution_s: float
+    argument_s: float
+    loop_s: float
+
+
+POINTS = (
+    "products", "convolutions", "filter_gradients", "streams", "cluster_streams", "loop_matrices",
+)  # fmt: skip
+"""Fields of `MachineSpeed` that are a speed at several points."""
+
+STARTS = ("op_s", "product_s", "cluster_s", "convolution_s", "argument_s", "loop_s")
+"""Fields of `MachineSpeed` that are the time of something that computes nothing."""
+
+OF_STEP = ("call_s", "array_s", "variable_s")
+"""Fields of `ThisMachine` that are times, in their order."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,6 +108,7 @@ class ThisMachine:
       alone: of one op at a time, which may use all cores.
       alone_cpu: the same in CPU time: operations per second of one core.
       call_s: time of calling a step from Python, and of reading its loss.
+      array_s: time of passing an array of a batch to a step.
       variable_s: time to read and to assign a variable.
     """
 
@@ -98,6 +116,7 @@ class ThisMachine:
     alone: MachineSpeed
     alone_cpu: MachineSpeed
     call_s: float
+    array_s: float
     variable_s: float
 
 
@@ -142,7 +161,7 @@ def measured() -> ThisMachine:
     Raises:
       ExecutionError: the process of the probes ended with an error.
     """
-    return stored("machine", _measure, _of_record, cost="about 30 s of CPU time")
+    return stored("machine", _measure, _of_record, cost="up to 90 s of CPU time")
 
 
 def stored(name: str, measure: Callable[[], Any], read: Callable[[Any], T], *, cost: str) -> T:
@@ -180,12 +199,13 @@ def stored(name: str, measure: Callable[[], Any], read: Callable[[Any], T], *, c
 def _measure() -> dict[str, Any]:
     towers = printed_by(_PROBES, "side_by_side")
     alone = printed_by(_PROBES, "alone")
+    step = printed_by(_STEP_PROBES)
+    starts = {name: step[name] for name in STARTS}
     return {
-        "side_by_side": towers["cpu"],
-        "alone": alone["elapsed"],
-        "alone_cpu": alone["cpu"],
-        "call_s": towers["call_s"],
-        "variable_s": towers["variable_s"],
+        **{name: step[name] for name in OF_STEP},
+        "side_by_side": {**towers["cpu"], **starts},
+        "alone": {**starts, **alone["elapsed"]},
+        "alone_cpu": {**starts, **alone["cpu"]},
     }
 
 
@@ -230,18 +250,13 @@ def _of_record(values: Any) -> ThisMachine:
         _speed(values["side_by_side"]),
         _speed(values["alone"]),
         _speed(values["alone_cpu"]),
-        call_s=float(values["call_s"]),
-        variable_s=float(values["variable_s"]),
+        *(float(values[name]) for name in OF_STEP),
     )
 
 
 def _speed(fields: dict[str, Any]) -> MachineSpeed:
-    points = (
-        "products", "convolutions", "filter_gradients", "streams", "cluster_streams",
-        "loop_matrices",
-    )  # fmt: skip
     values: dict[str, Any] = {
-        name: [(float(a), float(b)) for a, b in value] if name in points else float(value)
+        name: [(float(a), float(b)) for a, b in value] if name in POINTS else float(value)
         for name, value in fields.items()
     }
     return MachineSpeed(**values)

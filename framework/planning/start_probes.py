@@ -1,4 +1,4 @@
-"""What the probes of meshes and of pipelines share: a layer, its batch, a learner and the clock.
+"""What probes of steps, meshes and pipelines share: a layer, its batch, a learner and the clock.
 
 The layer computes next to nothing, so the CPU time of a step is that of starts.
 """
@@ -23,7 +23,7 @@ from tekso.framework.schedules import Constant
 from tekso.framework.theta import Theta
 
 _EXAMPLES, _WIDTH = 64, 4
-_STEPS = 8  # between two readings of the clock
+_STEPS = 8
 
 
 def batch() -> dict[str, Any]:
@@ -39,7 +39,7 @@ def learner() -> Learner:
 
 
 def least_seconds(
-    calls: Sequence[Callable[[], Any]], *, warmup_steps: int, repeats: int
+    calls: Sequence[Callable[[], Any]], *, warmup_steps: int, repeats: int, steps: int = _STEPS
 ) -> list[float]:
     """Returns the least CPU time of each function; it hardly depends on other programs.
 
@@ -47,6 +47,7 @@ def least_seconds(
       calls: the functions; a call is a step. They are measured in turns.
       warmup_steps: number of calls of each before it is measured.
       repeats: number of measurements of each.
+      steps: number of calls between two readings of the clock.
     """
     found = [math.inf] * len(calls)
     for call in calls:
@@ -55,9 +56,9 @@ def least_seconds(
     for _ in range(repeats):
         for i, call in enumerate(calls):
             start = time.process_time()
-            for _ in range(_STEPS):
+            for _ in range(steps):
                 call()
-            found[i] = min(found[i], (time.process_time() - start) / _STEPS)
+            found[i] = min(found[i], (time.process_time() - start) / steps)
     return found
 
 

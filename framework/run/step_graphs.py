@@ -37,6 +37,7 @@ class StepGraphs:
       update: graph of the update.
       gradient_sizes: bytes of each gradient of one tower.
       variables: number of weights and slots.
+      arrays: number of arrays of a batch.
       uses_all_threads: whether one op at a time runs, on all cores.
       sums: bytes of each tensor that a tower sums over all devices, as for batch statistics.
     """
@@ -47,6 +48,7 @@ class StepGraphs:
     update: Any
     gradient_sizes: Sequence[float]
     variables: int
+    arrays: int
     uses_all_threads: bool
     sums: Sequence[float] = ()
 
@@ -75,7 +77,8 @@ class StepGraphs:
         )
         tower = self.parts * graph_time.seconds(self.tower, elapsed)
         short = self.parts * graph_time.short_seconds(self.tower, elapsed)
-        fixed = machine.call_s + self.variables * machine.variable_s
+        fixed = machine.call_s + self.arrays * machine.array_s
+        fixed += self.variables * machine.variable_s
         update = graph_time.elapsed_seconds(self.update, elapsed, cores=self.towers)
         step = tower + (self.towers - 1) * short + update
         of_cores = self.towers * self.parts * graph_time.seconds(self.tower, cpu)
@@ -156,7 +159,7 @@ def trace(
     has_one_tower = (execution.towers or (1 if coupling(step.task) else None)) == 1
     return StepGraphs(
         towers, parts, tower.graph, updating.graph, sizes, len(weights) + len(slots),
-        is_single and has_one_tower, tuple(program.sums),
+        len(batch), is_single and has_one_tower, tuple(program.sums),
     )  # fmt: skip
 
 

@@ -26,16 +26,26 @@ from tekso.framework.costs.graph_clusters import CompiledCluster
 from tekso.framework.costs.machine_probes import Probes
 from tekso.framework.costs.this_machine import MachineSpeed, ThisMachine, rate
 from tekso.framework.execution.errors import ExecutionError
+from tekso.framework.run import step_probes
 from tekso.framework.run.step_graphs import StepGraphs
 
 POINTS = [(1.0, 1e9), (3.0, 3e9)]
 STREAMS = [(20000.0, 1e8), (40000.0, 5e7)]  # from a cache, and from memory
 SPEED = MachineSpeed(
     POINTS, POINTS, POINTS, STREAMS, 1e6, 1e7, STREAMS, 1e9, 1e6, 1e7, 4e9, POINTS,
-    0.25, 0.5, 2.0, 3.0,
+    0.25, 0.5, 2.0, 3.0, 0.0, 0.0,
 )  # fmt: skip
 """Speeds of which every time below is a multiple that shows where it comes from."""
-MACHINE = ThisMachine(SPEED, SPEED, SPEED, call_s=0.5, variable_s=0.125)
+MACHINE = ThisMachine(SPEED, SPEED, SPEED, call_s=0.5, array_s=0.0, variable_s=0.125)
+
+
+OF_REAL_STEPS = ("cluster_s", "argument_s", "loop_s")
+"""Times that are measured in real steps only."""
+STARTS = {
+    "op_s": 10.0, "product_s": 20.0, "cluster_s": 30.0, "convolution_s": 40.0, "argument_s": 50.0,
+    "loop_s": 60.0, "call_s": 70.0, "array_s": 80.0, "variable_s": 90.0,
+}  # fmt: skip
+"""What the probes of real steps print."""
 
 
 def graph(function: Any, *shapes: list[int], compiled: bool = False) -> Any:
@@ -101,6 +111,13 @@ def test_a_cluster_reads_and_writes_only_its_inputs_and_outputs() -> None:
     assert found == pytest.approx(2.0 + 8000 / 1e8 + 3 * 1000 / 1e9)
 
 
+def test_a_cluster_takes_longer_with_each_input_and_output() -> None:
+    compiled = tf.function(lambda *x: (x[0] + x[1], x[1] * x[2]), jit_compile=True, autograph=False)
+    made = graph(lambda *x: compiled(*x), [10], [10], [10])
+    found = graph_time.seconds(made, dataclasses.replace(SPEED, argument_s=0.5))
+    assert found - graph_time.seconds(made, SPEED) == pytest.approx((3 + 2) * 0.5)
+
+
 def loops(function: Any, *shapes: list[int]) -> CompiledCluster:
     made = graph(function, *shapes)
     return CompiledCluster(made, graph_time.needed(made))
@@ -159,6 +176,21 @@ def test_an_iteration_of_a_compiled_loop_reads_and_writes_a_row() -> None:
     assert graph_work.count(body).flops < 2 * 2 * 20 * 20 + 3 * 2 * 20  # not the 50 rows
 
 
+def test_each_iteration_of_a_compiled_loop_starts_its_own_loops() -> None:
+    def run(x: tf.Tensor) -> tf.Tensor:
+        def body(i: tf.Tensor, x: tf.Tensor) -> Any:
+            return i + 1, tf.tanh(x - tf.reduce_sum(x * x, -1, keepdims=True))
+
+        return tf.while_loop(lambda i, _: i < 9, body, (0, x), maximum_iterations=9)[1]
+
+    compiled = tf.function(lambda x: run(tf.exp(x)), jit_compile=True, autograph=False)
+    made = graph(lambda x: compiled(x), [2, 20])
+    found = graph_time.seconds(made, dataclasses.replace(SPEED, loop_s=0.5))
+    # The squares, their sum, the result and two counters, of which TensorFlow adds one; the
+    # exponential is not repeated.
+    assert found - graph_time.seconds(made, SPEED) == pytest.approx(9 * 5 * 0.5)
+
+
 def test_a_compiled_loop_has_its_stack_once_and_copies_nothing_that_stays() -> None:
     """Neither the rows nor the matrix, which the loop passes on from iteration to iteration."""
     assert _of_time(50, 20).peak_bytes() == pytest.approx(4 * 50 * 2 * 20, rel=0.01)
@@ -195,7 +227,9 @@ def test_tensors_that_the_statistics_leave_out_do_not_count() -> None:
     made = graph(lambda x, y: (tf.exp(x) * 2.0, tf.exp(y) * 2.0), [100], [10])
     assert graph_memory.peak_bytes(made) == 440
     assert graph_memory.peak_bytes(made, least=400) == 400
-    graphs = StepGraphs(2, 1, made, made, [400.0, 40.0], variables=2, uses_all_threads=False)
+    graphs = StepGraphs(
+        2, 1, made, made, [400.0, 40.0], variables=2, arrays=1, uses_all_threads=False
+    )
     assert graphs.peak_bytes() == 2 * 440 + 440 and graphs.peak_bytes(least=400) == 3 * 400
 
 
@@ -232,19 +266,19 @@ def test_a_short_op_runs_on_the_core_of_its_input() -> None:
 
 def test_short_ops_of_parallel_graphs_run_one_after_the_other() -> None:
     fast = dataclasses.replace(SPEED, op_s=1e-6, product_s=0.0)
-    machine = ThisMachine(fast, SPEED, SPEED, call_s=0.5, variable_s=0.125)
+    machine = ThisMachine(fast, SPEED, SPEED, call_s=0.5, array_s=0.25, variable_s=0.125)
     tower = graph(lambda a: tf.reduce_sum(tf.abs(tf.negative(a @ a))), [100, 100])
     # The product takes 7e-4 s, each of the three other ops 1e-6 s.
     short = graph_time.short_seconds(tower, dataclasses.replace(fast, streams=[(1.0, 1e15)]))
     assert short == pytest.approx(3e-6, rel=0.1)
     graphs = StepGraphs(
-        2, 1, tower, graph(lambda a: -a, [4]), [], variables=8, uses_all_threads=False
+        2, 1, tower, graph(lambda a: -a, [4]), [], variables=8, arrays=3, uses_all_threads=False
     )
     one = graph_time.seconds(tower, fast)
     update = graph_time.seconds(graphs.update, fast)
     step, of_cores = graphs.seconds(machine)
-    assert of_cores == pytest.approx(2 * one + update + 0.5 + 8 * 0.125)
-    assert step == pytest.approx(one + graph_time.short_seconds(tower, fast) + update + 1.5)
+    assert of_cores == pytest.approx(2 * one + update + 0.5 + 3 * 0.25 + 8 * 0.125)
+    assert step == pytest.approx(one + graph_time.short_seconds(tower, fast) + update + 2.25)
     alone = dataclasses.replace(graphs, towers=1, uses_all_threads=True)
     assert alone.seconds(machine)[0] > graph_time.seconds(tower, SPEED)
 
@@ -314,21 +348,30 @@ def test_the_speed_is_measured_once_and_a_damaged_cache_is_written_again(
 
     def run(command: Any, **_: Any) -> Any:
         calls.append(command)
-        code = int(len(calls) > 4)
-        speed = dataclasses.asdict(SPEED)
-        text = json.dumps({"cpu": speed, "elapsed": speed, "call_s": 0.5, "variable_s": 0.125})
+        code = int(len(calls) > 6)
+        speed = {k: v for k, v in dataclasses.asdict(SPEED).items() if k not in OF_REAL_STEPS}
+        if "step_probes" in command[-1]:
+            text = json.dumps(STARTS)
+        else:
+            text = json.dumps({"cpu": speed, "elapsed": {**speed, "op_s": 9.0}})
         return SimpleNamespace(returncode=code, stdout=f"a line\n{text}\n", stderr="why\n")
 
     monkeypatch.setattr(subprocess, "run", run)
     measure = this_machine.measured.__wrapped__
-    assert measure() == measure() == MACHINE and len(calls) == 2
+    found = measure()
+    assert found == measure() and len(calls) == 3
+    assert (found.call_s, found.array_s, found.variable_s) == (70.0, 80.0, 90.0)
+    towers = dataclasses.replace(SPEED, **{k: STARTS[k] for k in this_machine.STARTS})
+    assert found.side_by_side == towers
+    alone = dataclasses.replace(SPEED, op_s=9.0, **{k: STARTS[k] for k in OF_REAL_STEPS})
+    assert found.alone == alone and found.alone_cpu == dataclasses.replace(alone, op_s=0.25)
     (path,) = (tmp_path / "tekso").iterdir()
     assert capsys.readouterr().err == (
-        "measuring the speed of this machine (about 30 s of CPU time); the next plans read it from "
+        "measuring the speed of this machine (up to 90 s of CPU time); the next plans read it from "
         f"{path}\n"
     )
     path.write_text("{")
-    assert measure() == MACHINE and len(calls) == 4
+    assert measure() == found and len(calls) == 6
     path.unlink()
     with pytest.raises(ExecutionError, match="could not be measured: why"):
         measure()
@@ -385,7 +428,9 @@ def test_ops_that_use_all_threads_are_measured_one_after_the_other(
 def test_the_probes_give_plausible_speeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert machine_probes.__name__ == this_machine._PROBES
+    assert step_probes.__name__ == this_machine._STEP_PROBES
     monkeypatch.setattr(this_machine, "_PROBES", "brief_probes")
+    monkeypatch.setattr(this_machine, "_STEP_PROBES", "brief_step_probes")
     paths = [str(Path(__file__).parent), os.environ["PYTHONPATH"]]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
     machine = this_machine.measured.__wrapped__()
@@ -397,3 +442,5 @@ def test_the_probes_give_plausible_speeds(tmp_path: Path, monkeypatch: pytest.Mo
         assert 1e9 < found.loop_products_per_s < 1e13
         assert all(1e8 < speed < 1e13 for _, speed in found.loop_matrices)
     assert 1e-6 < machine.call_s < 0.1
+    assert 0 <= machine.array_s < 0.01 and 0 <= machine.variable_s < 0.001
+    assert machine.side_by_side.cluster_s + machine.side_by_side.argument_s > 1e-7

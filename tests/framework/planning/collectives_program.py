@@ -127,9 +127,9 @@ def set_speeds() -> None:
     """On this machine, each device takes a second for each collective, and next to none for ops."""
     fast, most = [(1.0, 1e15)], 1e15
     speed = MachineSpeed(
-        fast, fast, fast, fast, most, most, fast, most, most, most, most, fast, 0.0, 0.0, 0.0, 0.0
+        fast, fast, fast, fast, most, most, fast, most, most, most, most, fast, *(0.0,) * 6
     )
-    machine = ThisMachine(speed, speed, speed, call_s=0.0, variable_s=0.0)
+    machine = ThisMachine(speed, speed, speed, call_s=0.0, array_s=0.0, variable_s=0.0)
     starts = MeshStarts(call_s=100.0, variable_s=0.0, op_s=0.0, collective_s=1.0, byte_s=0.0)
     vars(this_machine)["measured"] = lambda: machine
     vars(mesh_time)["measured_starts"] = lambda: {2: starts, 4: starts}

@@ -246,7 +246,7 @@ def speed_of(factor: float) -> MachineSpeed:
     streams, rate, fixed = [(1.0, factor * 1e9)], factor * 1e9, 1e-5 / factor
     return MachineSpeed(
         points, points, points, streams, rate, rate, streams, rate, rate, rate, rate, streams,
-        0.1 * fixed, fixed, fixed, fixed,
+        0.1 * fixed, fixed, fixed, fixed, 0.0, 0.0,
     )  # fmt: skip
 
 
@@ -254,7 +254,7 @@ def test_a_step_on_this_machine_has_the_time_and_memory_of_its_graphs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     speed = speed_of(1.0)
-    machine = ThisMachine(speed, speed, speed, call_s=1e-4, variable_s=1e-6)
+    machine = ThisMachine(speed, speed, speed, call_s=1e-4, array_s=0.0, variable_s=1e-6)
     monkeypatch.setattr(this_machine, "measured", lambda: machine)
     monkeypatch.setattr(step_graphs, "num_cores", lambda: 2)
     plan = planned(tmp_path, device="this_machine")
@@ -288,7 +288,7 @@ def test_a_pipeline_on_this_machine_has_the_time_of_its_calls(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     speed = speed_of(1.0)
-    machine = ThisMachine(speed, speed, speed, call_s=0.0, variable_s=0.0)
+    machine = ThisMachine(speed, speed, speed, call_s=0.0, array_s=0.0, variable_s=0.0)
     monkeypatch.setattr(this_machine, "measured", lambda: machine)
     starts = PipelineStarts(step_s=7.0, stage_s=0.0, weight_s=0.0, action_s=0.0, argument_s=0.0)
     monkeypatch.setattr(step_plan, "measured_starts", lambda: starts)
@@ -313,7 +313,7 @@ def test_towers_with_batch_statistics_are_planned_as_they_run(
 ) -> None:
     """One tower uses all cores for each op; two have one core each, if they can sum."""
     side_by_side, alone, alone_cpu = (speed_of(factor) for factor in (1.0, 100.0, 50.0))
-    machine = ThisMachine(side_by_side, alone, alone_cpu, call_s=0.0, variable_s=0.0)
+    machine = ThisMachine(side_by_side, alone, alone_cpu, call_s=0.0, array_s=0.0, variable_s=0.0)
     monkeypatch.setattr(this_machine, "measured", lambda: machine)
     monkeypatch.setattr(step_graphs, "num_cores", lambda: 2)
 

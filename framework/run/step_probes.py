@@ -1,0 +1,246 @@
+"""Measures what starts in a training step cost on this machine; a program, see `this_machine.py`.
+
+It trains tasks with next to nothing to compute, by data-parallel execution on one device, as
+training does. So the CPU time of a step is that of starts:
+
+    call_s + arrays array_s + variables variable_s + ops op_s + products product_s
+    + convolutions convolution_s + clusters cluster_s + arguments argument_s + loops loop_s
+
+Single ops that are repeated would take less time than in a step: there, the caches hold the code of
+other ops, and ops are handed to other threads. The numbers of each are those of the graphs with
+which a step is planned, so the times fit what the plan counts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tekso.framework.context import StepContext
+from tekso.framework.costs.this_machine import (
+    OF_STEP,
+    POINTS,
+    STARTS,
+    MachineSpeed,
+    ThisMachine,
+)
+from tekso.framework.execution.base import signature_of
+from tekso.framework.execution.data_parallel import DataParallel
+from tekso.framework.params import param
+from tekso.framework.planning import start_probes
+from tekso.framework.planning.start_probes import Products
+from tekso.framework.run import step_graphs
+from tekso.framework.step import Step
+from tekso.framework.task import Batch, LossSums, Task
+from tekso.framework.theta import Theta
+
+_WARMUP_STEPS = 100  # after which TensorFlow knows the ops that are too short for another thread
+_REPEATS = 150  # of single steps, of which few are disturbed by other programs
+_FAST = 1e30  # operations, elements or bytes per second
+_ITERATIONS = 64  # of a loop that XLA compiles
+_INPUTS, _OUTPUTS = 7, 3  # of a cluster with many arguments, as an update by Adam has
+
+
+class Probe(NamedTuple):
+    """A step of the probes.
+
+    Attributes:
+      weights: number of weights.
+      arrays: number of arrays of a batch.
+      repeated: what the forward pass repeats; a method of `_Probed`.
+      times: how often.
+      xla: as in `DataParallel.Params`.
+    """
+
+    weights: int = 1
+    arrays: int = 1
+    repeated: str = ""
+    times: int = 0
+    xla: str = "none"
+
+
+SMALL = Probe()
+DEEP = Probe(repeated="op", times=150)
+ARRAYS = Probe(arrays=9)
+WIDE = Probe(weights=17)
+PRODUCTS = Probe(repeated="product", times=12)
+CONVOLUTIONS = Probe(repeated="convolution", times=6)
+CLUSTERS = Probe(repeated="cluster", times=8, xla="clusters")
+ARGUMENTS = Probe(repeated="large_cluster", times=8, xla="clusters")
+LOOPS = Probe(repeated="loop", times=2, xla="clusters")
+
+EQUATIONS: Sequence[tuple[str, Probe, Probe]] = (
+    ("op_s", DEEP, SMALL),
+    ("array_s", ARRAYS, SMALL),
+    ("variable_s", WIDE, SMALL),
+    ("product_s", PRODUCTS, SMALL),
+    ("convolution_s", CONVOLUTIONS, SMALL),
+    ("argument_s", ARGUMENTS, CLUSTERS),  # which has as many clusters
+    ("cluster_s", CLUSTERS, SMALL),
+    ("loop_s", LOOPS, SMALL),
+)
+"""(unknown, a step that has more of it, a step that has less)."""
+
+
+def main() -> None:
+    """Measures this machine; prints {name of a time: seconds} as JSON."""
+    DataParallel.Params().instantiate().setup_devices()
+    probes = list(dict.fromkeys(probe for _, *both in EQUATIONS for probe in both))
+    seconds = start_probes.least_seconds(
+        [step_of(probe) for probe in probes], warmup_steps=_WARMUP_STEPS, repeats=_REPEATS, steps=1
+    )
+    counts = [counts_of(graphs_of(probe)) for probe in probes]
+    measured = zip(probes, zip(seconds, counts, strict=True), strict=True)
+    print(json.dumps(solved(dict(measured))))
+
+
+def solved(measured: Mapping[Probe, tuple[float, Mapping[str, float]]]) -> dict[str, float]:
+    """Returns {name: seconds}; solves one equation after the other, so that none is negative.
+
+    Args:
+      measured: {probe: (seconds of a step, {name of a time: how often the step takes it})}.
+    """
+    found: dict[str, float] = {}
+
+    def rest(probe: Probe) -> float:
+        seconds, counts = measured[probe]
+        return seconds - sum(counts[name] * each for name, each in found.items())
+
+    for name, more, less in EQUATIONS:
+        number = measured[more][1][name] - measured[less][1][name]
+        found[name] = max(0.0, (rest(more) - rest(less)) / number)
+    return {**found, "call_s": max(0.0, rest(SMALL))}
+
+
+def counts_of(graphs: step_graphs.StepGraphs) -> dict[str, int]:
+    """Returns {name of a time: how often a step takes it}, as its plan counts it."""
+    names = (*OF_STEP, *STARTS)
+    return {name: round(graphs.seconds(_machine({name: 1.0}))[1]) for name in names}
+
+
+def _machine(times: Mapping[str, float]) -> ThisMachine:
+    """Returns a machine that takes these times, and none to compute."""
+    fields: dict[str, Any] = {
+        field.name: [(1.0, _FAST)] if field.name in POINTS else _FAST
+        for field in dataclasses.fields(MachineSpeed)
+    }
+    speed = MachineSpeed(**fields | {name: times.get(name, 0.0) for name in STARTS})
+    return ThisMachine(speed, speed, speed, *(times.get(name, 0.0) for name in OF_STEP))
+
+
+def step_of(probe: Probe) -> Callable[[], float]:
+    """Returns a function that trains a step."""
+    batch, execution, task = _batch(probe), _execution(probe), _task(probe)
+    program = execution.instantiate().build(
+        task, start_probes.learner(), seed=0, batch=signature_of(batch)
+    )
+    program.initialize()
+    return lambda: float(program.train_step(batch, 1)["loss"])
+
+
+def graphs_of(probe: Probe) -> step_graphs.StepGraphs:
+    """Returns the graphs of a step, as its plan traces them."""
+    step = Step(_task(probe), start_probes.learner(), seed=0)
+    return step_graphs.trace(step, signature_of(_batch(probe)), _execution(probe))
+
+
+def _batch(probe: Probe) -> dict[str, Any]:
+    (x,) = start_probes.batch().values()
+    return {"x": x, **{f"x{i}": x for i in range(1, probe.arrays)}}
+
+
+def _execution(probe: Probe) -> DataParallel.Params:
+    return DataParallel.Params(xla=probe.xla)
+
+
+def _task(probe: Probe) -> Task:
+    found: Task = _Probed.Params(
+        products=Products.Params(num_weights=probe.weights),
+        repeated=probe.repeated,
+        times=probe.times,
+    ).instantiate()
+    return found
+
+
+class _Probed(Task):
+    """Products, and something that is repeated."""
+
+    class Params(Task.Params):
+        """Params of _Probed."""
+
+        products: Products.Params = param("The weights.", default=Products.Params())
+        repeated: str = param("A method of the task.", default="")
+        times: int = param("How often.", default=0)
+
+    products: Products
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        self.child("products", self.params.products)
+
+    def loss_weight(self, batch: Batch) -> Any:
+        """See Task."""
+        return tf.cast(tf.shape(batch["x"])[0], tf.float32)
+
+    def loss(self, theta: Theta, batch: Batch, ctx: StepContext) -> LossSums:
+        """See Task."""
+        x = self.products.fprop(theta.products, batch["x"], ctx)
+        for name in sorted(batch.keys() - {"x"}):
+            x = x + batch[name]
+        for i in range(self.params.times):
+            x = getattr(self, self.params.repeated)(x, i, ctx)
+        return LossSums(tf.reduce_sum(x))
+
+    # Those of each number i differ, so that each has code of its own, as in a model.
+
+    def op(self, x: tf.Tensor, i: int, ctx: StepContext) -> tf.Tensor:
+        """[…] → the same shape."""
+        return tf.tanh(x)
+
+    def product(self, x: tf.Tensor, i: int, ctx: StepContext) -> tf.Tensor:
+        """[batch, n] → [batch, n + 1], with a bias."""
+        n = x.shape[-1]
+        return tf.nn.bias_add(tf.matmul(x, tf.ones([n, n + 1])), tf.ones([n + 1]))
+
+    def convolution(self, x: tf.Tensor, i: int, ctx: StepContext) -> tf.Tensor:
+        """[batch, 4] → the same shape, with a gradient of the filter."""
+        images = tf.reshape(x, [-1, 1, 1, 4]) * tf.ones([2, 2, 1])
+        filters = tf.ones([3, 3, 4, 4]) * x[0]
+        return tf.reduce_mean(tf.nn.conv2d(images, filters, 1, "SAME"), [1, 2])
+
+    def cluster(self, x: tf.Tensor, i: int, ctx: StepContext) -> tf.Tensor:
+        """[…] → the same shape, without a gradient."""
+        given = tf.stop_gradient(x)
+        return x + ctx.fuse(_scaled, factor=1.0 + 0.1 * i)(given)
+
+    def large_cluster(self, x: tf.Tensor, i: int, ctx: StepContext) -> tf.Tensor:
+        """[…] → the same shape, without a gradient."""
+        given = [tf.stop_gradient(x)] * _INPUTS
+        return x + ctx.fuse(_mixed, factor=1.0 + 0.1 * i)(*given)[-1]
+
+    def loop(self, x: tf.Tensor, i: int, ctx: StepContext) -> tf.Tensor:
+        """[…] → the same shape."""
+        return x + ctx.fuse(_looped, factor=1.0 + 0.1 * i)(tf.stop_gradient(x))
+
+
+def _scaled(x: tf.Tensor, *, factor: float) -> tf.Tensor:
+    return tf.tanh(x * factor)
+
+
+def _mixed(*given: tf.Tensor, factor: float) -> list[tf.Tensor]:
+    return [tf.add_n(given) * (factor + i) for i in range(_OUTPUTS)]
+
+
+def _looped(x: tf.Tensor, *, factor: float) -> tf.Tensor:
+    def body(i: tf.Tensor, x: tf.Tensor) -> Any:
+        for _ in range(2):
+            x = tf.tanh(factor * x - tf.reduce_sum(x * x, -1, keepdims=True))
+        return i + 1, x
+
+    return tf.while_loop(
+        lambda i, _: i < _ITERATIONS, body, (tf.constant(0), x), maximum_iterations=_ITERATIONS
+    )[1]

@@ -1,0 +1,53 @@
+"""What starts in a step is found from steps that have more or less of it."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+
+from tekso.framework.cores import num_cores
+from tekso.framework.costs.this_machine import OF_STEP, STARTS
+from tekso.framework.run import step_probes
+from tekso.framework.run.step_probes import EQUATIONS, SMALL, Probe
+
+PLANTED = {name: 1e-6 * (i + 2) for i, name in enumerate((*OF_STEP, *STARTS))}
+
+
+@functools.cache
+def counts(probe: Probe) -> dict[str, int]:
+    return step_probes.counts_of(step_probes.graphs_of(probe))
+
+
+def seconds(probe: Probe) -> float:
+    return sum(PLANTED[name] * number for name, number in counts(probe).items())
+
+
+def test_planted_times_are_found_from_the_counts_of_real_steps() -> None:
+    probes = {probe for _, *both in EQUATIONS for probe in both}
+    found = step_probes.solved({probe: (seconds(probe), counts(probe)) for probe in probes})
+    assert found == pytest.approx(PLANTED, rel=1e-6)
+
+
+def test_a_step_has_as_many_arrays_variables_clusters_and_arguments_as_its_model() -> None:
+    def more(probe: Probe, than: Probe) -> dict[str, int]:
+        return {name: counts(probe)[name] - counts(than)[name] for name in PLANTED}
+
+    towers = num_cores() if 64 % num_cores() == 0 else 1
+    assert counts(SMALL)["call_s"] == 1 and counts(SMALL)["cluster_s"] == 0
+    assert more(step_probes.ARRAYS, SMALL)["array_s"] == 8
+    assert more(step_probes.WIDE, SMALL)["variable_s"] == 16 * 3  # a weight and its two slots
+    deep = more(step_probes.DEEP, SMALL)
+    assert {name for name, number in deep.items() if number} == {"op_s"}
+    assert deep["op_s"] == 2 * 150 * towers  # each tanh and its gradient
+    assert more(step_probes.PRODUCTS, SMALL)["product_s"] == 2 * 12 * towers
+    assert more(step_probes.CONVOLUTIONS, SMALL)["convolution_s"] == 3 * 6 * towers
+    larger = more(step_probes.ARGUMENTS, step_probes.CLUSTERS)
+    assert (larger["cluster_s"], larger["argument_s"]) == (0, 8 * (7 + 3 - 2) * towers)
+
+
+def test_a_disturbed_step_makes_no_time_negative() -> None:
+    one = dict.fromkeys(PLANTED, 1.0)
+    two = dict.fromkeys(PLANTED, 2.0)
+    measured = {probe: (1.0, two) for _, probe, _ in EQUATIONS} | {SMALL: (3.0, one)}
+    assert min(step_probes.solved(measured).values()) == 0.0
