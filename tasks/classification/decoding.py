@@ -9,7 +9,7 @@ import numpy as np
 
 from tekso.framework.input.held_out import HeldOut
 from tekso.framework.input.input import Input
-from tekso.framework.input.skips import InputError, NoSplitError
+from tekso.framework.input.skips import NoSplitError
 from tekso.framework.input.splits import Split
 from tekso.framework.task import Decoded, Program
 from tekso.tasks.classification.exports import has_texts
@@ -17,7 +17,6 @@ from tekso.tasks.classification.labelled_texts import class_name
 from tekso.tasks.classification.text_answers import Classifier
 
 _MOST = 10  # examples shown
-_TRAINING = "training examples, because the data has no dev or test split:"
 _WIDTH = 50  # characters of a text shown
 
 
@@ -27,12 +26,10 @@ def decoded_examples(task: Classifier, program: Program, input: Input) -> Decode
     Args:
       task: a `Classification`.
       program: calls functions with the weights of the task.
-      input: the training input; its examples are used if the data has no dev and no test split.
-
-    Raises:
-      InputError: the held-out examples cannot be loaded.
+      input: the training input; its examples are used if no held-out ones can be loaded, and the
+        text says why.
     """
-    split, examples = _held_out(input)
+    split, examples, reason = _held_out(input)
     batch = examples.batch(0)
     found = program.call(task.class_probabilities, batch["x"])
     arrays = {name: np.asarray(value) for name, value in found.items()}
@@ -49,7 +46,7 @@ def decoded_examples(task: Classifier, program: Program, input: Input) -> Decode
         }
         for row in rows
     ]
-    head = [_TRAINING] if split == "train" else []
+    head = [f"training examples, because {reason}:"] if reason else []
     return Decoded("\n".join([*head, *_lines(records)]), records)
 
 
@@ -70,32 +67,24 @@ def missing_predict(cls: Any, base: Any) -> str:
     )
 
 
-def _held_out(input: Input) -> tuple[Split, Input]:
-    """Returns the held-out examples of a training input and their split.
-
-    If the data has neither a dev nor a test split, returns "train" and the input itself.
-
-    Raises:
-      InputError: they cannot be loaded, for another reason than a missing split.
-    """
+def _held_out(input: Input) -> tuple[Split, Input, str]:
+    """Returns examples of a training input, their split, and why it is no held-out one, or ""."""
     held_out: tuple[Split, ...] = ("dev", "test")
+    reason = ""
     for split in held_out:
         try:
             found: Input = HeldOut.Params(split=split).instantiate(train=input.params)
         except NoSplitError:
             continue
         except Exception as error:  # `load` is the user's, and may raise anything
-            if isinstance(error, KeyError) and error.args == (split,):
-                continue
-            raise InputError(
-                f"the {split} split, whose examples decode shows, cannot be loaded: "
-                f"{type(error).__name__}: {error}. If the data has no {split} split, "
-                f"{type(input).__name__}.load({split!r}) should raise NoSplitError, of "
-                "tekso.framework.input.skips; run.decode_at_end=False ends runs without decode"
-            ) from error
+            if not (isinstance(error, KeyError) and error.args == (split,)):
+                text = str(error).partition("\n")[0]
+                failed = f"the {split} split cannot be loaded ({type(error).__name__}: {text})"
+                reason = reason or failed
+            continue
         if found.num_batches:
-            return split, found
-    return "train", input
+            return split, found, ""
+    return "train", input, reason or "the data has no dev or test split"
 
 
 def _class(names: tuple[str, ...], number: int) -> int | str:
