@@ -16,7 +16,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import tensorflow as tf
 
@@ -60,7 +60,7 @@ class Probe(NamedTuple):
     arrays: int = 1
     repeated: str = ""
     times: int = 0
-    xla: str = "none"
+    xla: Literal["none", "clusters"] = "none"
 
 
 SMALL = Probe()

@@ -47,7 +47,7 @@ def test_a_step_has_as_many_arrays_variables_clusters_and_arguments_as_its_model
 
 
 def test_a_disturbed_step_makes_no_time_negative() -> None:
-    one = dict.fromkeys(PLANTED, 1.0)
-    two = dict.fromkeys(PLANTED, 2.0)
-    measured = {probe: (1.0, two) for _, probe, _ in EQUATIONS} | {SMALL: (3.0, one)}
+    one, two, three = (dict.fromkeys(PLANTED, number) for number in (1.0, 2.0, 3.0))
+    measured = {probe: (1.0, two) for _, probe, _ in EQUATIONS}
+    measured |= {SMALL: (3.0, one), step_probes.ARGUMENTS: (1.0, three)}
     assert min(step_probes.solved(measured).values()) == 0.0
