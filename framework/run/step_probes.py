@@ -45,7 +45,7 @@ _ITERATIONS = 64  # of a loop that XLA compiles
 _INPUTS, _OUTPUTS = 7, 3  # of a cluster with many arguments, as an update by Adam has
 
 
-class Probe(NamedTuple):
+class StepProbe(NamedTuple):
     """A step of the probes.
 
     Attributes:
@@ -63,17 +63,17 @@ class Probe(NamedTuple):
     xla: Literal["none", "clusters"] = "none"
 
 
-SMALL = Probe()
-DEEP = Probe(repeated="op", times=150)
-ARRAYS = Probe(arrays=9)
-WIDE = Probe(weights=17)
-PRODUCTS = Probe(repeated="product", times=12)
-CONVOLUTIONS = Probe(repeated="convolution", times=6)
-CLUSTERS = Probe(repeated="cluster", times=8, xla="clusters")
-ARGUMENTS = Probe(repeated="large_cluster", times=8, xla="clusters")
-LOOPS = Probe(repeated="loop", times=2, xla="clusters")
+SMALL = StepProbe()
+DEEP = StepProbe(repeated="op", times=150)
+ARRAYS = StepProbe(arrays=9)
+WIDE = StepProbe(weights=17)
+PRODUCTS = StepProbe(repeated="product", times=12)
+CONVOLUTIONS = StepProbe(repeated="convolution", times=6)
+CLUSTERS = StepProbe(repeated="cluster", times=8, xla="clusters")
+ARGUMENTS = StepProbe(repeated="large_cluster", times=8, xla="clusters")
+LOOPS = StepProbe(repeated="loop", times=2, xla="clusters")
 
-EQUATIONS: Sequence[tuple[str, Probe, Probe]] = (
+EQUATIONS: Sequence[tuple[str, StepProbe, StepProbe]] = (
     ("op_s", DEEP, SMALL),
     ("array_s", ARRAYS, SMALL),
     ("variable_s", WIDE, SMALL),
@@ -98,7 +98,7 @@ def main() -> None:
     print(json.dumps(solved(dict(measured))))
 
 
-def solved(measured: Mapping[Probe, tuple[float, Mapping[str, float]]]) -> dict[str, float]:
+def solved(measured: Mapping[StepProbe, tuple[float, Mapping[str, float]]]) -> dict[str, float]:
     """Returns {name: seconds}; solves one equation after the other, so that none is negative.
 
     Args:
@@ -106,7 +106,7 @@ def solved(measured: Mapping[Probe, tuple[float, Mapping[str, float]]]) -> dict[
     """
     found: dict[str, float] = {}
 
-    def rest(probe: Probe) -> float:
+    def rest(probe: StepProbe) -> float:
         seconds, counts = measured[probe]
         return seconds - sum(counts[name] * each for name, each in found.items())
 
@@ -132,7 +132,7 @@ def _machine(times: Mapping[str, float]) -> ThisMachine:
     return ThisMachine(speed, speed, speed, *(times.get(name, 0.0) for name in OF_STEP))
 
 
-def step_of(probe: Probe) -> Callable[[], float]:
+def step_of(probe: StepProbe) -> Callable[[], float]:
     """Returns a function that trains a step."""
     batch, execution, task = _batch(probe), _execution(probe), _task(probe)
     program = execution.instantiate().build(
@@ -142,22 +142,22 @@ def step_of(probe: Probe) -> Callable[[], float]:
     return lambda: float(program.train_step(batch, 1)["loss"])
 
 
-def graphs_of(probe: Probe) -> step_graphs.StepGraphs:
+def graphs_of(probe: StepProbe) -> step_graphs.StepGraphs:
     """Returns the graphs of a step, as its plan traces them."""
     step = Step(_task(probe), start_probes.learner(), seed=0)
     return step_graphs.trace(step, signature_of(_batch(probe)), _execution(probe))
 
 
-def _batch(probe: Probe) -> dict[str, Any]:
+def _batch(probe: StepProbe) -> dict[str, Any]:
     (x,) = start_probes.batch().values()
     return {"x": x, **{f"x{i}": x for i in range(1, probe.arrays)}}
 
 
-def _execution(probe: Probe) -> DataParallel.Params:
+def _execution(probe: StepProbe) -> DataParallel.Params:
     return DataParallel.Params(xla=probe.xla)
 
 
-def _task(probe: Probe) -> Task:
+def _task(probe: StepProbe) -> Task:
     found: Task = _Probed.Params(
         products=Products.Params(num_weights=probe.weights),
         repeated=probe.repeated,

@@ -53,8 +53,8 @@ def closure(start: str) -> dict[str, Path]:
 @pytest.mark.parametrize(
     ("name", "most", "unused"),
     [
-        ("data_parallel", 2080, ("mesh", "pipeline", "parameter_server")),
-        ("pipelined", 5090, ("mesh", "spmd")),
+        ("data_parallel", 2110, ("mesh", "pipeline", "parameter_server")),
+        ("pipelined", 5130, ("mesh", "spmd")),
     ],
 )
 def test_an_execution_loads_only_what_it_uses(

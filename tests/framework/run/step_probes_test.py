@@ -9,17 +9,17 @@ import pytest
 from tekso.framework.cores import num_cores
 from tekso.framework.costs.this_machine import OF_STEP, STARTS
 from tekso.framework.run import step_probes
-from tekso.framework.run.step_probes import EQUATIONS, SMALL, Probe
+from tekso.framework.run.step_probes import EQUATIONS, SMALL, StepProbe
 
 PLANTED = {name: 1e-6 * (i + 2) for i, name in enumerate((*OF_STEP, *STARTS))}
 
 
 @functools.cache
-def counts(probe: Probe) -> dict[str, int]:
+def counts(probe: StepProbe) -> dict[str, int]:
     return step_probes.counts_of(step_probes.graphs_of(probe))
 
 
-def seconds(probe: Probe) -> float:
+def seconds(probe: StepProbe) -> float:
     return sum(PLANTED[name] * number for name, number in counts(probe).items())
 
 
@@ -30,7 +30,7 @@ def test_planted_times_are_found_from_the_counts_of_real_steps() -> None:
 
 
 def test_a_step_has_as_many_arrays_variables_clusters_and_arguments_as_its_model() -> None:
-    def more(probe: Probe, than: Probe) -> dict[str, int]:
+    def more(probe: StepProbe, than: StepProbe) -> dict[str, int]:
         return {name: counts(probe)[name] - counts(than)[name] for name in PLANTED}
 
     towers = num_cores() if 64 % num_cores() == 0 else 1
