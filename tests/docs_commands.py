@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from docs_commands_elsewhere import TESTED_ELSEWHERE, TestedBy
@@ -26,6 +27,13 @@ class Run:
     def trains(self) -> bool:
         return "{steps}" in self.arguments
 
+    def arguments_for(self, command: str, steps: int) -> str:
+        """Returns the arguments for a command that trains up to a number of steps."""
+        found = self.arguments.format(steps=steps)
+        if not self.trains or re.search(OTHER_EXECUTION, command):
+            return found
+        return found.replace("xla=none", "xla=none --set execution.towers=1")
+
 
 STEPS = 2
 """Steps that each command trains."""
@@ -35,6 +43,10 @@ SHORT = (
     "--set execution.xla=none"
 )
 SMALL = f"{SHORT} --set *.num_layers=1"
+OTHER_EXECUTION = r"--execution=|Pipeline\b|--import=my_pipeline\b"
+"""Commands that train, but not under `data_parallel`. All others train with one tower, so a step is
+traced once; tests/tools/trainer_test.py has a run with several."""
+PAIRS = f"{SMALL} --set task.scoring.pairs=4 --set input.bounds=[]"  # a single bucket
 TWO_STAGES = f"{SHORT} --set *.num_layers=2 --set execution.num_stages=2"
 TESTS = "tests/packaging_test.py"
 """The tests that `pytest` commands of the documents collect; all tests would take long."""
@@ -56,10 +68,9 @@ RUN: list[tuple[str, Run]] = [
     (r"tekso-new-task my_task", Run(leaves="my_task/experiments.py", prints=r"wrote .*my_task")),
     (
         r"tekso-trainer .*--model=mt\.cldr\.\w+ --logdir=.*",
-        Run(f"{SMALL} --set input.corpus.num_pairs=2000 --set task.scoring.pairs=4"),
+        Run(f"{PAIRS} --set input.corpus.num_pairs=2000"),
     ),
     (r"tekso-trainer --list='?image.*", Run(prints=r"(?m)^image\.imagenet\.ResNet50 .*25,610,152")),
-    (r"tekso-trainer --list=.*", Run(prints=r"(?m)^lm\.python_source\.Tiny\b")),
     (
         r"tekso-trainer .*--mode=eval.*",
         Run(
@@ -92,13 +103,15 @@ RUN: list[tuple[str, Run]] = [
     (r"tekso-trainer .*--trace_pipeline", Run(TWO_STAGES, leaves="runs/*/pipeline.png")),
     (r"tekso-trainer .*TinyPipeline --logdir.*", Run(TWO_STAGES)),
     (r"tekso-trainer .*runs/three.*", Run(f"{SHORT} --set *.num_layers=3")),  # a layer per stage
-    (r"tekso-trainer .*--model=(lm|mt|my_lab)\..* --logdir=.*", Run(SMALL)),
+    (r"tekso-trainer .*--model=mt\..* --logdir=.*", Run(PAIRS)),
+    (r"tekso-trainer .*--model=(lm|my_lab)\..* --logdir=.*", Run(SMALL)),
     (r"tekso-trainer .*--logdir=.*", Run(SHORT)),
     (r"tekso-vocab .*--input=.*", Run(leaves="my_pieces.model")),
     (
         r"tekso-benchmark .*--model=.*",
         Run(
-            f"--steps={STEPS} --warmup=1 --set *.num_layers=1 --set execution.xla=none",
+            f"--steps={STEPS} --warmup=1 --set *.num_layers=1 --set execution.xla=none "
+            "--set execution.towers=1 --set task.model.dim=16 --set input.batch_size=2",
             prints=r"per second|/s\b",
         ),
     ),

@@ -107,6 +107,23 @@ TESTED_ELSEWHERE: list[tuple[str, TestedBy]] = [
         ),
     ),
     (
+        r"tekso-trainer --import=my_digits .*--logdir=runs/(replicas|sharded|stages) ?.*",
+        TestedBy(
+            "tests/first_task_test.py::test_every_execution_gives_the_same_losses_and_accuracy"
+        ),
+    ),
+    (  # builds every model
+        r"tekso-trainer --list='lm\.\*'",
+        TestedBy(
+            "tests/tools/trainer_listing_test.py"
+            "::test_every_registered_model_of_this_repository_is_counted_or_says_why"
+        ),
+    ),
+    (  # docs/first_task.md has a command that exports
+        r"tekso-trainer --mode=export .*--litert=.*",
+        TestedBy("tests/tools/export_mode_test.py::test_litert_generates_the_same_ids"),
+    ),
+    (
         r"tekso-trainer .*--process=.*",
         TestedBy(
             "tests/framework/execution/mesh/processes_test.py"

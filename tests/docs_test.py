@@ -41,6 +41,7 @@ from tekso.tasks.classification.task import Classification
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 TIMEOUT_S = 300
+LOGDIR = re.compile(r"(?:--logdir|LOGDIR)=(\S+)")
 FILE = re.compile(r"# ([\w./-]+\.py)")  # the first line of a block that is a file
 
 
@@ -97,10 +98,12 @@ def folder(tmp_path: Path) -> Path:
     for name in ("setup.py", "pyproject.toml"):
         (tmp_path / name).touch()
     programs = tmp_path / ".venv" / "bin"
-    for name in ("trainer", "vocab", "benchmark", "ckpt", "new-task"):
-        module = name.replace("-", "_")
-        text = f'exec {processes.forwarding("-m", f"tekso.tools.{module}")} "$@"\n'
-        executable(programs / f"tekso-{name}", text)
+    modules = {
+        f"tekso-{name}": f"tekso.tools.{name.replace('-', '_')}"
+        for name in ("trainer", "vocab", "benchmark", "ckpt", "new-task")
+    }
+    for name, module in {**modules, "tensorboard": "tensorboard.main"}.items():
+        executable(programs / name, f'exec {processes.forwarding("-m", module)} "$@"\n')
     executable(programs / "python", f'exec {processes.forwarding()} "$@"\n')
     # `pytest` collects the tests with the given arguments, but does not run them.
     collect = "-m pytest --collect-only -q -p no:cacheprovider"
@@ -268,16 +271,17 @@ def test_commands_of_a_document_work(document: Path, folder: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if "MAKE" not in name}
     path = [str(folder / ".venv" / "bin"), sysconfig.get_path("scripts"), os.environ["PATH"]]
     environment["PATH"] = os.pathsep.join(path)
+    environment["XLA_FLAGS"] = "--xla_backend_optimization_level=0"  # compiles sooner
     steps: dict[str, int] = {}  # that were trained, by logdir
     for command in commands(document):
         how = command.how()
         if not isinstance(how, Run):
             continue
-        arguments, logdir = how.arguments, ""
-        if how.trains:
-            logdir = logdir_of(f"{command.text} {how.arguments}")
-            steps[logdir] = steps.get(logdir, 0) + STEPS
-            arguments = arguments.format(steps=steps[logdir])
+        if document not in runs_in(command.text):
+            continue
+        logdir = logdir_of(f"{command.text} {how.arguments}") if how.trains else ""
+        steps[logdir] = steps.get(logdir, 0) + STEPS
+        arguments = how.arguments_for(command.text, steps[logdir])
         before = log_of(folder / logdir) if how.trains else b""
         done = subprocess.run(
             ["bash", "-c", f"{command.text} {arguments}"],
@@ -298,8 +302,16 @@ def test_commands_of_a_document_work(document: Path, folder: Path) -> None:
             assert_trained(folder / logdir, before, steps[logdir], said)
 
 
+def runs_in(text: str) -> list[Path]:
+    """Returns the documents in which a command runs: those that use its logdir, or the first."""
+    having = [path for path in DOCUMENTS if text in [one.text for one in commands(path)]]
+    logdir = LOGDIR.search(text)
+    using = [path for path in having if logdir and path.read_text().count(logdir[1]) > 1]
+    return using or having[:1]
+
+
 def logdir_of(text: str) -> str:
-    found = re.search(r"(?:--logdir|LOGDIR)=(\S+)", text)
+    found = LOGDIR.search(text)
     assert found, f"no logdir in {text}"
     return found[1]
 

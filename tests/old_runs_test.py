@@ -49,8 +49,18 @@ def test_an_old_run_goes_on_with_the_losses_it_had(folder: Path) -> None:
     assert figures(folder / "run" / "metrics.jsonl") == pytest.approx(was, rel=2e-5)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("folder", RUNS, indirect=True)
+# Runs of the other executions are read and evaluated by the test above.
+EVALUATED = ("data_parallel_2026_11_21", "stages_on_mesh_2026_11_24")
+
+
+@pytest.mark.parametrize(
+    "folder",
+    [
+        pytest.param(run, marks=pytest.mark.slow if run in EVALUATED else pytest.mark.matrix)
+        for run in RUNS
+    ],
+    indirect=True,
+)
 def test_an_old_run_is_evaluated(folder: Path) -> None:
     done = trainer(folder, "--mode=eval", "--format=json")
     assert done.returncode == 0, done.stderr

@@ -146,6 +146,7 @@ SMALL = [
     "input.length=16",
     "learner.ema_decay=0.5",
     "run.checkpoint_every_steps=2",
+    "execution.towers=1",
     "execution.xla=none",  # to compile would take longer than all the rest
 ]
 

@@ -39,6 +39,8 @@ SETTINGS = [
     "learner.schedule.warmup_steps=20",
     "learner.schedule.scale=0.03",
     "run.decode_at_end=false",
+    "execution.xla=none",
+    "execution.towers=1",
 ]
 LINES = [
     b"12\n",

@@ -22,6 +22,7 @@ SMALL = {
     "task.model.steps": "[8, 16]",
     "task.model.scales": "[8.0, 16.0, 32.0]",
     "task.model.aspect_ratios": "[[2], [2]]",
+    "execution.towers": "1",
     "execution.xla": "none",
 }
 

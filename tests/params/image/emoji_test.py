@@ -18,6 +18,7 @@ def trained(
     small = [
         "--set=input.image_size=16", "--set=input.batch_size=8",
         f"--set={encoder}.num_blocks=[1, 1]", f"--set={encoder}.width=4",
+        "--set=execution.towers=1", "--set=execution.xla=none",
     ]  # fmt: skip
     write_emoji(tmp_path / "package", 60, pictures=True)
     command = [

@@ -8,7 +8,10 @@ from pathlib import Path
 import processes
 import pytest
 
-SHORT = ("--set", "run.decode_at_end=false", "--set", "run.checkpoint_every_steps=0")
+SHORT = (
+    "--set", "run.decode_at_end=false", "--set", "run.checkpoint_every_steps=0",
+    "--set", "execution.towers=1", "--set", "execution.xla=none",
+)  # fmt: skip
 SMALL = (
     *SHORT, "--set", "*.num_layers=1", "--set", "*.dim=16", "--set", "*.hidden_dim=16",
     "--set", "input.inputs.mt.corpus.num_pairs=1000", "--set", "task.tasks.mt.scoring.pairs=2",

@@ -224,7 +224,11 @@ def test_a_small_model_learns_to_spell_tones(tmp_path: Path, experiment: type[To
     letters = list(asterisk_folder.LETTERS)
     texts = ["".join(rng.choice(letters, rng.integers(1, 7))) for _ in range(200)]
     asterisk_folder.write(tmp_path, texts)
-    settings: dict[str, Any] = {"input.corpus.folder": str(tmp_path)}
+    settings: dict[str, Any] = {
+        "input.corpus.folder": str(tmp_path),
+        "execution.towers": 1,
+        "execution.xla": "none",
+    }
     if experiment is not Tones:  # one bucket: tracing each takes longer than all steps
         settings["input.bounds_s"] = [0.8]
     session = Session(experiment, settings)
