@@ -11,21 +11,18 @@ import pytest
 PROGRAM = Path(__file__).with_name("shrunk_run_program.py")
 
 SLOW = (
-    ("image.unet.Digits",),
-    ("lm.python_source.TinyLstm",),
+    ("image.digits.Mlp", "image.digits.Cnn", "image.pong.Ssd", "image.unet.Digits"),
+    ("lm.python_source.TinyLstm", "lm.text_files.Char", "mt.cldr.EnDe"),
 )
-"""One process runs each group. Speech, several tasks, captions, boxes and volumes have slow tests
-of commands in tests/params, and tests/tasks export every kind of task."""
+"""Experiments of these kinds of tasks; one process runs each group. Speech, several tasks, captions
+and volumes have slow tests of commands in tests/params, which do not export all of them."""
 
 OTHERS = (
     "asr.prompts.Ctc",
     "asr.prompts.Las",
     "asr.prompts.Rnnt",
-    "image.digits.Cnn",  # tests/docs_test.py trains, evaluates and decodes it and Mlp
-    "image.digits.Mlp",
     "image.emoji.Caption",
     "image.fashion_mnist.ResNet",
-    "image.pong.Ssd",  # tests/params/image/boxes_test.py trains and decodes image.boxes.Ssd
     "lm.python_source.Small",
     "lm.python_source.Tiny",
     "lm.python_source.TinyMesh",
@@ -33,8 +30,6 @@ OTHERS = (
     "lm.python_source.TinyMoe",
     "lm.python_source.TinyPipeline",
     "lm.python_source.TinySpmdPipeline",
-    "lm.text_files.Char",  # tests/tools/export_mode_test.py trains, decodes and exports it
-    "mt.cldr.EnDe",  # tests/tools/decode_test.py trains, decodes and exports mt.text_files.Base
     "mt.cldr.EnDeLstm",
     "mt.cldr.Many",
     "mt.text_files.Lstm",
