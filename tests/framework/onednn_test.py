@@ -35,6 +35,7 @@ SETTINGS = {
     "AVX2": {"ONEDNN_MAX_CPU_ISA": "AVX2"},
 }
 BROKEN = ("on, SSE41", "on, AVX2")
+SLOW_SETTINGS = ("off", "on", *BROKEN)
 HAS_ONE_DNN = {"off": False, "AVX2": False}
 
 
@@ -62,11 +63,14 @@ def run(form: str, setting: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not X86, reason="oneDNN is switched on x86 CPUs only")
 @pytest.mark.parametrize(
     "setting",
-    SETTINGS,
+    # The others compute as "off" and as "on" do: no oneDNN, or no level below the CPU's own.
+    [
+        pytest.param(name, marks=pytest.mark.slow if name in SLOW_SETTINGS else pytest.mark.matrix)
+        for name in SETTINGS
+    ],
 )
 def test_windows_have_numpys_values_and_gradients(setting: str) -> None:
     done = run("tekso", setting)
@@ -79,7 +83,7 @@ def test_windows_have_numpys_values_and_gradients(setting: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not X86, reason="oneDNN is switched on x86 CPUs only")
-@pytest.mark.parametrize("setting", ["off", "on"])
+@pytest.mark.parametrize("setting", [pytest.param("off", marks=pytest.mark.matrix), "on"])
 def test_tensorflows_own_gradients_are_watched(setting: str) -> None:
     # Passes where TensorFlow is right in all of the table: then the forms by slices may go.
     done = run("plain", setting)

@@ -22,6 +22,7 @@ from tekso.models.lstm_encoder_decoder import LstmEncoderDecoder
 SOURCES, TARGETS, DIM, UNITS, END = 13, 11, 3, 4, 1
 PAIRS = [([5, 7, 3, END], [2, 9, END]), ([12, 4, END], [6, 6, 8, 10, END]), ([9, END], [3, END])]
 
+MATRIX = pytest.mark.matrix
 Batch = dict[str, tf.Tensor]
 VARIANTS: dict[str, dict[str, Any]] = {
     "context additive": {},
@@ -34,7 +35,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
     },
 }
 
-QUICK_VARIANTS = ["context additive", "attentional general"]
+# Both forms of feeding and of attention; the matrix has their other combinations.
+SOME_VARIANTS = [
+    pytest.param(name, marks=[] if name in ("context additive", "attentional general") else MATRIX)
+    for name in VARIANTS
+]
 
 
 def params(variant: str = "context additive", **more: Any) -> LstmEncoderDecoder.Params:
@@ -155,7 +160,7 @@ def test_cross_entropy_is_that_of_the_logits(smoothing: float) -> None:
     np.testing.assert_allclose(found, -(wanted * log_p).sum(-1), rtol=1e-5)
 
 
-@pytest.mark.parametrize("variant", sample(VARIANTS, quick=QUICK_VARIANTS))
+@pytest.mark.parametrize("variant", SOME_VARIANTS)
 def test_padding_changes_nothing(variant: str) -> None:
     model, theta = built(variant)
     ctx = StepContext()
@@ -181,7 +186,7 @@ def test_without_segments_all_counts() -> None:
     np.testing.assert_allclose(model.logits(theta, bare, StepContext()), expected, atol=1e-6)
 
 
-@pytest.mark.parametrize("variant", sample(VARIANTS, quick=QUICK_VARIANTS))
+@pytest.mark.parametrize("variant", SOME_VARIANTS)
 def test_packed_pairs_are_read_as_if_alone(variant: str) -> None:
     model, theta = built(variant)
     ctx = StepContext()
@@ -197,8 +202,16 @@ def test_packed_pairs_are_read_as_if_alone(variant: str) -> None:
             start += len(target)
 
 
-@pytest.mark.parametrize("compiled", sample([False, True], quick=[False]))
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(
+    ("variant", "compiled"),
+    [
+        *((name, False) for name in VARIANTS),
+        pytest.param("context additive", True, marks=pytest.mark.slow),
+        pytest.param("attentional general", True, marks=pytest.mark.slow),
+        pytest.param("context general", True, marks=MATRIX),
+        pytest.param("attentional additive", True, marks=MATRIX),  # its loop is compiled below
+    ],
+)
 def test_decoding_step_by_step_gives_the_logits_of_the_whole(variant: str, compiled: bool) -> None:
     model, theta = built(variant, dropout_rate=0.5)
     ctx, given = StepContext(mode="decode"), batch()

@@ -134,6 +134,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--in_one_call", action="store_true")
     parser.add_argument("--deterministic", action="store_true", help="orders sums of many tensors")
+    parser.add_argument("--no_evaluation", action="store_true")
+    parser.add_argument("--unoptimized", action="store_true", help="without the graph optimizer")
     parser.add_argument("--accumulation", type=int, default=1)
     parser.add_argument("--execution", default="{}", help="JSON of DataParallel's Params")
     parser.add_argument("--task", default="{}", help="JSON of ToyTask's Params")
@@ -141,6 +143,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.deterministic:
         devices.set_determinism(True)
+    devices.set_graph_optimizer(not options.unoptimized)
     execution = DataParallel.Params().set(json.loads(options.execution)).instantiate()
     if options.cluster:
         execution.join(Cluster(tuple(options.cluster), options.process))
@@ -162,11 +165,14 @@ def main() -> None:
         print(json.dumps({"steps": _floats(outputs), "weights": _weights(program)}))
         return
     outputs = [program.train_step(b, 2**31 + i) for i, b in enumerate(batches)]
-    uneven = {name: array[:UNEVEN] for name, array in batch(99, model).items()}
-    evaluation = dict(program.eval_step(batch(99, model)))
-    evaluation |= {f"uneven/{k}": pair for k, pair in program.eval_step(uneven).items()}
-    few = {name: array[:1] for name, array in batch(99, model).items()}
-    evaluation |= {f"few/{k}": pair for k, pair in program.eval_step(few).items()}
+    evaluation: dict[str, list[float]] | None = None
+    if not options.no_evaluation:
+        evaluation = {}
+        sizes = {"": BATCH, "uneven/": UNEVEN, "few/": 1}
+        for name in [""] if model else sizes:  # each size is traced
+            part = {key: array[: sizes[name]] for key, array in batch(99, model).items()}
+            pairs = program.eval_step(part)
+            evaluation |= {f"{name}{k}": [float(x) for x in pair] for k, pair in pairs.items()}
     weights = _weights(program)
     fusions = [str(key) for key in program._fusions]
 
@@ -183,7 +189,7 @@ def main() -> None:
             {
                 "first": first,
                 "steps": _floats(outputs),
-                "eval": {k: [float(x) for x in pair] for k, pair in evaluation.items()},
+                "eval": evaluation,
                 "weights": weights,
                 "fusions": fusions,
                 "same_batch": same,

@@ -123,7 +123,20 @@ MODELS = {
 }
 
 
-@pytest.fixture(params=sample(MODELS, quick=["apart", "prefix_lm", "lstm"]))
+def matrix(*values: Any) -> Any:
+    """Parameters of a test that no path of the code has to itself: `make test-matrix` runs it."""
+    return pytest.param(*values, marks=pytest.mark.matrix)
+
+
+# The parts of these two are in "prefix_lm" (pre-norm, sinusoidal, tied) and in "repeated" (loops,
+# rotary) as well.
+@pytest.fixture(
+    params=[
+        *sample(["apart", "prefix_lm", "lstm", "repeated"], quick=["apart", "prefix_lm", "lstm"]),
+        matrix("encoder_decoder"),
+        matrix("repeated_prefix_lm"),
+    ]
+)
 def model(request: pytest.FixtureRequest) -> Any:
     return MODELS[request.param]().instantiate()
 
@@ -221,7 +234,7 @@ def decoded(
     return np.stack(logits, 1), np.stack(attention_weights, 1)
 
 
-@pytest.mark.parametrize("k", sample([1, 3], quick=[3]))
+@pytest.mark.parametrize("k", [3, matrix(1)])  # 1 is in the test of select, too
 def test_steps_equal_the_whole_target_at_once(model: Any, k: int) -> None:
     theta, batch = perturbed(model), padded()
     ids = tf.constant(np.random.default_rng(2).integers(1, V, [3 * k, T]), tf.int32)
@@ -299,10 +312,7 @@ def test_a_source_of_padding_alone_gives_finite_numbers(model: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name",
-    ["apart", "prefix_lm", "repeated", "lstm"],
-)
+@pytest.mark.parametrize("name", [matrix("apart"), "prefix_lm", "repeated", "lstm"])
 def test_compiled_loops_of_steps_equal_the_whole_target_at_once(name: str) -> None:
     model, k, end = MODELS[name]().instantiate(), 2, sentence_pairs.END
     theta, batch, ctx = perturbed(model), padded(), StepContext(mode="decode")
@@ -358,7 +368,10 @@ def test_pieces_one_after_the_other_are_the_model(model: Any) -> None:
 
 @pytest.mark.parametrize("name", sample(["apart", "repeated", "prefix_lm"], quick=["prefix_lm"]))
 def test_gradients_reach_every_weight_alike_compiled_or_not(name: str) -> None:
-    model = MODELS[name]().instantiate()
+    params = MODELS[name]()
+    if name == "apart":
+        params.set({"*num_layers": 1})  # XLA compiles each layer
+    model = params.instantiate()
     theta, batch = perturbed(model), padded()
     flat = theta_lib.flatten(theta)
 
@@ -379,9 +392,15 @@ def test_gradients_reach_every_weight_alike_compiled_or_not(name: str) -> None:
         np.testing.assert_allclose(other, one, atol=5e-5 * scale, err_msg=path)
 
 
-@pytest.mark.parametrize("beam_size", sample([1, 3], quick=[3]))
 @pytest.mark.parametrize(
-    "name", sample(["apart", "repeated", "prefix_lm", "lstm"], quick=["prefix_lm"])
+    ("name", "beam_size"),
+    [
+        *sample(
+            [("prefix_lm", 3), ("prefix_lm", 1), ("apart", 3), ("repeated", 3), ("lstm", 3)],
+            quick=[("prefix_lm", 3)],
+        ),
+        *(matrix(name, 1) for name in ("apart", "repeated", "lstm")),
+    ],
 )
 def test_a_search_that_fills_caches_in_place_finds_the_same(name: str, beam_size: int) -> None:
     model = MODELS[name]().instantiate()
@@ -403,7 +422,10 @@ def test_a_search_that_fills_caches_in_place_finds_the_same(name: str, beam_size
         np.testing.assert_array_equal(got[key], value, err_msg=key)
 
 
-@pytest.mark.parametrize("name", sample(["apart", "repeated", "prefix_lm", "lstm"], quick=["lstm"]))
+@pytest.mark.parametrize(
+    "name",
+    [*sample(["lstm", "repeated"], quick=["lstm"]), matrix("apart"), matrix("prefix_lm")],
+)
 def test_a_beam_as_wide_as_the_space_finds_the_most_likely_targets(name: str) -> None:
     model = MODELS[name]().instantiate()
     theta, batch, end = perturbed(model), padded(), sentence_pairs.END

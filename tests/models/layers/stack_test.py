@@ -202,8 +202,15 @@ def test_layers_of_a_shared_stack_draw_different_numbers() -> None:
 
 
 @pytest.mark.parametrize("kind", [Stack, RepeatedStack, SharedStack])
-@pytest.mark.parametrize("wrap", [False, True])
-@pytest.mark.parametrize("with_memory", sample([False, True], quick=[False]))
+@pytest.mark.parametrize(
+    ("wrap", "with_memory"),
+    [
+        (False, False),
+        (True, False),
+        pytest.param(True, True, marks=pytest.mark.slow),
+        pytest.param(False, True, marks=pytest.mark.matrix),  # less than the one above
+    ],
+)
 def test_cache_gives_what_the_full_pass_gives(
     kind: type[StackBase], wrap: bool, with_memory: bool
 ) -> None:

@@ -123,7 +123,17 @@ VOLUME_LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize(("mesh", "rules"), sample(VOLUME_LAYOUTS, quick=[]))
+# Each of the three dims is split in one of these and whole in another.
+SLOW_VOLUMES = ("height:model", "depth:a;width:b", "depth:a;height:b;width:c")
+
+
+@pytest.mark.parametrize(
+    ("mesh", "rules"),
+    [
+        pytest.param(*key, marks=pytest.mark.slow if key[1] in SLOW_VOLUMES else pytest.mark.matrix)
+        for key in VOLUME_LAYOUTS
+    ],
+)
 def test_volumes_split_over_any_dims_have_the_same_numbers(mesh: str, rules: str) -> None:
     results = run(mesh, rules, "volume .*")
     assert len(results) == 9

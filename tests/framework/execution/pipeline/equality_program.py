@@ -239,7 +239,8 @@ def run(execution: Any, job: dict[str, Any]) -> dict[str, Any]:
     first = program.state()
     outputs = [program.train_step(b, i) for i, b in enumerate(batches)]
     odd = {name: a[: size - 3] for name, a in batch_of(model, 99, size).items()}
-    evaluation = {} if model == "statistics" else program.eval_step(odd)
+    is_evaluated = model != "statistics" and job.get("evaluate", True)
+    evaluation = program.eval_step(odd) if is_evaluated else {}
     state = program.state()
     program.restore(lambda key: first[key], set(first))
     back = program.state()

@@ -82,6 +82,15 @@ def test_float64_with_values_that_jump_stages_and_a_shared_table() -> None:
         check(alone, one, within=1e-12)
 
 
+EVALUATED = ("repeated", "moe", "sampled", "translation", "pairs")
+"""The other models have no piece of their own in evaluation."""
+
+
+def matrix(*values: Any) -> Any:
+    """Parameters of a test that `make test-matrix` runs."""
+    return pytest.param(*values, marks=pytest.mark.matrix)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "pipelines"),
@@ -93,7 +102,6 @@ def test_float64_with_values_that_jump_stages_and_a_shared_table() -> None:
         ("repeated", [pipeline(3, 4, "zero_bubble_h1", "all")]),
         ("moe", [pipeline(2, 4, "interleaved_1f1b", "all")]),
         ("adapted", [pipeline(2, 4, "1f1b", "all")]),
-        ("adapted_experts", [pipeline(3, 4, "1f1b", "none")]),
         ("untied", [pipeline(2, 4, "zero_bubble_h1", "except_last")]),
         ("sampled", [pipeline(2, 4, "1f1b", "none")]),
         ("remat", [pipeline(2, 2, "1f1b", "none", xla="clusters")]),
@@ -102,13 +110,15 @@ def test_float64_with_values_that_jump_stages_and_a_shared_table() -> None:
         ("repeated_translation", [pipeline(3, 2, "zero_bubble_h1", "none")]),
         ("prefix", [pipeline(3, 4, "1f1b", "except_last")]),
         ("pairs", [pipeline(7, 2, "1f1b", "none")]),
-        ("pairs_luong", [pipeline(3, 2, "1f1b", "except_last")]),
+        # As "adapted" and "moe" together, and as "pairs" with another decoder.
+        matrix("adapted_experts", [pipeline(3, 4, "1f1b", "none")]),
+        matrix("pairs_luong", [pipeline(3, 2, "1f1b", "except_last")]),
     ],
     ids=lambda v: v if isinstance(v, str) else "",
 )
 def test_language_models(model: str, pipelines: list[Any]) -> None:
     # TensorFlow's graph optimizer, a tenth of the time, is on in the tests of float64.
-    alone, *piped = run(model, *pipelines, optimized=False)
+    alone, *piped = run(model, *pipelines, optimized=False, evaluate=model in EVALUATED)
     for one in piped:
         check(alone, one)
 

@@ -24,7 +24,13 @@ import equality_program
 import small_models
 from equality_program import Skipping, skipping_batch
 
-from tekso.framework.execution import DataParallel, Pipelined, SpmdPipelined, StagesOnMesh
+from tekso.framework.execution import (
+    DataParallel,
+    Pipelined,
+    SpmdPipelined,
+    StagesOnMesh,
+    devices,
+)
 from tekso.framework.execution.base import signature_of
 from tekso.framework.execution.mesh import step_errors
 from tekso.framework.theta import Theta
@@ -166,6 +172,7 @@ def main() -> None:
     pipelines[0].setup_devices(
         cpu_devices=8 if any(p.get("num_replicas") for p in job["pipelines"]) else None
     )
+    devices.set_graph_optimizer(job.get("optimized", True))
     if job["model"] == "checking":
         print(json.dumps([fail(p) for p in pipelines]), flush=True)
         return

@@ -73,7 +73,9 @@ def pipeline(mesh: str, rules: str, schedule: str, **more: Any) -> dict[str, Any
     ids=lambda v: v if isinstance(v, str) else "",
 )
 def test_language_models(model: str, pipelines: list[Any]) -> None:
-    alone, *piped = run(model, *pipelines, size=16)
+    # TensorFlow's graph optimizer, a fifth of the time, is on in the tests of float64.
+    evaluate = model in ("dense", "repeated")  # the others have no piece of their own in it
+    alone, *piped = run(model, *pipelines, size=16, optimized=False, evaluate=evaluate)
     for one in piped:
         check(alone, one)
 
@@ -93,7 +95,9 @@ def test_float64_with_values_that_jump_stages_and_a_shared_table(one: dict[str, 
 @pytest.mark.slow
 def test_parts_of_a_batch_add_up() -> None:
     alone, piped = run(
-        "dense", pipeline("model:2", TENSOR, "1f1b", num_micro_batches=2), size=16, accumulation=2
+        "dense",
+        pipeline("model:2", TENSOR, "1f1b", num_micro_batches=2),
+        **{"size": 16, "accumulation": 2, "optimized": False, "evaluate": False},
     )
     check(alone, piped)
 
@@ -104,7 +108,7 @@ def test_fully_sharded_weights_and_bfloat16() -> None:
         "dense",
         pipeline("data:2", "fsdp", "1f1b", num_micro_batches=2),
         pipeline("model:2", TENSOR, "1f1b", num_micro_batches=2, activation_dtype="bfloat16"),
-        size=16,
+        **{"size": 16, "evaluate": False},
     )
     check(alone, split)
     assert half["first"] == alone["first"]  # the masters are float32
