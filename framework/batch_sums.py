@@ -55,9 +55,8 @@ def joined_sums(stages: Sequence[Sums]) -> Sums:
     The result has no statistics: each stage updates its weights from its own statistics.
     """
     dtype = stages[-1].loss.dtype
-    auxiliary: dict[
-        str, tf.Tensor
-    ] = {}  # shares of a mean, so they are summed over parts and stages
+    # Shares of a mean, so they are summed over parts and stages.
+    auxiliary: dict[str, tf.Tensor] = {}
     for name, value in (pair for sums in stages for pair in sums.auxiliary.items()):
         auxiliary[name] = auxiliary[name] + value if name in auxiliary else value
     return Sums(

@@ -275,15 +275,15 @@ def _train(trainer: Trainer, trial: SweepTrial, number: str, optuna_trial: Any =
 
 
 def _is_pruned(evaluations: Evaluations, reported: set[int], optuna_trial: Any) -> bool:
-    """Reports evaluations to Optuna, each as if the sweep had seen it at once.
+    """Reports new evaluations to Optuna one by one; returns whether Optuna ends the trial.
+
+    The study stores the step at which the trial ends, because Optuna would not decide the same
+    again after the sweep was killed.
 
     Args:
-      evaluations: those of a trial so far.
-      reported: steps of which this process has reported the evaluation; it adds to them.
-      optuna_trial: the trial. Optuna would not repeat its decision to end it: a sweep that is
-        killed must remember it.
-
-    Returns: whether Optuna ends the trial.
+      evaluations: those of the trial so far.
+      reported: steps whose evaluations this process has reported; the function adds to it.
+      optuna_trial: the trial in the study.
     """
     if _ENDED_AT in optuna_trial.user_attrs:
         return True
@@ -317,7 +317,7 @@ def _search(
                 failed.append(trial)
                 return None
             evaluations = trainer.evaluations(trial, FLAGS.metric)
-            if FLAGS.search == "halving":  # without those before the trainer noticed its end
+            if FLAGS.search == "halving":  # without those after Optuna had ended the trial
                 end = optuna_trial.user_attrs.get(_ENDED_AT, math.inf)
                 evaluations = [(step, value) for step, value in evaluations if step <= end]
             if not evaluations and trainer.code(trial) != ExitCode.NOT_FINITE:

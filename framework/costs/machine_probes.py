@@ -64,7 +64,7 @@ def main(kind: str) -> None:
 
 
 def _column(speeds: dict[str, Any], number: int) -> dict[str, Any]:
-    """Returns the fields of `MachineSpeed` from CPU times or from times that passed."""
+    """Returns fields of `MachineSpeed` from CPU times or from times that passed."""
     return {
         name: [(at, float(value[number])) for at, value in found]
         if isinstance(found, list)
@@ -85,7 +85,10 @@ class Probes:
         self._copy = 0  # the one that is being traced
 
     def speeds(self) -> dict[str, Any]:
-        """Returns the fields of `MachineSpeed`, with an array for each number."""
+        """Returns fields of `MachineSpeed`, with an array for each number.
+
+        Those that are missing are measured by `step_probes` only.
+        """
         import tensorflow as tf
 
         elements = 1 << 20

@@ -1,7 +1,7 @@
 """The measured speed of this machine, for estimates of the time of a step.
 
-    machine_probes (about 30 s of CPU time)    ─►  ThisMachine  ─►  cached by processor and version
-    step_probes (what starts in a real step)                        of TensorFlow
+    machine_probes (speeds of ops)              ─►  ThisMachine  ─►  cached by processor and version
+    step_probes (fixed costs of a real step)                         of TensorFlow
 
 The probes run as the ops of a step do: side by side on one thread per core, as towers do, which
 share caches and memory; and alone, with all threads for each op. `measured()` runs each kind in a
@@ -201,6 +201,8 @@ def _measure() -> dict[str, Any]:
     alone = printed_by(_PROBES, "alone")
     step = printed_by(_STEP_PROBES)
     starts = {name: step[name] for name in STARTS}
+    # A step of the probes runs each op on one thread. An op that uses all threads costs more to
+    # start, which only the probes of `alone` show.
     return {
         **{name: step[name] for name in OF_STEP},
         "side_by_side": {**towers["cpu"], **starts},

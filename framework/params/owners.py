@@ -7,9 +7,14 @@ from typing import Any
 
 
 def params_of_number(kind: type, value: Any) -> str | None:
-    """Returns the name of the subclass, such as Constant, whose only REQUIRED field is `value`.
+    """Returns the name of the owner of the Params to write instead of a number: "Constant".
 
-    None: there is not exactly one that is imported, or the value is not a number.
+    It is the imported subclass whose only REQUIRED field is `value: float`. None: there is none, or
+    several, or the value is not a finite number.
+
+    Args:
+      kind: a class of Params, such as Schedule.Params.
+      value: what was given instead of such Params.
     """
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return None

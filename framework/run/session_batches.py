@@ -1,4 +1,4 @@
-"""Checks that a batch that a session is given fits the input of its experiment."""
+"""Checks whether a batch given to a session fits the input of its experiment."""
 
 from __future__ import annotations
 

@@ -1,14 +1,14 @@
-"""Measures what starts in a training step cost on this machine; a program, see `this_machine.py`.
+"""Measures the fixed costs of a training step on this machine; a program, see `this_machine.py`.
 
-It trains tasks with next to nothing to compute, by data-parallel execution on one device, as
-training does. So the CPU time of a step is that of starts:
+It trains tasks that compute next to nothing, by data-parallel execution on one device. So the CPU
+time of a step is the sum of its fixed costs:
 
     call_s + arrays array_s + variables variable_s + ops op_s + products product_s
     + convolutions convolution_s + clusters cluster_s + arguments argument_s + loops loop_s
 
-Single ops that are repeated would take less time than in a step: there, the caches hold the code of
-other ops, and ops are handed to other threads. The numbers of each are those of the graphs with
-which a step is planned, so the times fit what the plan counts.
+An op that is repeated alone would take less time than in a step, where caches also hold the code of
+other ops, and ops are handed to other threads. The numbers of arrays, variables, ops and so on are
+counted in the graphs with which a step is planned, so the times fit what the plan counts.
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ class _Probed(Task):
             x = getattr(self, self.params.repeated)(x, i, ctx)
         return LossSums(tf.reduce_sum(x))
 
-    # Those of each number i differ, so that each has code of its own, as in a model.
+    # Products and clusters differ for each i, so that each has code of its own, as in a model.
 
     def op(self, x: tf.Tensor, i: int, ctx: StepContext) -> tf.Tensor:
         """[…] → the same shape."""

@@ -6,10 +6,9 @@
 The study is in a database in the folder of the sweep. A trial that was running when the sweep was
 killed is resumed with its settings.
 
-Optuna's samplers ignore failed trials, so they would choose settings near those that diverge again.
-A diverged trial is therefore told as completed with an infinite value, which is worse than all
-others. Pruned trials are ranked below completed ones too, but a study counts only completed trials
-when it looks for its best one, and pruned ones have no value for another trial to compare with.
+Optuna's samplers ignore failed trials, so they would choose settings near diverged ones again. A
+trial without a finite evaluation is therefore reported as completed with an infinite value, which
+is worse than all others.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from tekso.tools.sweeping.space import Range, Varied
 
 SEARCHES = ("random", "tpe", "halving")
 _STUDY = "sweep"
-_MOST_REPEATED = 10  # proposals of Optuna, one after the other, that were tried before
+_MOST_REPEATED = 10  # settings in a row that were tried before; then, Optuna is given untried ones
 _Train = Callable[[int, Mapping[str, str], Any], float | None]
 
 
@@ -81,7 +80,7 @@ class Study:
 
     @property
     def num_settings(self) -> int | None:
-        """Number of different settings that there are; None: a range has any number of values."""
+        """Number of different settings that there are; None: a range of floats has no number."""
         if any(one.range is not None and not one.range.is_whole for one in self._varied):
             return None
         return math.prod(
@@ -89,13 +88,13 @@ class Study:
         )
 
     def run(self, trials: int, train: _Train) -> None:
-        """Runs trials until as many settings were tried as wanted, or all that there are.
+        """Runs trials until enough settings were tried, or all that there are.
 
         Args:
           trials: number of settings to try in the whole sweep.
           train: trains the trial with a number, its settings and Optuna's trial; returns its
-            value, infinite or NaN if it diverged, or None if it failed. An exception leaves the
-            trial to be resumed.
+            value, not finite if no evaluation was finite, or None if it failed. An exception leaves
+            the trial to be resumed.
         """
         states = self._optuna.trial.TrialState
         for frozen in self._study.get_trials(states=(states.RUNNING,)):
