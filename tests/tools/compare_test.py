@@ -102,6 +102,23 @@ def test_single_and_constant_values_are_not_tested() -> None:
     assert statistics.seeds(0.03578, 1.0, 1.0) is None
 
 
+@pytest.mark.parametrize(("value", "first", "second"), [(0.4936, 9, 4), (0.7, 10, 3), (0.1, 3, 7)])
+def test_equal_values_do_not_differ_whatever_their_number(
+    value: float, first: int, second: int
+) -> None:
+    # The sum of nine 0.4936, divided by nine, is not 0.4936.
+    assert statistics.summary([value] * first) == statistics.Summary(value, 0.0, first)
+    found = statistics.welch([value] * first, [value] * second)
+    assert (found.difference, found.p, found.seeds) == (0.0, 1.0, None)
+
+
+def test_a_spread_that_is_tiny_beside_the_other_values_is_compared() -> None:
+    for scale in (1e-82, 1e-160):
+        found = statistics.welch([scale, 2 * scale], [1.0, 1.0])
+        assert (found.difference, found.freedom, found.seeds) == pytest.approx((1.0, 1.0, 2))
+        assert found.is_decided
+
+
 def test_runs_are_grouped_by_all_params_but_the_seed_and_named_by_what_differs(
     tmp_path: Path,
 ) -> None:

@@ -59,12 +59,14 @@ class Test:
 def summary(values: Sequence[float]) -> Summary:
     """Returns mean and spread of at least one value."""
     unit, count = _unit(values), len(values)
-    scaled = [value / unit for value in values]
-    mean = math.fsum(scaled) / count
+    first = values[0] / unit
+    # From the first value: the mean of equal values is this value, and they have no spread.
+    offsets = [value / unit - first for value in values]
+    mean = math.fsum(offsets) / count
     if count == 1:
-        return Summary(mean * unit, None, 1)
-    variance = math.fsum((value - mean) ** 2 for value in scaled) / (count - 1)
-    return Summary(mean * unit, math.sqrt(variance) * unit, count)
+        return Summary(values[0], None, 1)
+    variance = math.fsum((offset - mean) ** 2 for offset in offsets) / (count - 1)
+    return Summary((first + mean) * unit, math.sqrt(variance) * unit, count)
 
 
 def welch(first: Sequence[float], second: Sequence[float]) -> Test:
@@ -84,15 +86,14 @@ def _welch(first: Sequence[float], second: Sequence[float]) -> Test:
     difference = b.mean - a.mean
     if a.std is None or b.std is None:
         return Test(difference, None, None, None, None)
-    parts = [one.std**2 / one.count for one in (a, b) if one.std is not None]
-    error = math.sqrt(math.fsum(parts))
+    errors = [a.std / math.sqrt(a.count), b.std / math.sqrt(b.count)]  # of the means
+    error = math.hypot(*errors)
     if error == 0.0:
         is_same = difference == 0.0
         t = 0.0 if is_same else math.copysign(math.inf, difference)
         return Test(difference, t, None, 1.0 if is_same else 0.0, None if is_same else 2)
-    freedom = math.fsum(parts) ** 2 / (
-        parts[0] ** 2 / (a.count - 1) + parts[1] ** 2 / (b.count - 1)
-    )
+    shares = [(one / error) ** 2 for one in errors]
+    freedom = 1.0 / (shares[0] ** 2 / (a.count - 1) + shares[1] ** 2 / (b.count - 1))
     t = difference / error
     return Test(difference, t, freedom, p_value(t, freedom), seeds(difference, a.std, b.std))
 
@@ -122,12 +123,13 @@ def seeds(difference: float, std: float, other: float) -> int | None:
     """Returns how many runs each of two groups needs to decide a difference; see `Test.seeds`."""
     if difference == 0.0:
         return None
+    spread = math.hypot(std, other)
+    shares = [(one / spread) ** 2 for one in (std, other)]
 
     def suffices(count: int) -> bool:
-        a, b = std**2, other**2
-        freedom = (a + b) ** 2 * (count - 1) / (a**2 + b**2)
+        freedom = (count - 1) / (shares[0] ** 2 + shares[1] ** 2)
         needed = quantile(1 - LEVEL / 2, freedom) + quantile(POWER, freedom)
-        return abs(difference) >= needed * math.sqrt((a + b) / count)
+        return abs(difference) >= needed * spread / math.sqrt(count)
 
     few, many = 1, 2
     while not suffices(many):
