@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import inspect
 import re
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
 
 from tekso.framework.params import REQUIRED, Configurable, Params, param
 from tekso.framework.params.origins import Origin, hide_from_origins
@@ -246,6 +247,10 @@ class Run(Configurable):
 
     class Params(Configurable.Params):
         """Params of Run."""
+
+        other_names: ClassVar[Mapping[str, str]] = {
+            "epochs": "set steps; an epoch has as many as the examples divided by input.batch_size"
+        }
 
         steps: int = param("Number of training steps.", default=1000)
         seed: int = param("Seed of weights, data order, dropout and sampling.", default=0)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import functools
 import re
+from typing import Any
 
 import pytest
 
 from tekso.framework.experiment import Experiment, KeepBest, Run, Tree
+from tekso.framework.learner import Learner
+from tekso.framework.optimizers.adam import AdamW
 from tekso.framework.optimizers.sgd import SGD
 from tekso.framework.params import REQUIRED, Configurable, Params, param
 from tekso.framework.schedules import Cosine
@@ -247,3 +250,19 @@ def test_a_part_of_another_kind_is_refused(part: str, params: Params, base: str,
     what += re.escape(cure) + "$"
     with pytest.raises(TypeError, match=what):
         Wrong().tree()
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "instead"),
+    [
+        (SGD, "learning_rate", "the learner has the learning rate, as a schedule: Learner.Params("),
+        (AdamW, "lr", "the learner has the learning rate, as a schedule: Learner.Params("),
+        (Learner, "learning_rate", "set schedule, for example schedule=Constant.Params(value=…)"),
+        (Run, "epochs", "set steps; an epoch has as many as the examples divided by input.batch"),
+    ],
+)
+def test_names_of_other_frameworks_are_answered_with_what_to_write(
+    kind: Any, name: str, instead: str
+) -> None:
+    with pytest.raises(AttributeError, match=re.escape(f"has no field {name}: {instead}")):
+        kind.Params(**{name: 3})
