@@ -3,11 +3,28 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from typing import Any
 
 _NARROW = re.compile(r"\b(bfloat16|float16|half)\b")
 _WIDE = re.compile(r"\b(float32|float)\b")
 _NO_PARAMS = re.compile(r"(\w+)\.__init__\(\) missing 1 required positional argument: 'params'")
 _CALLED = re.compile(r"'(\w+)' object is not callable")
+_NO_CTX = re.compile(r"\.fprop\(\) missing 1 required positional argument: 'ctx'")
+_NONE = re.compile(r"^None values not supported|Attempt to convert a value \(None\)")
+_FUNCTION = re.compile(r"\{\{function_node [^}]*\}\}\s*")
+_OP = re.compile(r"\s*\[Op:\w+\]( name:.*)?\s*$")
+_NODE = re.compile(r"'\{\{node [^}]*\}\} = (\w+)\[[^]]*\]\([^)]*\)'")
+
+
+def text_of(error: BaseException) -> str:
+    """Returns the message of an error in the code of users, in words, with advice if there is any.
+
+    Without the names that TensorFlow gives to ops.
+    """
+    text = _OP.sub("", _NODE.sub(r"\1", _FUNCTION.sub("", str(error))))
+    hint = advice(error)
+    return f"{text.rstrip('.')}; {hint}" if hint else text
 
 
 def advice(error: BaseException) -> str:
@@ -24,9 +41,25 @@ def advice(error: BaseException) -> str:
             f"{name} is built from its Params: write {name}.Params() for a field or a child, and "
             f"{name}.Params().instantiate() for the object itself"
         )
+    if _NO_CTX.search(text):
+        return "theta, the weights of the layer, comes first: self.child.fprop(theta.child, x, ctx)"
+    if _NONE.search(text):
+        return "is a return missing in the fprop of a layer, or in a function?"
+    if isinstance(error, KeyError) and (names := _names_in_batch(error)):
+        return f"the batch has {', '.join(map(repr, names))}"
     if (found := _CALLED.search(text)) and found[1] in _names_of_layers():
         return "call the method fprop of the layer: self.child.fprop(theta.child, x, ctx)"
     return ""
+
+
+def _names_in_batch(error: KeyError) -> list[Any]:
+    """Returns the names in the local variable `batch` of the function that raised, or []."""
+    place = error.__traceback__
+    while place is not None and place.tb_next is not None:
+        place = place.tb_next
+    batch = place.tb_frame.f_locals.get("batch") if place is not None else None
+    names = list(batch) if isinstance(batch, Mapping) else []
+    return names if error.args and error.args[0] not in names else []
 
 
 def _names_of_layers() -> set[str]:

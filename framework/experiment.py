@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import inspect
 import re
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
 
 from tekso.framework.params import REQUIRED, Configurable, Params, param
 from tekso.framework.params.origins import Origin, hide_from_origins
@@ -118,19 +119,38 @@ class Experiment:
           TypeError: the value is not Params, or Params of a different kind of part.
         """
         if not isinstance(value, Params):
-            hint = ""
-            if isinstance(value, type) and issubclass(value, Params):
-                hint = f"; call it: {type_name(value)}()"
+            place = place_of(getattr(self, name.partition(".")[0], None))
             raise TypeError(
-                f"{type_name(type(self))}: {name} must be Params, given {describe(value)}{hint}"
+                f"{type_name(type(self))}: {name}{place} must be Params, given {describe(value)}"
+                f"{_instead_of(value)}"
             )
         if is_of_another_kind(name, value):
             raise TypeError(
                 f"{type_name(type(self))}.{name}{place_of(getattr(self, name, None))} returns "
                 f"{type_name(type(value))}, but must return Params of a subclass of "
-                f"{base_class(name)}"
+                f"{base_class(name)}{_with_part(name, value)}"
             )
         return value.copy()
+
+
+def _instead_of(value: Any) -> str:
+    """Returns the end of an error about a value that is not Params: what to write instead."""
+    if value is None:
+        return ": is a return missing?"
+    if isinstance(value, type) and issubclass(value, Params):
+        return f": call it, {type_name(value)}()"
+    if isinstance(value, type) and issubclass(value, Configurable):
+        return f": write {type_name(value)}.Params()"
+    return ""
+
+
+def _with_part(name: str, params: Params) -> str:
+    """Returns the end of an error about Params of another kind: the Params that contain them."""
+    kinds = {f"{kind.__module__}.{kind.__qualname__}" for kind in params.owner.__mro__}
+    for base, (part, example) in _PARTS_OF_PARTS.items():
+        if part == name and base in kinds:
+            return f": write {example.format(f'{type_name(type(params))}(…)')}"
+    return ""
 
 
 def base_class(path: str) -> str:
@@ -162,11 +182,12 @@ _BASES = {
 """Base classes of the parts of an experiment. Named, not imported: they import TensorFlow, which
 is slow."""
 
-_PARTS_OF_PARTS = (
-    "tekso.framework.layer.Layer",
-    "tekso.framework.optimizers.optimizer.Optimizer",
-    "tekso.framework.schedules.Schedule",
-)
+_PARTS_OF_PARTS = {
+    "tekso.framework.layer.Layer": ("task", "Classification.Params(model={})"),
+    "tekso.framework.optimizers.optimizer.Optimizer": ("learner", "Learner.Params(optimizer={})"),
+    "tekso.framework.schedules.Schedule": ("learner", "Learner.Params(optimizer=…, schedule={})"),
+}
+"""{base class of parts of parts: the part that contains them, and an example}."""
 
 
 def _defined_at(method: Any) -> Origin:
@@ -226,6 +247,10 @@ class Run(Configurable):
 
     class Params(Configurable.Params):
         """Params of Run."""
+
+        other_names: ClassVar[Mapping[str, str]] = {
+            "epochs": "set steps; an epoch has as many as the examples divided by input.batch_size"
+        }
 
         steps: int = param("Number of training steps.", default=1000)
         seed: int = param("Seed of weights, data order, dropout and sampling.", default=0)

@@ -6,8 +6,8 @@ class.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from typing import Any, Literal
+from collections.abc import Hashable, Mapping
+from typing import Any, ClassVar, Literal
 
 import tensorflow as tf
 
@@ -48,6 +48,10 @@ class Learner(LearnerBase):
 
     class Params(LearnerBase.Params):
         """Params of Learner."""
+
+        other_names: ClassVar[Mapping[str, str]] = dict.fromkeys(
+            ("learning_rate", "lr"), "set schedule, for example schedule=Constant.Params(value=…)"
+        )
 
         optimizer: Optimizer.Params = param("The optimizer.", default=REQUIRED)
         schedule: Schedule.Params = param("Learning rate by step.", default=REQUIRED)

@@ -130,13 +130,19 @@ def loss(task: _Task, theta: Theta, batch: Batch, ctx: StepContext) -> LossSums:
     Raises:
       TaskError: the result is not `LossSums`.
     """
-    sums = task.loss(theta, as_tensors(batch), ctx)
-    if not isinstance(sums, LossSums):
-        raise TaskError(
-            f"{method_of(task, 'loss')} returns {shown(sums)}, but must return "
-            f"LossSums(loss_sum, metrics): {SUM_OF_LOSSES}; metrics are {PAIRS}"
-        )
-    return sums
+    return loss_sums(task, "loss", task.loss(theta, as_tensors(batch), ctx))
+
+
+def loss_sums(task: object, name: str, found: Any) -> LossSums:
+    """Returns the result of a method of a task, which must be `LossSums`.
+
+    Raises:
+      TaskError: it is not.
+    """
+    if isinstance(found, LossSums):
+        return found
+    want = f"LossSums(loss_sum, metrics): {SUM_OF_LOSSES}; metrics are {PAIRS}"
+    raise _error(task, name, found, want)
 
 
 def pieces(task: _Task) -> list[Piece]:

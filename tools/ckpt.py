@@ -310,7 +310,9 @@ def _report(output: str, chosen: Sequence[Checkpoint]) -> None:
         return
     print(f"averaged {len(chosen)} checkpoints, of steps {steps}: {output} ({size(written)})")
     print("the state of the learner is copied from the last of them")
-    flags = shlex.join(["--mode=eval", f"--logdir={logdir}", f"--checkpoint={output}"])
+    packages = [f"--import={name}" for name in FLAGS["import"].value]
+    given = [*packages, "--mode=eval", f"--logdir={logdir}", f"--checkpoint={output}"]
+    flags = shlex.join(given)
     print(f"evaluate it:\n  {typed('tekso-trainer')} {flags}")
 
 
@@ -340,6 +342,7 @@ def _convert(paths: list[str]) -> None:
         model=FLAGS.model,
         settings=FLAGS["set"].value,
         layout=FLAGS.layout,
+        imports=FLAGS["import"].value,
         command=sys.argv,
         warn=_warn,
     )
@@ -351,7 +354,14 @@ def _merge(paths: list[str]) -> None:
 
     output = os.path.expanduser(FLAGS.output)
     settings = FLAGS["set"].value
-    _print_done(weight_commands.merge(_run_of_flags(), output, settings=settings, command=sys.argv))
+    done = weight_commands.merge(
+        _run_of_flags(),
+        output,
+        settings=settings,
+        imports=FLAGS["import"].value,
+        command=sys.argv,
+    )
+    _print_done(done)
 
 
 def _print_done(done: Done) -> None:

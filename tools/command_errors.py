@@ -78,8 +78,7 @@ def run(program: str, action: Callable[[], int], *, show_traceback: bool = False
         elif is_meant(error):
             _report(program, f"{_text(error)}{_places(error)}")
         elif _is_of_wrong_use(error):
-            hint = error_advice.advice(error)
-            text = f"{type(error).__name__}: {error}{hint and f'; {hint}'}"
+            text = f"{type(error).__name__}: {error_advice.text_of(error)}"
             _report(program, f"{text}{_places(error)}\n{_MORE}")
         else:
             _report(program, f"{type(error).__name__}: {error}{_unexpected(error)}")

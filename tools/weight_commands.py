@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 import os
+import shlex
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -59,6 +60,7 @@ def convert(
     model: str | None,
     settings: Sequence[str],
     layout: str | None,
+    imports: Sequence[str],
     command: Sequence[str],
     warn: Callable[[str], None],
 ) -> Done:
@@ -71,6 +73,7 @@ def convert(
       model: from a file to a run: key of the experiment; None: the one that the file is from.
       settings: to a run: values of --set.
       layout: from or to a file: one of LAYOUTS; None: the names and shapes of the task.
+      imports: packages of the user, for the command that evaluates the new run.
       command: the command as typed.
       warn: called with the text of a warning.
 
@@ -91,8 +94,10 @@ def convert(
     if to_file:
         return _export(open_run(source, warn=warn), output, match or "*", layout)
     if from_file:
-        return _import(source, output, model, settings, layout, command)
-    return _copy(open_run(source, warn=warn), output, settings, command)
+        done = _import(source, output, model, settings, layout, command)
+    else:
+        done = _copy(open_run(source, warn=warn), output, settings, command)
+    return done._replace(text=f"{done.text}\n{_evaluate_it(output, imports)}")
 
 
 def _check_use(flag: str, value: Any, applies: bool, conversion: str) -> None:
@@ -168,10 +173,17 @@ def _written(output: str, path: str, model: str, task: Task, what: str) -> Done:
     count = sum(spec.size for spec in task.specs().values())
     text = f"wrote a run from {what}, {count:,} weights of {model}: {path}"
     record = {"output": output, "checkpoint": path, "model": model, "weights": count}
-    return Done(record, f"{text}\n{_evaluate_it(output)}")
+    return Done(record, text)
 
 
-def merge(run: OpenedRun, output: str, *, settings: Sequence[str], command: Sequence[str]) -> Done:
+def merge(
+    run: OpenedRun,
+    output: str,
+    *,
+    settings: Sequence[str],
+    imports: Sequence[str],
+    command: Sequence[str],
+) -> Done:
     """Writes the folder of a run without adapters, whose matrices contain their updates.
 
     The new run has the Params of the old one, without adapters, `learner.frozen` and
@@ -181,6 +193,7 @@ def merge(run: OpenedRun, output: str, *, settings: Sequence[str], command: Sequ
       run: the run with adapters.
       output: folder of the new run.
       settings: values of --set, for the new run.
+      imports: packages of the user, for the command that evaluates the new run.
       command: the command as typed.
 
     Raises:
@@ -203,7 +216,7 @@ def merge(run: OpenedRun, output: str, *, settings: Sequence[str], command: Sequ
     count = (len(weights) - len(merged)) // 2
     text = f"merged the adapters of {count} matrices of {run.checkpoint.path}: {path}"
     record = {"output": output, "checkpoint": path, "model": run.model, "matrices": count}
-    return Done(record, f"{text}\n{_evaluate_it(output)}")
+    return Done(record, f"{text}\n{_evaluate_it(output, imports)}")
 
 
 def _experiment(file: WeightFile, model: str | None) -> tuple[str, Any, Any]:
@@ -254,5 +267,7 @@ def _weights(run: OpenedRun, paths: Sequence[str]) -> dict[str, np.ndarray]:
     return found
 
 
-def _evaluate_it(logdir: str) -> str:
-    return f"evaluate it:\n  {typed('tekso-trainer')} --mode=eval --logdir={logdir}"
+def _evaluate_it(logdir: str, imports: Sequence[str]) -> str:
+    packages = [f"--import={name}" for name in imports]
+    flags = shlex.join([*packages, "--mode=eval", f"--logdir={logdir}"])
+    return f"evaluate it:\n  {typed('tekso-trainer')} {flags}"

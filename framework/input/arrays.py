@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import zlib
 from collections.abc import Iterable, Mapping
@@ -77,6 +78,7 @@ class Arrays(ExampleInput):
         super().__init__(params, **kwargs)
         split = self.params.split
         self._what = f"{type(self).__name__}.load({split!r}){place_of(type(self).load)}"
+        self._check_takes_split(split)
         found = self.load(split)
         if isinstance(found, Mapping):
             self.arrays = {
@@ -87,6 +89,20 @@ class Arrays(ExampleInput):
         if isinstance(found, Mapping):
             self._check_loads_again(split)
         self._check()
+
+    def _check_takes_split(self, split: Split) -> None:
+        """Checks that `load` can be called with a split.
+
+        Raises:
+          InputError: it cannot.
+        """
+        try:
+            inspect.signature(self.load).bind(split)
+        except TypeError:
+            raise InputError(
+                f"{self._what}: load is called with the name of the split, but cannot be: write "
+                "def load(self, split)"
+            ) from None
 
     def _check_loads_again(self, split: Split) -> None:
         """Checks that `load` returns the same arrays in a second call, if they are small.

@@ -8,8 +8,8 @@ reductions only, so XLA can compile it as one cluster, and it works on sharded w
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Iterable
-from typing import Literal
+from collections.abc import Hashable, Iterable, Mapping
+from typing import ClassVar, Literal
 
 import tensorflow as tf
 
@@ -40,6 +40,12 @@ class Optimizer(Configurable):
 
     class Params(Configurable.Params):
         """Params of an optimizer."""
+
+        other_names: ClassVar[Mapping[str, str]] = dict.fromkeys(
+            ("learning_rate", "lr"),
+            "the learner has the learning rate, as a schedule: "
+            "Learner.Params(optimizer=…, schedule=Constant.Params(value=…))",
+        )
 
         weight_decay: float = param("Rate of weight decay per step; 0: no decay.", default=0.0)
         weight_decay_scaling: Literal["learning_rate", "independent", "gradient"] = param(

@@ -75,6 +75,8 @@ class Params(Node):
     owner: ClassVar[Any] = None
     old_fields: ClassVar[Mapping[str, OldField]] = {}
     """{name of a former field: what replaces it}."""
+    other_names: ClassVar[Mapping[str, str]] = {}
+    """{name that other frameworks have for a setting: what to write instead}."""
     _fields: ClassVar[dict[str, Field]] = {}
     _own_fields: ClassVar[dict[str, Field]] = {}
     _template: ClassVar[Template | None] = None
@@ -408,6 +410,9 @@ class Params(Node):
             )
         if name in self.old_fields:
             instead = self.old_fields[name].instead
+            return AttributeError(f"{self._title()} has no field {self._where(name)}: {instead}")
+        if name in self.other_names:
+            instead = self.other_names[name]
             return AttributeError(f"{self._title()} has no field {self._where(name)}: {instead}")
         names = list(self._fields)
         hint = paths.suggestion(

@@ -107,11 +107,10 @@ def _try(task: Task, program: Program, function: Callable[[Trial], list[str]]) -
     except (LossError, InputError, TaskError):
         raise
     except Exception as error:  # in user code, which may accept only batches of the full size
-        reason = str(error).partition("\n")[0]
-        hint = error_advice.advice(error)
+        reason = error_advice.text_of(error).partition("\n")[0]
         return [
             f"{type(task).__name__} could not be checked on a few examples (is its loss a sum, "
-            f"does it count padding?): {type(error).__name__}: {reason}{hint and f'; {hint}'}"
+            f"does it count padding?): {type(error).__name__}: {reason}"
         ]
 
 

@@ -25,6 +25,7 @@ from absl import logging
 
 from tekso.framework import files, registry, task_results
 from tekso.framework.context import Mode, StepContext
+from tekso.framework.counting import counted
 from tekso.framework.execution.base import signature_of
 from tekso.framework.experiment import Experiment
 from tekso.framework.learning_step import APPLIED, EMA
@@ -137,12 +138,7 @@ class Session:
         if not isinstance(steps, int | np.integer) or steps < 0:
             raise SessionError(f"steps is {steps!r}, but must be a whole number of at least 0")
         if self.step + steps > min(ends):
-            raise SessionError(
-                f"cannot train {steps} steps: {self.step} are done, run.steps is "
-                f"{self.tree.run.steps}, and the number of batches of the input is "
-                f"{self.input.num_batches or 'unlimited'}. Build the session with a larger "
-                "run.steps in its settings"
-            )
+            raise SessionError(self._too_many(steps))
         self._check_task()
         first = len(self.history)
         for _ in range(steps):
@@ -154,6 +150,20 @@ class Session:
                 self.step += 1
             self.learner.check(metrics)
         return self.history[first:]
+
+    def _too_many(self, steps: int) -> str:
+        """Returns why so many further steps cannot be trained, and what to do."""
+        batches, limit = self.input.num_batches, self.tree.run.steps
+        text = f"cannot train {counted(steps, 'further step')}: {self.step} of run.steps={limit} "
+        text += "is done" if self.step == 1 else "are done"
+        if batches is not None and self.step + steps > batches:
+            text += f", and the input has only {counted(batches, 'batch', 'batches')}"
+        if self.step + steps > limit:
+            text += (
+                ". Build the session with a larger run.steps in its settings, for example "
+                f'{{"run.steps": {self.step + steps}}}'
+            )
+        return text
 
     def _check_task(self) -> None:
         if self._is_checked:

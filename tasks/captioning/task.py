@@ -138,7 +138,8 @@ class Captioning(AnswersFiles, TargetTask):
         """Returns captions of image files, or of images of the split dev."""
         if self.params.decode:
             return self.decoded_files(program, input, self.params.decode)
-        own = held_out(captions_of(input))
+        shown = held_out(captions_of(input))
+        own = shown.input
         records, asked = [], []
         for image in spread(len(own.source), self.params.num_decoded).tolist():
             captions, file = own.source.captions(image), own.source.origin(image).file
@@ -151,7 +152,8 @@ class Captioning(AnswersFiles, TargetTask):
             language = captions[0].language or None
             records.append({**record, "language": language or ""})
             asked.append(Asked(x, language_id(own.languages, language)))
-        return self.decoded(self._captioned(program, own.tokenizer, records, asked))
+        decoded = self.decoded(self._captioned(program, own.tokenizer, records, asked))
+        return Decoded(shown.titled(decoded.text, "images"), decoded.records)
 
     def file_answers(
         self, program: Program, input: Input | KnownCaptions, paths: Sequence[str]

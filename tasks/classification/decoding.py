@@ -7,10 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from tekso.framework.input.held_out import HeldOut
+from tekso.framework.input.held_out import HeldOut, ShownExamples, held_out_or_training
 from tekso.framework.input.input import Input
-from tekso.framework.input.skips import NoSplitError
-from tekso.framework.input.splits import Split
 from tekso.framework.task import Decoded, Program
 from tekso.tasks.classification.exports import has_texts
 from tekso.tasks.classification.labelled_texts import class_name
@@ -29,8 +27,10 @@ def decoded_examples(task: Classifier, program: Program, input: Input) -> Decode
       input: the training input; its examples are used if no held-out ones can be loaded, and the
         text says why.
     """
-    split, examples, reason = _held_out(input)
-    batch = examples.batch(0)
+    shown: ShownExamples[Input] = held_out_or_training(
+        lambda split: HeldOut.Params(split=split).instantiate(train=input.params), lambda: input
+    )
+    batch = shown.input.batch(0)
     found = program.call(task.class_probabilities, batch["x"])
     arrays = {name: np.asarray(value) for name, value in found.items()}
     names = tuple(getattr(input, "class_names", ()))
@@ -38,7 +38,7 @@ def decoded_examples(task: Classifier, program: Program, input: Input) -> Decode
     records = [
         {
             "kind": "class",
-            "split": split,
+            "split": shown.split,
             **({"text": _text(batch["x"][row])} if has_texts(input) else {}),
             "label": _class(names, int(batch["labels"][row])),
             "predicted": _class(names, int(arrays["labels"][row])),
@@ -46,8 +46,7 @@ def decoded_examples(task: Classifier, program: Program, input: Input) -> Decode
         }
         for row in rows
     ]
-    head = [f"training examples, because {reason}:"] if reason else []
-    return Decoded("\n".join([*head, *_lines(records)]), records)
+    return Decoded(shown.titled("\n".join(_lines(records)), "examples"), records)
 
 
 def missing_predict(cls: Any, base: Any) -> str:
@@ -65,26 +64,6 @@ def missing_predict(cls: Any, base: Any) -> str:
         'theta, batch, ctx), which returns {"logits": …, "labels": …} of batch["x"] as in training,'
         " or decode(program, input)"
     )
-
-
-def _held_out(input: Input) -> tuple[Split, Input, str]:
-    """Returns examples of a training input, their split, and why it is no held-out one, or ""."""
-    held_out: tuple[Split, ...] = ("dev", "test")
-    reason = ""
-    for split in held_out:
-        try:
-            found: Input = HeldOut.Params(split=split).instantiate(train=input.params)
-        except NoSplitError:
-            continue
-        except Exception as error:  # `load` is the user's, and may raise anything
-            if not (isinstance(error, KeyError) and error.args == (split,)):
-                text = str(error).partition("\n")[0]
-                failed = f"the {split} split cannot be loaded ({type(error).__name__}: {text})"
-                reason = reason or failed
-            continue
-        if found.num_batches:
-            return split, found, ""
-    return "train", input, reason or "the data has no dev or test split"
 
 
 def _class(names: tuple[str, ...], number: int) -> int | str:

@@ -17,6 +17,8 @@ from tekso.framework.params import REQUIRED, param
 from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece
 from tekso.framework.primitives.precision import widen
 from tekso.framework.task import Batch, Decoded, LossSums, Program, Task
+from tekso.framework.task_results import loss_sums
+from tekso.framework.task_values import shown
 from tekso.framework.theta import Theta
 from tekso.models.layers.stack import StackBase, pieces_of_stack
 from tekso.models.mlp import Mlp
@@ -253,7 +255,7 @@ class Classification(Task):
     def _run_sums(self, theta: Theta, flow: Flow, ctx: StepContext) -> Flow:
         del theta
         logits = ctx.constrain(self._scores(flow[X]), ("batch", None))
-        sums = self.sums(logits, flow)
+        sums = loss_sums(self, "sums", self.sums(logits, flow))
         return {**flow, LOSS_SUM: sums.loss_sum, METRICS: sums.metrics}
 
     def sums(self, logits: tf.Tensor, batch: Batch) -> LossSums:
@@ -292,11 +294,10 @@ class Classification(Task):
           ValueError: its shape is not [batch, num_classes].
         """
         num_classes = self.params.num_classes
-        shape = list(logits.shape) if tf.is_tensor(logits) else type(logits).__name__
-        if not isinstance(shape, list) or len(shape) != 2 or shape[1] != num_classes:
+        if not tf.is_tensor(logits) or list(logits.shape)[1:] != [num_classes]:
             raise ValueError(
-                f"{type(self.model).__name__}.fprop returns scores of shape {shape}, but must "
-                f"return a tensor [batch, {num_classes}]: task.num_classes is {num_classes}"
+                f"{type(self.model).__name__}.fprop returns {shown(logits)}, but must return a "
+                f"tensor [batch, {num_classes}]: task.num_classes is {num_classes}"
             )
         return widen(logits)
 

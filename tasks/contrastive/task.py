@@ -181,7 +181,8 @@ class Contrastive(Task):
         texts = list(self.params.decode)
         if not texts:
             return None
-        own = held_out(captions_of(input))
+        shown = held_out(captions_of(input))
+        own = shown.input
         kept, images = self._embedded_images(program, own, list(range(len(own.source))))
         if not kept:
             raise InputError(f"{own.describe()}: no image can be read")
@@ -197,7 +198,7 @@ class Contrastive(Task):
             }
             for text, row in zip(texts, scores, strict=True)
         ]
-        return Decoded("\n".join(map(_shown, records)), records)
+        return Decoded(shown.titled("\n".join(map(_shown, records)), "images"), records)
 
     def exports(self, input: Input) -> dict[str, ExportedFunction]:
         """Returns functions that embed images, from pixels, and texts, from tokens."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import itertools
 from typing import Any, TypeVar
 
 from tekso.framework import files
+from tekso.framework.input.held_out import ShownExamples, held_out_or_training
 from tekso.framework.input.input import Batch, Input
 from tekso.framework.input.prepared import MOST_THREADS, PreparedInput
 from tekso.framework.input.skips import BadRecordError, InputError
@@ -129,12 +129,11 @@ def in_order(train: AnyImages, split: str) -> AnyImages:
     return found
 
 
-def held_out(train: AnyImages) -> AnyImages:
+def held_out(train: AnyImages) -> ShownExamples[AnyImages]:
     """Returns the held-out images of a training input; training images if there are none."""
-    for split in ("dev", "test"):
-        with contextlib.suppress(InputError, OSError):
-            return in_order(train, split)
-    return in_order(train, "train")
+    return held_out_or_training(
+        lambda split: in_order(train, split), lambda: in_order(train, "train")
+    )
 
 
 def with_image_sizes(params: Any, input: Input, *, further_classes: int = 0) -> Any:

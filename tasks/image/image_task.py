@@ -153,11 +153,12 @@ class ImageTask(AnswersFiles, Task):
         """Returns the answers for image files, or for held-out images."""
         if self.params.decode:
             return self.decoded_files(program, input, self.params.decode)
-        images = held_out(self.images_in(input))
+        shown = held_out(self.images_in(input))
+        images = shown.input
         index = spread(images.num_examples, self.params.num_decoded)
         batch = images.examples(index, np.zeros_like(index))
         arrays = self._answers(program, batch[X])
-        return self.decoded(
+        decoded = self.decoded(
             [
                 {
                     "kind": self.record_kind,
@@ -168,6 +169,7 @@ class ImageTask(AnswersFiles, Task):
                 if batch[WEIGHTS][row]
             ]
         )
+        return Decoded(shown.titled(decoded.text, "images"), decoded.records)
 
     def file_answers(
         self, program: Program, input: Input, paths: Sequence[str]
@@ -237,9 +239,13 @@ class ImageTask(AnswersFiles, Task):
     ) -> Examples:
         """Yields pixels of well-formed images as inputs of the exported function."""
         train = self.images_in(input)
-        images = in_order(train, "train") if split == "train" else held_out(train)
-        if split == "held_out" and images.params.split == "train":
-            return
+        if split == "train":
+            images = in_order(train, "train")
+        else:
+            shown = held_out(train)
+            if shown.reason:
+                return
+            images = shown.input
         for index in spread(images.num_examples, most).tolist():
             example = images.examples(np.array([index]), np.array([0]))
             if example[WEIGHTS][0]:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import functools
+import re
+from typing import Any
 
 import pytest
 
 from tekso.framework.experiment import Experiment, KeepBest, Run, Tree
+from tekso.framework.learner import Learner
+from tekso.framework.optimizers.adam import AdamW
 from tekso.framework.optimizers.sgd import SGD
 from tekso.framework.params import REQUIRED, Configurable, Params, param
+from tekso.framework.schedules import Cosine
 from tekso.models.layers.linear import Linear
 
 
@@ -138,6 +143,14 @@ def test_other_values_than_params_name_the_method() -> None:
         def input(self) -> Params:
             return None  # type: ignore[return-value]
 
+    class NotCalled(Small):
+        def input(self) -> Params:
+            return Data  # type: ignore[return-value]
+
+    class NotCalledInDict(Small):
+        def eval_inputs(self) -> dict[str, Params]:
+            return {"dev": Data}  # type: ignore[dict-item]
+
     class NoDict(Small):
         def eval_inputs(self) -> dict[str, Params]:
             return [SHARED]  # type: ignore[return-value]
@@ -146,10 +159,14 @@ def test_other_values_than_params_name_the_method() -> None:
         def eval_inputs(self) -> dict[str, Params]:
             return {"a.b": SHARED}
 
-    with pytest.raises(TypeError, match=r"Wrong: task must be .* call it: Task\.Params\(\)"):
+    with pytest.raises(TypeError, match=r"Wrong: task \(.* call it, Task\.Params\(\)"):
         Wrong().tree()
-    with pytest.raises(TypeError, match=r"Missing: input must be Params, given None"):
+    with pytest.raises(TypeError, match=r"Missing: input \(.*:\d+\) must .*, given None: is a ret"):
         Missing().tree()
+    with pytest.raises(TypeError, match=r"given the class Data: write Data\.Params\(\)$"):
+        NotCalled().tree()
+    with pytest.raises(TypeError, match=r"eval_inputs\.dev \(.*:\d+\) must .*: write Data\.Params"):
+        NotCalledInDict().tree()
     with pytest.raises(TypeError, match=r"NoDict\.eval_inputs\(\) must return a dict"):
         NoDict().tree()
     with pytest.raises(ValueError, match=r"'a\.b' is not a valid name"):
@@ -206,17 +223,46 @@ def test_a_run_checks_its_numbers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("part", "params", "base"),
+    ("part", "params", "base", "cure"),
     [
-        ("learner", SGD.Params(), "learning_step.LearnerBase"),
-        ("task", Linear.Params(), "task.Task"),
+        ("learner", SGD.Params(), "LearnerBase", ": write Learner.Params(optimizer=SGD.Params(…))"),
+        (
+            "learner",
+            Cosine.Params(),
+            "learning_step.LearnerBase",
+            ": write Learner.Params(optimizer=…, schedule=Cosine.Params(…))",
+        ),
+        (
+            "task",
+            Linear.Params(),
+            "task.Task",
+            ": write Classification.Params(model=Linear.Params(…))",
+        ),
+        ("input", SGD.Params(), "input.Input", ""),
     ],
 )
-def test_a_part_of_another_kind_is_refused(part: str, params: Params, base: str) -> None:
+def test_a_part_of_another_kind_is_refused(part: str, params: Params, base: str, cure: str) -> None:
     class Wrong(Small):
         """Returns a part of the wrong kind."""
 
     setattr(Wrong, part, lambda self: params)
-    what = rf"Wrong.{part} \(.*experiment_test.py:\d+\) returns .* subclass of .*{base}$"
+    what = rf"Wrong.{part} \(.*experiment_test.py:\d+\) returns .* subclass of .*{base}"
+    what += re.escape(cure) + "$"
     with pytest.raises(TypeError, match=what):
         Wrong().tree()
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "instead"),
+    [
+        (SGD, "learning_rate", "the learner has the learning rate, as a schedule: Learner.Params("),
+        (AdamW, "lr", "the learner has the learning rate, as a schedule: Learner.Params("),
+        (Learner, "learning_rate", "set schedule, for example schedule=Constant.Params(value=…)"),
+        (Run, "epochs", "set steps; an epoch has as many as the examples divided by input.batch"),
+    ],
+)
+def test_names_of_other_frameworks_are_answered_with_what_to_write(
+    kind: Any, name: str, instead: str
+) -> None:
+    with pytest.raises(AttributeError, match=re.escape(f"has no field {name}: {instead}")):
+        kind.Params(**{name: 3})

@@ -155,15 +155,25 @@ def test_common_mistakes_are_answered_with_what_to_write(
         "def called():\n    return linear(tf.ones([1, 2]))\n"
         "def mixed():\n    return tf.ones([2], tf.bfloat16) * tf.ones([2])\n"
         "def traced():\n    return tf.function(mixed, autograph=False)()\n"
+        "def order():\n    return linear.fprop(tf.ones([1, 2]), None)\n"
+        "def nothing():\n    return tf.ones([2]) + tf.constant(None)\n"
+        "def named():\n    batch = {'x': 1, 'labels': 2}\n    return batch['y']\n"
+        "def sizes():\n    return tf.ones([2, 3]) @ tf.ones([5, 7])\n"
         "def other():\n    return 'a'()\n"
     )
     names = written(tmp_path, "their_package.code", source)
     for function, answer in (
         ("made", "; Net is built from its Params: write Net.Params() for a field or a child"),
         ("called", "; call the method fprop of the layer: self.child.fprop(theta.child, x, ctx)"),
+        ("order", "; theta, the weights of the layer, comes first: self.child.fprop(theta.child"),
+        ("nothing", "; is a return missing"),
+        ("named", "KeyError: 'y'; the batch has 'x', 'labels'"),
+        ("sizes", "InvalidArgumentError: Matrix size-incompatible: In[0]: [2,3], In[1]: [5,7]"),
         ("mixed", "compute the loss in float32, logits = tf.cast(logits, tf.float32)"),
         ("traced", "compute the loss in float32, logits = tf.cast(logits, tf.float32)"),
     ):
         lines = shown(names[function], capsys)
         assert answer in lines[0] and str(tmp_path / "code.py") in lines[1], lines
+    lines = shown(tf.function(names["sizes"], autograph=False), capsys)
+    assert lines[0].endswith("but are 3 and 5 for MatMul with input shapes: [2,3], [5,7].")
     assert shown(names["other"], capsys)[0].endswith("TypeError: 'str' object is not callable")

@@ -101,8 +101,11 @@ def test_merged_matrices_give_the_logits_of_the_adapted_model(
     save("run", {**adapters, "learner.frozen": FROZEN, "learner.ema_decay": 0.5})
     Path("run/assets").mkdir()
     Path("run/assets/words.txt").write_text("to be")
-    assert run("merge", "--logdir=run", "--output=merged") == 0, capsys.readouterr().err
-    assert "merged the adapters of 13 matrices of run/checkpoints" in capsys.readouterr().out
+    words = ["merge", "--logdir=run", "--output=merged", "--import=json"]
+    assert run(*words) == 0, capsys.readouterr().err
+    text = capsys.readouterr().out
+    assert "merged the adapters of 13 matrices of run/checkpoints" in text
+    assert text.endswith(" --import=json --mode=eval --logdir=merged\n")
     np.testing.assert_allclose(logits("merged"), logits("run"), rtol=1e-4, atol=1e-4)
     merged = open_run("merged")
     assert not [key for key in merged.checkpoint.keys if "_lora_" in key]
@@ -121,9 +124,11 @@ def test_a_run_becomes_another_run_with_other_settings(
     weights = save("run", {"learner.ema_decay": 0.5})
     Path("run/assets").mkdir()
     Path("run/assets/words.txt").write_text("to be")
-    words = ["convert", "run/checkpoints/0", "new", "--set=*.dtype=bfloat16"]
+    words = ["convert", "run/checkpoints/0", "new", "--set=*.dtype=bfloat16", "--import=json"]
     assert run(*words) == 0, capsys.readouterr().err
-    assert "wrote a run from 36 tensors of run/checkpoints/step_0" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert "wrote a run from 36 tensors of run/checkpoints/step_0" in text
+    assert text.endswith(" --import=json --mode=eval --logdir=new\n")
     new = open_run("new/0")
     for path, value in weights.items():
         found = new.checkpoint.read(f"weights/{path}")

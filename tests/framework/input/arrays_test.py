@@ -294,3 +294,13 @@ def test_float64_beyond_float32_is_refused_without_a_warning_of_numpy() -> None:
 def test_weights_are_0_in_some_batches_but_not_in_all() -> None:
     one = given({"x": x_of(4), "weights": np.array([0, 0, 0, 1])})
     assert one.batch(0)["weights"].tolist() == [0, 0]
+
+
+def test_a_load_that_does_not_take_the_split_is_told_what_to_write() -> None:
+    class NoSplit(Arrays):
+        def load(self) -> Any:  # type: ignore[override]
+            return {"x": np.ones([4, 2])}
+
+    what = r"NoSplit\.load\('train'\) \(.*:\d+\): .*: write def load\(self, split\)$"
+    with pytest.raises(InputError, match=what):
+        NoSplit.Params(batch_size=2).instantiate()

@@ -91,7 +91,10 @@ def test_wrong_batches_and_too_many_steps_are_sentences(found: Any) -> None:
     assert found["predict"].startswith(
         "NotImplementedError: LanguageModel has no predict(): define LanguageModel.predict("
     )
-    assert found["end"].startswith("SessionError: cannot train 1 steps: 2 are done, run.steps is 2")
+    assert found["end"] == (
+        "SessionError: cannot train 1 further step: 2 of run.steps=2 are done. Build the session "
+        'with a larger run.steps in its settings, for example {"run.steps": 3}'
+    )
 
 
 def test_a_loss_that_is_a_mean_is_refused_before_the_first_step(found: Any) -> None:

@@ -19,6 +19,7 @@ from tekso.framework.input.skips import InputError
 from tekso.framework.pieces import Piece
 from tekso.framework.run import input_checks
 from tekso.framework.task import LossSums
+from tekso.framework.task_values import TaskError
 from tekso.models.layers.feed_forward import FeedForward
 from tekso.models.layers.linear import Linear
 from tekso.models.layers.stack import RepeatedStack, Stack
@@ -150,13 +151,30 @@ def test_pieces_of_any_model_are_its_fprop(model: Any, pieces: int) -> None:
 def test_scores_of_another_shape_are_refused() -> None:
     task = checked(Classification.Params(model=Linear.Params(input_dim=3, output_dim=4)))
     batch = tensors(inputs()["input"].batch(0))
-    with pytest.raises(ValueError, match=r"Linear.fprop returns scores of shape \[4, 2, 4\], but "):
+    with pytest.raises(
+        ValueError, match=r"Linear.fprop returns a float32 tensor of shape \[4, 2, 4\], "
+    ):
         task.loss(task.init(1), batch, StepContext())
-    for given, kind in ((None, "NoneType"), ((batch["x"], 1), "tuple")):
+    for given, kind in ((None, "None"), ((batch["x"], 1), "a tuple of length 2")):
         task = checked()
         task.model.pieces = lambda given=given: [Piece("p", {}, lambda *_: {**batch, "x": given})]
-        with pytest.raises(ValueError, match=rf"returns scores of shape {kind}, but must return"):
+        with pytest.raises(ValueError, match=rf"Mlp.fprop returns {kind}, but must return"):
             task.loss(task.init(1), batch, StepContext())
+
+
+class WithoutReturn(Classification):
+    """Forgets to return the sums."""
+
+    def sums(self, logits: tf.Tensor, batch: Any) -> Any:
+        """Returns nothing."""
+
+
+def test_sums_that_are_not_returned_name_the_method() -> None:
+    task = checked(WithoutReturn.Params(model=Mlp.Params(hidden_dims=[])))
+    batch = tensors(inputs()["input"].batch(0))
+    what = r"WithoutReturn\.sums \(.*:\d+\) returns None, but must return LossSums\("
+    with pytest.raises(TaskError, match=what):
+        task.loss(task.init(1), batch, StepContext())
 
 
 class Doubled(Classification):

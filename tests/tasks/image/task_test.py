@@ -288,6 +288,15 @@ class WithoutDev(Blobs):
         return super().load(split)
 
 
+def test_training_images_are_said_to_be_those_where_nothing_is_held_out() -> None:
+    input = images(source=WithoutDev.Params()).instantiate()
+    task = task_of(input, num_decoded=2)
+    head, *lines = task.decode(EagerProgram(task.init(0)), input).text.splitlines()
+    why = "the dev split cannot be loaded (InputError: there is no split dev)"
+    assert head == f"training images, because {why}:"
+    assert len(lines) == 2 and all("WithoutDev, train" in line for line in lines)
+
+
 def test_titles_of_a_gallery_are_cut_or_wrapped() -> None:
     image = np.zeros([4, 4, 3], np.uint8)
     long = "a very long caption of an image that does not fit into one line of its title"
