@@ -324,8 +324,7 @@ def _search(
                 # Those of its last second, or of a process that was killed, were not reported.
                 _is_pruned(evaluations, set(), optuna_trial)
                 # Without those after its end that the trainer ran before it noticed.
-                end = optuna_trial.user_attrs.get(_ENDED_AT, math.inf)
-                evaluations = [(step, value) for step, value in evaluations if step <= end]
+                evaluations = study.reported(number) or evaluations
             if not evaluations and trainer.code(trial) != ExitCode.NOT_FINITE:
                 known = ", ".join(trainer.metrics(trial))
                 raise UsageError(f"no evaluation has --metric={FLAGS.metric}; there are {known}")

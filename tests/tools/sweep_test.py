@@ -466,11 +466,12 @@ def test_halving_ends_the_same_trials_when_it_is_killed_or_late(
         number, log = int(trial.name[:3]), Path(self.logdir(trial), "metrics.jsonl")
         log.parent.mkdir(parents=True, exist_ok=True)
         losses = [(number * 7) % 5 + step / 1000 for step in range(20, 220, 20)]
-        for count in range(3 if killed == ("late",) else 1, len(losses) + 1):
+        # A run that is resumed may have lost its last evaluations.
+        for count in range(3 if killed == ("late",) else 0, len(losses) + 1):
             lines = [
                 {"step": 20 * (i + 1), "split": "dev", "loss": losses[i]} for i in range(count)
             ]
-            log.write_text("\n".join(map(json.dumps, lines)) + "\n")
+            log.write_text("".join(json.dumps(line) + "\n" for line in lines))
             if killed != ("unseen",) and stops():
                 if trial.name[:4] in left:  # after the decision, before the trial has ended
                     left.remove(trial.name[:4])
@@ -485,8 +486,7 @@ def test_halving_ends_the_same_trials_when_it_is_killed_or_late(
     monkeypatch.setattr(Trainer, "train", train)
     words = ["tekso-sweep", TINY, f"--logdir={tmp_path}", "--search=halving", "--metric=dev/loss",
              f"--sweep={RATE}=1e-3:1e-2", "--trials=6", f"--steps={steps}"]  # fmt: skip
-    while sweep.main(words) != ExitCode.OK:
-        assert len(fake.trained) < 6
+    assert ExitCode.OK in (sweep.main(words) for _ in range(3))  # it is killed at most twice
     study = optuna.load_study(study_name="sweep", storage=f"sqlite:///{tmp_path}/optuna.db")
     ends = [trial.user_attrs.get("ended_at") for trial in study.trials]
     first = 20 if steps == 200 else 200

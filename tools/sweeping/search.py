@@ -97,6 +97,11 @@ class Study:
             len(one.values if one.range is None else _whole(one.range)) for one in self._varied
         )
 
+    def reported(self, number: int) -> list[tuple[int, float]]:
+        """Returns the step and the value of every evaluation that a trial reported to Optuna."""
+        trial = self._study.get_trials(deepcopy=False)[number]
+        return sorted(trial.intermediate_values.items())
+
     def run(self, trials: int, train: _Train) -> None:
         """Runs trials until as many settings were tried as wanted, or all that there are.
 
