@@ -127,7 +127,7 @@ def _run(words: list[str]) -> int:
     if not varied and not is_grid:
         raise UsageError("a search requires a setting to choose: --sweep path=low:high")
     combinations = space.grid(varied) if is_grid else []
-    _check_settings(varied)
+    steps = _check_settings(varied)
     folder = os.path.expanduser(FLAGS.logdir)
     if not files.is_local(folder):
         raise UsageError(f"--logdir={folder}: a sweep requires a folder on a local file system")
@@ -145,7 +145,7 @@ def _run(words: list[str]) -> int:
             if not _train(trainer, trial, f"{number}/{len(trials)}")
         ]
     else:
-        trials, failed = _search(trainer, folder, varied)
+        trials, failed = _search(trainer, folder, varied, steps)
     return _compare(folder, trainer, trials, failed)
 
 
@@ -163,10 +163,11 @@ def _check_search(*, is_grid: bool) -> None:
         raise UsageError("--search=halving ends trials by one curve each: it requires --seeds=1")
 
 
-def _check_settings(varied: Sequence[space.Varied]) -> None:
-    """Checks every value before the first trial."""
+def _check_settings(varied: Sequence[space.Varied]) -> int:
+    """Checks every value before the first trial; returns the most training steps of a trial."""
     experiment_flags.load(FLAGS.model, FLAGS["import"].value or [])
     registered = experiment_flags.experiment(FLAGS.model)().tree()
+    steps = 0
     for path, value in [("", ""), *((one.path, v) for one in varied for v in one.examples)]:
         tree = registered.copy()
         flags: dict[str, tuple[str, Any]] = {"steps": ("run.steps", FLAGS.steps)}
@@ -176,7 +177,9 @@ def _check_settings(varied: Sequence[space.Varied]) -> None:
         if tree.run.seed != registered.run.seed:
             raise UsageError("the seeds of a sweep are set by --seeds, not by run.seed")
         _check_metric(list(tree.eval_inputs))
+        steps = max(steps, tree.run.steps)
     _check_parts(registered, varied)
+    return steps
 
 
 def _check_parts(registered: Any, varied: Sequence[space.Varied]) -> None:
@@ -301,10 +304,10 @@ def _is_pruned(evaluations: Evaluations, reported: set[int], optuna_trial: Any) 
 
 
 def _search(
-    trainer: Trainer, folder: str, varied: Sequence[space.Varied]
+    trainer: Trainer, folder: str, varied: Sequence[space.Varied], steps: int
 ) -> tuple[list[SweepTrial], list[SweepTrial]]:
     """Runs the trials of a search; returns those of the whole sweep, and those that failed."""
-    study = search.Study(folder, FLAGS.search, varied, goal=FLAGS.goal, seed=0)
+    study = search.Study(folder, FLAGS.search, varied, goal=FLAGS.goal, seed=0, steps=steps)
     trials: list[SweepTrial] = []
     failed: list[SweepTrial] = []
 
@@ -317,9 +320,11 @@ def _search(
                 failed.append(trial)
                 return None
             evaluations = trainer.evaluations(trial, FLAGS.metric)
-            if FLAGS.search == "halving":  # without those after Optuna had ended the trial
-                end = optuna_trial.user_attrs.get(_ENDED_AT, math.inf)
-                evaluations = [(step, value) for step, value in evaluations if step <= end]
+            if FLAGS.search == "halving":
+                # Those of its last second, or of a process that was killed, were not reported.
+                _is_pruned(evaluations, set(), optuna_trial)
+                # Without those after its end that the trainer ran before it noticed.
+                evaluations = study.reported(number) or evaluations
             if not evaluations and trainer.code(trial) != ExitCode.NOT_FINITE:
                 known = ", ".join(trainer.metrics(trial))
                 raise UsageError(f"no evaluation has --metric={FLAGS.metric}; there are {known}")

@@ -66,17 +66,18 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     for i, one in enumerate(batches):
         outputs.append(program.train_step(one, 2**31 + i))
         functions.append(len(context.context().list_function_names()))
-    evaluation, decoded = {}, 0.0
+    evaluation, decoded = None, None
     if job.get("evaluate", True):
         odd = {name: array[:5] for name, array in batch(model, 99).items()}
-        evaluation, decoded = program.eval_step(odd), program.call(_sum_of_squares)
+        sums, decoded = program.eval_step(odd), float(program.call(_sum_of_squares))
+        evaluation = {name: [float(x) for x in pair] for name, pair in sums.items()}
     state = program.state()
     return {
         "first": digest.hexdigest(),
         "functions": functions,  # how many TensorFlow had after each step
         "steps": [{k: float(v) for k, v in o.items()} for o in outputs],
-        "decoded": float(decoded),
-        "eval": {k: [float(x) for x in pair] for k, pair in evaluation.items()},
+        "decoded": decoded,
+        "eval": evaluation,
         "weights": {k: v.ravel().tolist() for k, v in state.items() if k.startswith("weights/")},
     }
 

@@ -48,10 +48,13 @@ def check(whole: dict[str, Any], spread: dict[str, Any]) -> None:
         assert set(one) == set(other)
         for name in ("loss", "total_loss", "gradient_norm"):
             assert other[name] == pytest.approx(one[name], rel=1e-5), name
-    for name, pair in whole["eval"].items() if spread["eval"] else ():
-        np.testing.assert_allclose(spread["eval"][name], pair, rtol=1e-5, atol=1e-6, err_msg=name)
-    if spread["eval"]:  # of weights in use there
-        assert spread["decoded"] == pytest.approx(whole["decoded"], rel=1e-5)
+    if spread["eval"] is not None:
+        assert set(spread["eval"]) == set(whole["eval"])
+        for name, pair in whole["eval"].items():
+            np.testing.assert_allclose(
+                spread["eval"][name], pair, rtol=1e-5, atol=1e-6, err_msg=name
+            )
+        assert spread["decoded"] == pytest.approx(whole["decoded"], rel=1e-5)  # of weights in use
     assert set(spread["weights"]) == set(whole["weights"])
     for path, weight in whole["weights"].items():
         scale = max(np.max(np.abs(weight)), 1e-2)
