@@ -324,7 +324,7 @@ def _search(
                 # Those of its last second, or of a process that was killed, were not reported.
                 _is_pruned(evaluations, set(), optuna_trial)
                 # Without those after its end that the trainer ran before it noticed.
-                evaluations = study.reported(number) or evaluations
+                evaluations = [*study.reported(number)] or evaluations
             if not evaluations and trainer.code(trial) != ExitCode.NOT_FINITE:
                 known = ", ".join(trainer.metrics(trial))
                 raise UsageError(f"no evaluation has --metric={FLAGS.metric}; there are {known}")
