@@ -14,7 +14,6 @@ counted in the graphs with which a step is planned, so the times fit what the pl
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -30,6 +29,7 @@ from tekso.framework.costs.this_machine import (
 )
 from tekso.framework.execution.base import signature_of
 from tekso.framework.execution.data_parallel import DataParallel
+from tekso.framework.json_text import to_json
 from tekso.framework.params import param
 from tekso.framework.planning import start_probes
 from tekso.framework.planning.start_probes import Products
@@ -95,7 +95,7 @@ def main() -> None:
     )
     counts = [counts_of(graphs_of(probe)) for probe in probes]
     measured = zip(probes, zip(seconds, counts, strict=True), strict=True)
-    print(json.dumps(solved(dict(measured))))
+    print(to_json(solved(dict(measured))))
 
 
 def solved(measured: Mapping[StepProbe, tuple[float, Mapping[str, float]]]) -> dict[str, float]:

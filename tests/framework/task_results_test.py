@@ -291,7 +291,8 @@ def test_what_every_method_of_a_task_returns_is_checked() -> None:
     for name, method in vars(Task).items():
         method = getattr(method, "__func__", method)
         if inspect.isfunction(method) and not name.startswith("_"):
-            assert name in checked or inspect.signature(method).return_annotation == "None", name
+            returns = inspect.signature(method).return_annotation
+            assert name in checked or returns in ("None", "str"), name  # texts are only printed
 
 
 @pytest.mark.parametrize("given", [None, [], [len], len, "ab"])

@@ -194,7 +194,11 @@ class Report:
         times = {"elapsed_seconds": elapsed, SECONDS: self._spent()}
         self._log.append({STEP: step, SPLIT: split, **values, **times})
         self._logdir.check()
-        self._events.append(step, split, values)
+        try:
+            self._events.append(step, split, values)
+        except OSError:
+            self._logdir.check()  # it may have been moved since
+            raise
 
     def warn(self, text: str) -> None:
         """Shows a warning."""

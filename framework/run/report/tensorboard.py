@@ -131,7 +131,8 @@ class TensorBoardEvents:
 
     def _open(self, split: str) -> tuple[str, tf.io.TFRecordWriter]:
         folder = files.join(self._directory, split)
-        files.make_folder(folder)
+        for path in (self._directory, folder):  # not those above, which may have been moved away
+            files.make_folder(path, parents=False)
         stamp = _later_stamp(files.names(folder))
         name = f"{_PATTERN}.{stamp:.6f}.{socket.gethostname()}.{os.getpid()}"
         path = files.join(folder, name)

@@ -76,7 +76,7 @@ def test_a_lab_trains_evaluates_samples_and_plots(tmp_path: Path) -> None:
     assert len(found["history"]) == 5 and found["evaluated"]["dev"]["loss"] > 0
     assert found["plot"] == b"\x89PNG\r\n\x1a\n".hex() and found["sample"].strip()
     assert ".decode() (" in found["nothing"] and " returned None: return" in found["nothing"]
-    assert "run.steps is 6" in found["end"]
+    assert "5 of run.steps=6 are done" in found["end"]
     assert found["half"] == "steps is 1.5, but must be a whole number of at least 0"
     assert found["text"] == "steps is '3', but must be a whole number of at least 0"
 

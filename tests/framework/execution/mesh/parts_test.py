@@ -18,7 +18,9 @@ class Program(MeshProgram):
     def __init__(self) -> None:
         self._step: Any = SimpleNamespace(loss_weight=lambda x: tf.reduce_sum(x["weights"]))
         self._layout = MeshLayout(MeshShape.parse("data:1"), Rules.parse(""))
-        self._placement: Any = SimpleNamespace(taken=lambda x, index, axes: tf.gather(x, index))
+        self._placement: Any = SimpleNamespace(
+            batch=lambda x: x, taken=lambda x, index, axes: tf.gather(x, index)
+        )
 
     def _gradients(self, batch: Any, offset: Any, *rest: Any) -> Any:
         step, total_weight, whole = rest
