@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from tekso.framework import task_results
-from tekso.framework.run import checkpoint_files, rollback, step_calls, training_loop
+from tekso.framework.run import checkpoint_files, loop_evaluations, rollback, step_calls
 from tekso.framework.run.checkpoints import Checkpoints
 from tekso.framework.run.incidents import Incidents
 from tekso.tools import trainer
@@ -31,7 +31,7 @@ from tekso.tools import trainer
 START, STEP = "start", "step"
 PHASES: dict[str, tuple[Any, str]] = {
     STEP: (step_calls.StepCalls, "run"),  # the first call traces and compiles
-    "evaluation": (training_loop, "evaluate_and_score"),
+    "evaluation": (loop_evaluations, "evaluate_and_score"),
     "save": (checkpoint_files, "write_shards"),
     "deletion": (Checkpoints, "_remove"),
     "decoding": (task_results, "decode"),
