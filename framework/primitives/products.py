@@ -48,11 +48,13 @@ def product(
       returns: [m, n]
     """
     compiles = _compiles(a, b, transpose_a, transpose_b, fuse)
+    # XLA transposes a large matrix in half the time; within a product, it would pack it slowly.
+    transposed = fuse(tf.transpose) if compiles else tf.transpose
     if transpose_a and (compiles or not batched) and _is_wider(a, b):
         # Packing a transposed first operand is slow, in XLA too, so it is the smaller one.
-        return tf.transpose(product(b, a, transpose_a=True, fuse=fuse))
+        return transposed(product(b, a, transpose_a=True, fuse=fuse))
     if compiles:
-        return fuse(tf.matmul, transpose_b=transpose_b)(tf.transpose(a) if transpose_a else a, b)
+        return fuse(tf.matmul, transpose_b=transpose_b)(transposed(a) if transpose_a else a, b)
     if batched:
         a, b = tf.expand_dims(a, 0), tf.expand_dims(b, 0)
         y = tf.raw_ops.BatchMatMulV2(x=a, y=b, adj_x=transpose_a, adj_y=transpose_b)
