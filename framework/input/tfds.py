@@ -9,14 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from tekso.framework.input.skips import (
-    BadRecordError,
-    InputError,
-    NoSplitError,
-    Origin,
-    first_line,
-    reason_of,
-)
+from tekso.framework.input.errors import InputError, NoSplitError
+from tekso.framework.input.skips import BadRecordError, Origin, first_line, reason_of
 from tekso.framework.input.sources import Source, digest
 from tekso.framework.input.splits import Split
 from tekso.framework.input.tfds_shards import TfdsShards

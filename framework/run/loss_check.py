@@ -30,8 +30,8 @@ import tensorflow as tf
 
 from tekso.framework import error_advice, task_results
 from tekso.framework.context import RANDOM_NUMBERS, Mode, StepContext
+from tekso.framework.input.errors import InputError
 from tekso.framework.input.input import Input
-from tekso.framework.input.skips import InputError
 from tekso.framework.learning_step import LearnerBase
 from tekso.framework.path_patterns import listed
 from tekso.framework.run.input_checks import counted, padding

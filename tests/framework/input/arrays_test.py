@@ -13,9 +13,9 @@ import pytest
 import tensorflow as tf
 
 from tekso.framework.input.arrays import Arrays
+from tekso.framework.input.errors import InputError
 from tekso.framework.input.held_out import HeldOut
 from tekso.framework.input.mixtures import Mixture
-from tekso.framework.input.skips import InputError
 from tekso.framework.params import Params, param
 
 

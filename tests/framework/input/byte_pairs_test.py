@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tekso.framework.input.byte_pairs import BytePairs
-from tekso.framework.input.skips import InputError
+from tekso.framework.input.errors import InputError
 
 MERGES = ["#version: 0.2", "h e", "l l", "he ll", "hell o", "Ġ w", "Ġw o", "a a", "aa b", "Ã ©"]
 

@@ -11,8 +11,9 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tekso.framework.input.errors import InputError
 from tekso.framework.input.record_frames import masked_checksum
-from tekso.framework.input.skips import BadRecordError, InputError
+from tekso.framework.input.skips import BadRecordError
 from tekso.framework.input.tfrecords import TfRecords
 
 RECORDS = [b"first", b"", b"the third record", b"4" * 3000]

@@ -10,9 +10,9 @@ import pytest
 import tensorflow as tf
 
 from tekso.framework.input.arrays import Arrays
+from tekso.framework.input.errors import InputError
 from tekso.framework.input.held_out import HeldOut
 from tekso.framework.input.input import ExampleInput, Input
-from tekso.framework.input.skips import InputError
 from tekso.framework.params import param
 from tekso.framework.run import input_checks
 from tekso.framework.task import Task

@@ -12,8 +12,8 @@ import tensorflow as tf
 from tekso.framework import ops
 from tekso.framework.context import StepContext
 from tekso.framework.initializers import Normal
+from tekso.framework.input.errors import InputError
 from tekso.framework.input.input import ExampleInput
-from tekso.framework.input.skips import InputError
 from tekso.framework.learner import Learner
 from tekso.framework.optimizers.sgd import Momentum
 from tekso.framework.params import param

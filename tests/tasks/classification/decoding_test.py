@@ -11,7 +11,7 @@ from eager_program import EagerProgram
 
 from tekso.framework.context import StepContext
 from tekso.framework.input.arrays import Arrays
-from tekso.framework.input.skips import InputError, NoSplitError
+from tekso.framework.input.errors import InputError, NoSplitError
 from tekso.framework.pieces import Piece
 from tekso.models.mlp import Mlp
 from tekso.tasks.classification.labelled_texts import LabelledTexts

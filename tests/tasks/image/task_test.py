@@ -15,8 +15,8 @@ from PIL import Image
 from small_pictures import Blobs, png, write_folders
 
 from tekso.framework.context import StepContext
+from tekso.framework.input.errors import InputError
 from tekso.framework.input.held_out import HeldOut
-from tekso.framework.input.skips import InputError
 from tekso.framework.run.saved_model import ExportModule
 from tekso.models.layers.conv_norm import ConvNorm
 from tekso.models.layers.residual_blocks import BATCH_NORM, BasicBlock

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tekso.framework.input.skips import InputError
+from tekso.framework.input.errors import InputError
 from tekso.tasks.mt import cldr_phrases
 from tekso.tasks.mt.cldr import LOCALES, Cldr, pairs_of
 from tekso.tasks.mt.cldr_writer import UnwritableError, Writer
