@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
 import sys
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,14 +20,8 @@ from tekso.framework.run.metrics_log import TRAIN
 from tekso.tools import command_flags, experiment_flags
 from tekso.tools.command_errors import OK, UsageError
 from tekso.tools.sweeping import search, space
-from tekso.tools.sweeping.trials import (
-    TRIALS,
-    Evaluations,
-    SweepTrial,
-    Trainer,
-    best_of,
-    folder_name,
-)
+from tekso.tools.sweeping.halving import Judge
+from tekso.tools.sweeping.trials import TRIALS, SweepTrial, Trainer, best_of, folder_name
 
 PROGRAM = "tekso-sweep"
 USAGE = (
@@ -35,7 +29,6 @@ USAGE = (
     "--sweep 'learner.schedule.initial_value=1e-3,3e-3' --seeds=3"
 )
 _DESCRIPTION = "sweep.json"
-_ENDED_AT = "ended_at"  # attribute of a trial in the study: the step at which Optuna ended it
 
 # A separate FlagValues, so that --help lists only these flags.
 FLAGS: Any = flags.FlagValues()  # type: ignore[no-untyped-call]
@@ -142,7 +135,7 @@ def _run(words: list[str]) -> int:
         failed = [
             trial
             for number, trial in enumerate(trials, start=1)
-            if not _train(trainer, trial, f"{number}/{len(trials)}")
+            if not _train(trainer, trial, f"{number}/{len(trials)}", Judge())
         ]
     else:
         trials, failed = _search(trainer, folder, varied, steps)
@@ -243,8 +236,14 @@ def _describe(folder: str) -> None:
     files.write_atomically(path, json.dumps(now, indent=1) + "\n")
 
 
-def _train(trainer: Trainer, trial: SweepTrial, number: str, optuna_trial: Any = None) -> bool:
+def _train(trainer: Trainer, trial: SweepTrial, number: str, judge: Judge) -> bool:
     """Trains a trial that is not finished; returns False if its settings fail (exit code 1).
+
+    Args:
+      trainer: trains it.
+      trial: the trial.
+      number: its number, "3/8".
+      judge: may end it early.
 
     Raises:
       StoppedSweepError: the trial was stopped, or another trial would end in the same way.
@@ -253,16 +252,8 @@ def _train(trainer: Trainer, trial: SweepTrial, number: str, optuna_trial: Any =
         print(f"trial {number}: {trial.title}: finished before", flush=True)
         return True
     print(f"trial {number}: {trial.title}: {trainer.logdir(trial)}", flush=True)
-
-    reported: set[int] = set()
-
-    def is_pruned() -> bool:
-        return _is_pruned(trainer.evaluations(trial, FLAGS.metric), reported, optuna_trial)
-
-    if optuna_trial is not None and FLAGS.search == "halving":
-        code = trainer.train(trial, is_pruned)
-    else:
-        code = trainer.train(trial)
+    evaluations = functools.partial(trainer.evaluations, trial, FLAGS.metric)
+    code = trainer.train(trial, functools.partial(judge.ends, evaluations))
     if code == ExitCode.NOT_FINITE:
         print("  diverged: too many steps were not finite", flush=True)
     elif code == ExitCode.FAILED:
@@ -277,32 +268,6 @@ def _train(trainer: Trainer, trial: SweepTrial, number: str, optuna_trial: Any =
     return True
 
 
-def _is_pruned(evaluations: Evaluations, reported: set[int], optuna_trial: Any) -> bool:
-    """Reports new evaluations to Optuna one by one; returns whether Optuna ends the trial.
-
-    The study stores the step at which the trial ends, because Optuna would not decide the same
-    again after the sweep was killed.
-
-    Args:
-      evaluations: those of the trial so far.
-      reported: steps whose evaluations this process has reported; the function adds to it.
-      optuna_trial: the trial in the study.
-    """
-    if _ENDED_AT in optuna_trial.user_attrs:
-        return True
-    for step, value in evaluations:
-        if value is None or step in reported:
-            continue
-        reported.add(step)
-        with warnings.catch_warnings():  # a sweep that was killed may have reported it
-            warnings.filterwarnings("ignore", message="The reported value is ignored")
-            optuna_trial.report(value, step)
-        if optuna_trial.should_prune():
-            optuna_trial.set_user_attr(_ENDED_AT, step)
-            return True
-    return False
-
-
 def _search(
     trainer: Trainer, folder: str, varied: Sequence[space.Varied], steps: int
 ) -> tuple[list[SweepTrial], list[SweepTrial]]:
@@ -311,20 +276,15 @@ def _search(
     trials: list[SweepTrial] = []
     failed: list[SweepTrial] = []
 
-    def train(number: int, settings: Mapping[str, str], optuna_trial: Any) -> float | None:
+    def train(number: int, settings: Mapping[str, str], judge: Judge) -> float | None:
         values = []
         for seed in range(FLAGS.seeds):
             trial = SweepTrial(folder_name(number, seed, settings), settings, seed)
             trials.append(trial)
-            if not _train(trainer, trial, f"{study.num_tried + 1}/{total}", optuna_trial):
+            if not _train(trainer, trial, f"{study.num_tried + 1}/{total}", judge):
                 failed.append(trial)
                 return None
-            evaluations = trainer.evaluations(trial, FLAGS.metric)
-            if FLAGS.search == "halving":
-                # Those of its last second, or of a process that was killed, were not reported.
-                _is_pruned(evaluations, set(), optuna_trial)
-                # Without those after its end that the trainer ran before it noticed.
-                evaluations = [*study.reported(number)] or evaluations
+            evaluations = judge.counted(trainer.evaluations(trial, FLAGS.metric))
             if not evaluations and trainer.code(trial) != ExitCode.NOT_FINITE:
                 known = ", ".join(trainer.metrics(trial))
                 raise UsageError(f"no evaluation has --metric={FLAGS.metric}; there are {known}")
