@@ -6,6 +6,7 @@ import functools
 import json
 import math
 import os
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,7 +16,7 @@ from absl import flags
 from tekso.framework import bounded, files
 from tekso.framework.commands import typed
 from tekso.framework.counting import counted
-from tekso.framework.exit_codes import ExitCode
+from tekso.framework.exit_codes import ExitCode, signal_of
 from tekso.framework.run.metrics_log import TRAIN
 from tekso.tools import command_flags, experiment_flags
 from tekso.tools.command_errors import OK, UsageError
@@ -39,8 +40,7 @@ class StoppedSweepError(Exception):
 
     def __init__(self, text: str, code: int) -> None:
         super().__init__(text)
-        known = code in set(ExitCode)
-        self.exit_code = ExitCode(code) if known else ExitCode.FAILED
+        self.exit_code = ExitCode(code) if code in set(ExitCode) else code
 
 
 def _define() -> None:
@@ -101,7 +101,8 @@ def _help() -> str:
         FLAGS,
         usage=f"{typed(PROGRAM)} {USAGE}",
         purpose="Trains an experiment with several settings and seeds, one run after the other, "
-        "and compares them. The same command resumes a sweep that was stopped or killed.",
+        "and compares them. The same command resumes a sweep that was stopped or killed. If a "
+        "signal ends a trial, the exit code of the sweep is 128 + the number of the signal.",
         value_names={"set": "path=value", "sweep": "path=values", "model": "key", "metric": "name"},
     )
 
@@ -260,12 +261,22 @@ def _train(trainer: Trainer, trial: SweepTrial, number: str, judge: Judge) -> bo
         print(f"  failed: {trainer.last_words(trial)}", flush=True)
         return False
     elif code != OK:
+        ending = _ending(trainer, trial, number, code)
         raise StoppedSweepError(
-            f"the trial in {trainer.logdir(trial)} ended with exit code {code}: "
-            f"{trainer.last_words(trial)}\nthe same command resumes the sweep",
-            code,
+            f"{ending}\nto continue, repeat the command: it resumes the sweep", code
         )
     return True
+
+
+def _ending(trainer: Trainer, trial: SweepTrial, number: str, code: int) -> str:
+    """Returns a text about a trial that ended without a result."""
+    what = f"trial {number} ({trial.title}; {trainer.logdir(trial)})"
+    killed_by = signal_of(code)
+    if killed_by is None:
+        return f"{what} ended with exit code {code}: {trainer.last_words(trial)}"
+    if killed_by == signal.SIGKILL:
+        return f"{what} was killed by SIGKILL, for example because the memory ran out"
+    return f"{what} was ended by {killed_by.name}"
 
 
 def _search(

@@ -140,6 +140,30 @@ def test_finished_trials_are_not_run_again_and_a_failed_one_ends_the_sweep(
     assert len(fake.trained) == 4
 
 
+@pytest.mark.parametrize(
+    ("number", "ending"),
+    [
+        (signal.SIGKILL, "was killed by SIGKILL, for example because the memory ran out"),
+        (signal.SIGSEGV, "was ended by SIGSEGV"),
+    ],
+)
+def test_a_trial_that_a_signal_ends_ends_the_sweep_with_its_code_and_is_resumed(
+    number: signal.Signals, ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    fake = FakeTrainer(monkeypatch)
+    fake.codes = {NAMES[1]: -number}
+    assert run(tmp_path) == 128 + number
+    folder = tmp_path / "trials" / NAMES[1]
+    assert capsys.readouterr().err.splitlines() == [
+        f"tekso-sweep: trial 2/4 ({RATE}=1e-3, seed 1; {folder}) {ending}",
+        "to continue, repeat the command: it resumes the sweep",
+    ]
+    fake.codes, fake.trained = {}, []
+    assert run(tmp_path) == ExitCode.OK
+    assert fake.trained == NAMES[1:]
+
+
 def test_settings_that_fail_are_recorded_and_the_sweep_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
