@@ -125,6 +125,25 @@ def test_held_out_examples_that_cannot_be_loaded_are_named_beside_training_examp
     assert found.text.splitlines()[0] == f"training examples, because {why}:"
 
 
+class DamagedDev(WithDev):
+    """Has a dev split that cannot be read, and a test split."""
+
+    def load(self, split: str) -> Any:
+        """Returns the split."""
+        if split == "dev":
+            raise OSError("dev.npz is damaged")
+        return self.made["dev" if split == "test" else split]
+
+
+def test_test_examples_are_decoded_below_the_reason_why_those_of_dev_are_not() -> None:
+    input = DamagedDev.Params(batch_size=8, order="sequential").instantiate()
+    found, _, _ = decoded(input, Classification.Params(model=Mlp.Params(hidden_dims=[])))
+    assert {record["split"] for record in found.records} == {"test"}
+    head, first, *_ = found.text.splitlines()
+    why = "the dev split cannot be loaded (OSError: dev.npz is damaged)"
+    assert head == f"test examples, because {why}:" and first.startswith("label 1  predicted ")
+
+
 class Named(WithDev):
     """Arrays, not texts, with named classes."""
 
