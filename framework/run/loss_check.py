@@ -7,6 +7,7 @@
     loss of {0, 1}  =  loss of {0, 1} by pieces()      else a pipeline trains another loss
     sums of {0, padding} = sums of {0}                 else they count padding examples
     a gradient of every learned weight                 else the loss does not depend on it
+    scores of a softmax that are not probabilities     else a softmax is applied twice (a warning)
 
 The host computes these values with the initial weights of the run, op by op (or traced, if there
 are loops). The check is independent of the execution and takes little time compared to the first
@@ -80,6 +81,13 @@ def check(
             _check_pieces(trial, _rows(batch, [0, -1]))
             unused = trial.unused(_rows(batch, [0, -1]), unused) if unused else []
         warnings += _check_padding(trial, inputs)
+        if trial.softmax.found:
+            warnings.append(
+                f"the loss of {type(task).__name__} applies a softmax to probabilities: the "
+                "scores of the first examples are in [0, 1], and those of each example sum to 1. "
+                "Remove the softmax at the end of the model: the softmax cross-entropy takes "
+                "scores (logits)"
+            )
         if not unused:
             return warnings
         return [

@@ -62,6 +62,14 @@ class Squares(Task):
         squares = tf.square(tf.linalg.matvec(x, theta.w))
         if way in ("used in training", "loop") and ctx.is_training:
             squares += tf.reduce_sum(theta.unused)
+        if way in ("scores", "probabilities", "log probabilities"):
+            scores = tf.stack([squares, tf.zeros_like(squares), -squares], 1)
+            if way != "scores":
+                scores = tf.nn.softmax(scores)
+            if way == "log probabilities":
+                scores = tf.math.log(scores)
+            labels = tf.zeros_like(squares, tf.int32)
+            squares = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, scores)
         if way == "fixed":
             squares = tf.reshape(squares, [4])
         if way == "noise":
@@ -289,6 +297,17 @@ def test_evaluations_check_padding_and_nothing_else() -> None:
     assert check_padding("mean weight") == []
     with pytest.raises(InputError, match=r"the loss sum of Squares.loss .* counts them"):
         check_padding("copies count")
+
+
+def test_a_softmax_of_probabilities_is_a_warning() -> None:
+    message, _ = check("probabilities")
+    assert message.startswith("the loss of Squares applies a softmax to probabilities: ")
+    assert "Remove the softmax at the end of the model" in message
+
+
+@pytest.mark.parametrize("way", ["scores", "log probabilities"])
+def test_a_softmax_of_scores_is_no_warning(way: str) -> None:
+    assert len(check(way)) == 1  # the weight that is not used
 
 
 def test_weights_without_a_gradient_are_told_by_path_unless_frozen() -> None:
