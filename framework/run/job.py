@@ -9,7 +9,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from tekso.framework import exposure, files, watchdog
@@ -194,9 +194,18 @@ class Job:
         except (ValueError, ImportError, AttributeError, TypeError):
             return []  # as `changes_since` reports
 
-    def try_task(self, parts: Assembly, *, is_new: bool) -> None:
-        """Checks the task as `Assembly.try_task` does, and prints the warnings."""
-        for line in parts.try_task(is_new=is_new):
+    def try_task(self, parts: Assembly, *, is_new: bool) -> list[str]:
+        """Checks the task as `Assembly.try_task` does, and prints warnings.
+
+        Returns: warnings to print after the first step.
+        """
+        found = parts.try_task(is_new=is_new)
+        self.warn(found.warnings)
+        return found.unchecked
+
+    def warn(self, lines: Iterable[str]) -> None:
+        """Prints warnings."""
+        for line in lines:
             self.console.line(line, "warning")
 
     def show_text(self, text: str) -> None:

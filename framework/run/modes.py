@@ -112,7 +112,10 @@ def _run(
         input_checks.check_lasts(parts.input, run.steps)
         metric_names.check(job.tree, parts.task, parts.eval_inputs)
         profile = _profile(job)
-        around = [notices.around] + ([profile.around] if profile is not None else [])
+        unchecked: list[str] = []
+        around: list[AroundSteps] = [notices.around]
+        around.append(functools.partial(_warning_after, job, unchecked))
+        around += [profile.around] if profile is not None else []
         loop = _loop(job, parts, checkpoints, report, group, around)
         step = loop.restore(checkpoint)
         if checkpoint is not None and step != checkpoint.step:
@@ -121,7 +124,7 @@ def _run(
             _tell_bits(job, parts, checkpoints.path(step), checkpoints)
         if checkpoint is None and job.tree.run.warm_start:
             _warm_start(job, parts)
-        job.try_task(parts, is_new=checkpoint is None)
+        unchecked += job.try_task(parts, is_new=checkpoint is None)
         if group.is_first:  # only now it is certain that the experiment fits the logdir
             job.logdir.write_params(job.model, job.tree, job.registered)
             job.logdir.add_command(job.command)
@@ -272,6 +275,15 @@ def _around_steps(
             gate.wait()
     with watchdog.patient(1.0 if gate.is_open else watchdog.PREPARING):
         yield
+
+
+@contextlib.contextmanager
+def _warning_after(job: Job, lines: list[str], first: int, last: int) -> Iterator[None]:
+    """Prints warnings, which it removes, after a call of steps that did not fail."""
+    del first, last
+    yield
+    job.warn(lines)
+    lines.clear()
 
 
 @contextlib.contextmanager

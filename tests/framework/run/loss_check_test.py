@@ -148,10 +148,9 @@ def check(way: str, kind: type[Squares] = Squares, **learner: Any) -> list[str]:
         "input": Points.Params(batch_size=4).instantiate(),
         "eval_inputs.dev": Points.Params(batch_size=4, order="once").instantiate(),
     }
-    found: list[str] = loss_check.check(
-        task, params.set(learner).instantiate(), OnHost(task), inputs
-    )
-    return found
+    found = loss_check.check(task, params.set(learner).instantiate(), OnHost(task), inputs)
+    assert bool(found.unchecked) == (way == "fixed") and not (found.warnings and found.unchecked)
+    return [*found.warnings, *found.unchecked]
 
 
 class InPieces(Squares):
@@ -290,8 +289,8 @@ def test_evaluations_check_padding_and_nothing_else() -> None:
     def check_padding(way: str) -> list[str]:
         task = Squares.Params(way=way).instantiate()
         inputs = {"eval_inputs.dev": Points.Params(batch_size=4, order="once").instantiate()}
-        found: list[str] = loss_check.check_padding(task, OnHost(task), inputs)
-        return found
+        found = loss_check.check_padding(task, OnHost(task), inputs)
+        return [*found.warnings, *found.unchecked]
 
     assert check_padding("nothing") == []
     assert check_padding("mean weight") == []
