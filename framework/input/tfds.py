@@ -201,7 +201,7 @@ class Tfds(Source):
             ) from error
 
     def _is_complete(self) -> bool:
-        """Returns whether no file lacks records: TFDS would go on with those of the next file."""
+        """Returns whether no file lacks records: TFDS would take those of the next file."""
         return self._serialized is None or self._serialized.is_complete
 
     def _record(self, example: dict[str, Any], index: int) -> Any:

@@ -35,14 +35,14 @@ def test_finished_trials_are_not_run_again_and_a_failed_one_ends_the_sweep(
     fake.codes = {NAMES[0]: ExitCode.NOT_FINITE, NAMES[2]: ExitCode.DISK_FULL}
     assert run(folder) == ExitCode.DISK_FULL
     assert fake.trained == NAMES[:3]
-    told = capsys.readouterr()
-    assert "diverged" in told.out and "ended with exit code 5: the last words" in told.err
+    output = capsys.readouterr()
+    assert "diverged" in output.out and "ended with exit code 5: the last words" in output.err
     fake.codes, fake.trained = {}, []
     assert run(folder) == ExitCode.OK
     assert fake.trained == NAMES[2:]
-    told = capsys.readouterr()
-    assert "trial 1/4: learner.schedule.initial_value=1e-3, seed 0: finished before" in told.out
-    assert "initial_value=3e-3" in told.out and (folder / "comparison.html").exists()
+    output = capsys.readouterr()
+    assert "trial 1/4: learner.schedule.initial_value=1e-3, seed 0: finished before" in output.out
+    assert "initial_value=3e-3" in output.out and (folder / "comparison.html").exists()
     assert run(folder, "--seeds=3") == ExitCode.OK  # more seeds continue a sweep
     assert len(fake.trained) == 4
 
@@ -71,16 +71,16 @@ def test_a_trial_that_a_signal_ends_ends_the_sweep_with_its_code_and_is_resumed(
     assert fake.trained == NAMES[1:]
 
 
-def test_settings_that_fail_are_recorded_and_the_sweep_goes_on(
+def test_settings_that_fail_are_recorded_and_the_sweep_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fake = FakeTrainer(monkeypatch)
     fake.codes = {NAMES[0]: ExitCode.FAILED, NAMES[1]: ExitCode.FAILED}
     assert run(tmp_path) == ExitCode.FAILED
     assert fake.trained == NAMES
-    told = capsys.readouterr()
-    assert told.out.count("failed: the last words") == 2 and "2 trials finished" in told.out
-    assert f"failed: {RATE}=1e-3, seed 0: the last words" in told.err
+    output = capsys.readouterr()
+    assert output.out.count("failed: the last words") == 2 and "2 trials finished" in output.out
+    assert f"failed: {RATE}=1e-3, seed 0: the last words" in output.err
     record = json.loads((tmp_path / "trials" / NAMES[0] / "trial.json").read_text())
     assert (record["exit_code"], record["error"]) == (1, "the last words")
     fake.codes, fake.trained = dict.fromkeys(NAMES[:1], ExitCode.FAILED), []
@@ -113,7 +113,7 @@ def test_another_sweep_in_the_folder_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("flags", "told"),
+    ("flags", "expected"),
     [
         (["--sweep=learner.schedul=1"], "tekso-sweep: --sweep learner.schedul=1: "),
         (["--sweep=learner.schedul=1"], "did you mean learner.schedule"),
@@ -131,12 +131,12 @@ def test_another_sweep_in_the_folder_is_refused(
     ],
 )
 def test_mistakes_are_found_before_the_first_trial(
-    flags: list[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    flags: list[str], expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     fake = FakeTrainer(monkeypatch)
     assert run(tmp_path / "sweep", *flags) == ExitCode.WRONG_USAGE
-    assert told in capsys.readouterr().err
+    assert expected in capsys.readouterr().err
     assert fake.trained == [] and not (tmp_path / "sweep").exists()
 
 
@@ -166,7 +166,7 @@ def test_a_sweep_that_is_killed_resumes_its_trial_and_runs_no_other_again(tmp_pa
     trial = os.pidfd_open(int((first / ".lock").read_text()))
     process.send_signal(signal.SIGKILL)
     process.wait()
-    assert select.select([trial], [], [], 120)[0], "the trial goes on without its sweep"
+    assert select.select([trial], [], [], 120)[0], "the trial continues without its sweep"
     assert not (first / "trial.json").exists()
     steps = [
         json.loads(line)["step"] for line in (first / "metrics.jsonl").read_text().splitlines()

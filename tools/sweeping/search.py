@@ -1,7 +1,7 @@
 """Lets Optuna choose the settings of trials: at random, by TPE, or with successive halving.
 
-    Optuna ── ask ──► settings ──► runs of all seeds ──► mean of the best values ── tell ─► Optuna
-                          └── tried before? ──► the value that it had ───────────── tell ─► Optuna
+    Optuna ── proposes ──► settings ──► runs of all seeds ──► mean of the best values ──► Optuna
+                               └── tried before? ──► the value that they had ───────────► Optuna
 
 The study is in a database in the folder of the sweep. A trial that was running when the sweep was
 killed is resumed with its settings.
@@ -122,20 +122,20 @@ class Study:
         self._study.sampler = self._sampler(seed=self._seed + number)
 
     def _train(self, trial: Any, train: _Train) -> bool:
-        """Trains a trial and tells its value; returns False if its settings were tried before."""
+        """Trains a trial and reports its value; returns False if its settings were tried before."""
         tried, settings = self._tried(), self._settings(trial)
         before = tried.get(_key(settings))
         if before is not None:
-            self._tell(trial, before.value)
+            self._report(trial, before.value)
             return False
         judge = halving.HalvingJudge(self._study, trial) if self._halves else halving.Judge()
         value = train(trial.number, settings, judge)
         if value is not None and not math.isfinite(value):
             value = -math.inf if self._is_max else math.inf
-        self._tell(trial, value)
+        self._report(trial, value)
         return True
 
-    def _tell(self, trial: Any, value: float | None) -> None:
+    def _report(self, trial: Any, value: float | None) -> None:
         if value is None:
             self._study.tell(trial, state=self._optuna.trial.TrialState.FAIL)
         else:

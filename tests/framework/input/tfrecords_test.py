@@ -89,7 +89,9 @@ def test_a_wrong_length_costs_the_rest_of_the_file(tmp_path: Path) -> None:
     assert skip.offset == 21 and "rest of the file is lost" in skip.reason
 
 
-def test_a_wrong_length_beyond_the_end_is_told_from_a_file_that_is_cut_off(tmp_path: Path) -> None:
+def test_a_wrong_length_beyond_the_end_is_distinguished_from_a_file_that_is_cut_off(
+    tmp_path: Path,
+) -> None:
     path = write(tmp_path / "a", RECORDS)
     data = bytearray(path.read_bytes())
     data[69 + 3] = 1

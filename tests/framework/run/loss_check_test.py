@@ -279,9 +279,11 @@ def test_a_metric_that_does_not_count_padding_passes_though_it_is_not_0(way: str
 
 
 def test_a_metric_of_a_layer_that_counts_padding_is_a_warning() -> None:
-    told, _ = check("layer metric counts")
-    assert told.startswith("eval_inputs.dev: the sum of the metric 'mean square' of ctx.collect_m")
-    assert "counts padding examples, which only fill up a batch: without padding it is" in told
+    message, _ = check("layer metric counts")
+    assert message.startswith(
+        "eval_inputs.dev: the sum of the metric 'mean square' of ctx.collect_m"
+    )
+    assert "counts padding examples, which only fill up a batch: without padding it is" in message
     assert len(check("layer metric of the weights")) == 1  # the weight that is not used
 
 
@@ -309,9 +311,9 @@ def test_a_softmax_of_scores_is_no_warning(way: str) -> None:
     assert len(check(way)) == 1  # the weight that is not used
 
 
-def test_weights_without_a_gradient_are_told_by_path_unless_frozen() -> None:
-    (told,) = check("nothing")
-    assert "does not depend on 'unused'" in told and "learner.frozen" in told
+def test_weights_without_a_gradient_are_named_unless_frozen() -> None:
+    (message,) = check("nothing")
+    assert "does not depend on 'unused'" in message and "learner.frozen" in message
     assert check("nothing", frozen=["unused"]) == []
 
 
@@ -320,6 +322,6 @@ def test_what_only_training_uses_has_a_gradient(way: str) -> None:
     assert check(way) == []
 
 
-def test_a_task_that_takes_only_whole_batches_is_told() -> None:
-    (told,) = check("fixed")
-    assert "Squares could not be checked on a few examples" in told
+def test_a_task_that_takes_only_whole_batches_is_reported() -> None:
+    (message,) = check("fixed")
+    assert "Squares could not be checked on a few examples" in message

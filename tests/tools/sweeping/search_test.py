@@ -73,7 +73,7 @@ def test_a_search_without_optuna_names_it(
     assert "requires Optuna, which is not installed: pip install optuna" in capsys.readouterr().err
 
 
-def test_a_search_asks_for_settings_tells_values_and_resumes_a_trial_that_was_running(
+def test_a_search_asks_for_settings_reports_values_and_resumes_a_trial_that_was_running(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     optuna = FakeOptuna()
