@@ -118,7 +118,7 @@ def main() -> None:
         readable, _, _ = select.select([signals], [], [], _POLL_LIMITED_S if limit else POLL_S)
         received = os.read(signals, 64) if readable else b""
         if os.getppid() != pid or (readable and not received):  # it ended without ending the guard
-            _tell_exhausted(about, peak)
+            _report_exhausted(about, peak)
             return
         if received:
             known = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -141,7 +141,7 @@ def _address_space_peak(pid: int) -> int:
         return 0
 
 
-def _tell_exhausted(about: dict[str, object], peak: int) -> None:
+def _report_exhausted(about: dict[str, object], peak: int) -> None:
     """Writes a line if a process has probably crashed for lack of address space.
 
     C++ code does not check every allocation, so TensorFlow may end the process without a message.

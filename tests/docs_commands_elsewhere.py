@@ -127,7 +127,7 @@ TESTED_ELSEWHERE: list[tuple[str, TestedBy]] = [
         r"tekso-trainer .*--process=.*",
         TestedBy(
             "tests/framework/execution/mesh/processes_test.py"
-            "::test_lost_process_is_named_and_the_same_command_goes_on"
+            "::test_lost_process_is_named_and_the_same_command_continues"
         ),
     ),
     (
@@ -193,12 +193,12 @@ TESTED_ELSEWHERE: list[tuple[str, TestedBy]] = [
         r"tekso-trainer .*--logdir=runs/python( .*)?",
         TestedBy(
             "tests/tools/trainer_test.py"
-            "::test_the_default_experiment_trains_evaluates_samples_and_goes_on"
+            "::test_the_default_experiment_trains_evaluates_samples_and_continues"
         ),
     ),
     (
         r"tekso-(decode .*--language|trainer .*--mode=decode .*task\.decode_language)=.*",
-        TestedBy("tests/tools/decode_test.py::test_a_model_of_several_languages_is_told_which"),
+        TestedBy("tests/tools/decode_test.py::test_a_model_of_several_languages_takes_one_of_them"),
     ),
     (
         r"tekso-decode .*--pictures=found_masks",

@@ -35,8 +35,8 @@ if __name__ == "__main__":
     import conftest  # noqa: F401  # registers this checkout as tekso
 from tekso.framework import registry
 from tekso.framework.execution.shards import of_arrays
+from tekso.framework.input.errors import InputError
 from tekso.framework.input.record_frames import masked_checksum
-from tekso.framework.input.skips import InputError
 from tekso.framework.input.text_files import TextFiles
 from tekso.framework.input.tfrecords import TfRecords
 from tekso.framework.params import Params

@@ -285,5 +285,5 @@ def test_what_does_not_fit_together_stops_an_installation(
     (checkout / "problems").write_text(problems)
     result = run(checkout, ".ci/install", ".venv", "", "", path=tmp_path / "bin")
     assert result.returncode == code, result.stdout
-    told = [line for line in result.stdout.splitlines() if "requires" in line]
-    assert told == [line for line in problems.splitlines() if line.startswith("rich")]
+    lines = [line for line in result.stdout.splitlines() if "requires" in line]
+    assert lines == [line for line in problems.splitlines() if line.startswith("rich")]

@@ -39,7 +39,7 @@ def folder(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
 
 
 @pytest.mark.parametrize("folder", sample(RUNS, quick=["pipeline_2026_11_24"]), indirect=True)
-def test_an_old_run_goes_on_with_the_losses_it_had(folder: Path) -> None:
+def test_an_old_run_continues_with_the_losses_it_had(folder: Path) -> None:
     was = figures(folder / "run" / "metrics.jsonl")
     assert max(was) == ("train", 6)
     done = trainer(folder)

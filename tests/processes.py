@@ -308,7 +308,7 @@ def _serve(parent: socket.socket, listener: socket.socket) -> dict[str, Any]:
                 selector.register(listener.accept()[0], selectors.EVENT_READ)
             elif key.fd == wake:
                 os.read(wake, 4096)
-                _tell_ended(running, parent)
+                _report_ended(running, parent)
             else:
                 connection = cast(socket.socket, key.fileobj)
                 packet, files, _, _ = socket.recv_fds(connection, 16, 4)
@@ -339,7 +339,7 @@ def _serve(parent: socket.socket, listener: socket.socket) -> dict[str, Any]:
                     return _received(files)
 
 
-def _tell_ended(running: dict[int, socket.socket], parent: socket.socket) -> None:
+def _report_ended(running: dict[int, socket.socket], parent: socket.socket) -> None:
     """Reports ended programs to their clients, and to the parent, which sums CPU times."""
     while running:
         pid, status, usage = os.wait4(-1, os.WNOHANG)

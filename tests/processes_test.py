@@ -39,7 +39,7 @@ def test_a_program_has_its_arguments_input_folder_environment_and_exit_code(
     assert "ZeroDivisionError" in processes.run(["-c", "1 / 0"]).stderr
 
 
-def test_a_program_that_lasts_too_long_is_killed_and_its_last_words_told() -> None:
+def test_a_program_that_lasts_too_long_is_killed_and_its_last_words_reported() -> None:
     with pytest.raises(subprocess.TimeoutExpired) as error:
         processes.run(["-c", FOREVER], timeout=1.0)
     assert ends(int(error.value.output))

@@ -47,19 +47,19 @@ def test_small_experiments_go_through_all_modes(keys: tuple[str, ...], tmp_path:
     done = processes.run([PROGRAM, *keys, str(tmp_path)], timeout=900)
     words = f"{done.stdout[-2000:]}{done.stderr[-2000:]}"
     assert done.returncode == 0, words
-    told = done.stdout
+    output = done.stdout
     for key in keys:
-        own, end, told = told.partition(f"== {key}: done")
+        own, end, output = output.partition(f"== {key}: done")
         assert end, words
         _check(tmp_path / key, own)
 
 
-def _check(logdir: Path, told: str) -> None:
+def _check(logdir: Path, output: str) -> None:
     """Checks the files and the output of the modes of an experiment."""
     assert (logdir / "export" / "saved_model.pb").is_file()
-    assert "resuming from" in told
+    assert "resuming from" in output
     steps = [json.loads(line) for line in (logdir / "metrics.jsonl").read_text().splitlines()]
     assert {(r["step"], r["split"]) for r in steps if "loss" in r} >= {(2, "train"), (2, "dev")}
     assert (logdir / "evaluations.jsonl").read_text().strip()
-    decoded = told.partition("== --mode=decode")[2].partition("\n")[2]
+    decoded = output.partition("== --mode=decode")[2].partition("\n")[2]
     assert decoded.partition("== --mode=export")[0].strip()

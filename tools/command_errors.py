@@ -212,7 +212,10 @@ def _is_library_file(file: str) -> bool:
 
 
 def _module(frame: FrameType) -> str:
-    return str(frame.f_globals.get("__name__", ""))
+    """Returns the name of a frame's module, also of a module of Tekso that `python -m` runs."""
+    name = str(frame.f_globals.get("__name__", ""))
+    started = getattr(frame.f_globals.get("__spec__"), "name", "") if name == "__main__" else ""
+    return started if started.startswith(_PROJECT) else name
 
 
 def _report(program: str, text: str) -> None:

@@ -365,7 +365,7 @@ def _search_text(tree: Any) -> str:
 
 
 def _check_language(input: Input) -> None:
-    from tekso.framework.input.skips import InputError
+    from tekso.framework.input.errors import InputError
     from tekso.tasks.mt.pair_texts import texts_of
 
     try:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
+import signal
 import sys
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,19 +16,13 @@ from absl import flags
 from tekso.framework import bounded, files
 from tekso.framework.commands import typed
 from tekso.framework.counting import counted
-from tekso.framework.exit_codes import ExitCode
+from tekso.framework.exit_codes import ExitCode, signal_of
 from tekso.framework.run.metrics_log import TRAIN
 from tekso.tools import command_flags, experiment_flags
 from tekso.tools.command_errors import OK, UsageError
 from tekso.tools.sweeping import search, space
-from tekso.tools.sweeping.trials import (
-    TRIALS,
-    Evaluations,
-    SweepTrial,
-    Trainer,
-    best_of,
-    folder_name,
-)
+from tekso.tools.sweeping.halving import Judge
+from tekso.tools.sweeping.trials import TRIALS, SweepTrial, Trainer, best_of, folder_name
 
 PROGRAM = "tekso-sweep"
 USAGE = (
@@ -35,7 +30,6 @@ USAGE = (
     "--sweep 'learner.schedule.initial_value=1e-3,3e-3' --seeds=3"
 )
 _DESCRIPTION = "sweep.json"
-_ENDED_AT = "ended_at"  # attribute of a trial in the study: the step at which Optuna ended it
 
 # A separate FlagValues, so that --help lists only these flags.
 FLAGS: Any = flags.FlagValues()  # type: ignore[no-untyped-call]
@@ -46,8 +40,7 @@ class StoppedSweepError(Exception):
 
     def __init__(self, text: str, code: int) -> None:
         super().__init__(text)
-        known = code in set(ExitCode)
-        self.exit_code = ExitCode(code) if known else ExitCode.FAILED
+        self.exit_code = ExitCode(code) if code in set(ExitCode) else code
 
 
 def _define() -> None:
@@ -108,7 +101,8 @@ def _help() -> str:
         FLAGS,
         usage=f"{typed(PROGRAM)} {USAGE}",
         purpose="Trains an experiment with several settings and seeds, one run after the other, "
-        "and compares them. The same command resumes a sweep that was stopped or killed.",
+        "and compares them. The same command resumes a sweep that was stopped or killed. If a "
+        "signal ends a trial, the exit code of the sweep is 128 + the number of the signal.",
         value_names={"set": "path=value", "sweep": "path=values", "model": "key", "metric": "name"},
     )
 
@@ -142,7 +136,7 @@ def _run(words: list[str]) -> int:
         failed = [
             trial
             for number, trial in enumerate(trials, start=1)
-            if not _train(trainer, trial, f"{number}/{len(trials)}")
+            if not _train(trainer, trial, f"{number}/{len(trials)}", Judge())
         ]
     else:
         trials, failed = _search(trainer, folder, varied, steps)
@@ -243,8 +237,14 @@ def _describe(folder: str) -> None:
     files.write_atomically(path, json.dumps(now, indent=1) + "\n")
 
 
-def _train(trainer: Trainer, trial: SweepTrial, number: str, optuna_trial: Any = None) -> bool:
+def _train(trainer: Trainer, trial: SweepTrial, number: str, judge: Judge) -> bool:
     """Trains a trial that is not finished; returns False if its settings fail (exit code 1).
+
+    Args:
+      trainer: trains it.
+      trial: the trial.
+      number: its number, "3/8".
+      judge: may end it early.
 
     Raises:
       StoppedSweepError: the trial was stopped, or another trial would end in the same way.
@@ -253,54 +253,30 @@ def _train(trainer: Trainer, trial: SweepTrial, number: str, optuna_trial: Any =
         print(f"trial {number}: {trial.title}: finished before", flush=True)
         return True
     print(f"trial {number}: {trial.title}: {trainer.logdir(trial)}", flush=True)
-
-    reported: set[int] = set()
-
-    def is_pruned() -> bool:
-        return _is_pruned(trainer.evaluations(trial, FLAGS.metric), reported, optuna_trial)
-
-    if optuna_trial is not None and FLAGS.search == "halving":
-        code = trainer.train(trial, is_pruned)
-    else:
-        code = trainer.train(trial)
+    evaluations = functools.partial(trainer.evaluations, trial, FLAGS.metric)
+    code = trainer.train(trial, functools.partial(judge.ends, evaluations))
     if code == ExitCode.NOT_FINITE:
         print("  diverged: too many steps were not finite", flush=True)
     elif code == ExitCode.FAILED:
         print(f"  failed: {trainer.last_words(trial)}", flush=True)
         return False
     elif code != OK:
+        ending = _ending(trainer, trial, number, code)
         raise StoppedSweepError(
-            f"the trial in {trainer.logdir(trial)} ended with exit code {code}: "
-            f"{trainer.last_words(trial)}\nthe same command resumes the sweep",
-            code,
+            f"{ending}\nto continue, repeat the command: it resumes the sweep", code
         )
     return True
 
 
-def _is_pruned(evaluations: Evaluations, reported: set[int], optuna_trial: Any) -> bool:
-    """Reports new evaluations to Optuna one by one; returns whether Optuna ends the trial.
-
-    The study stores the step at which the trial ends, because Optuna would not decide the same
-    again after the sweep was killed.
-
-    Args:
-      evaluations: those of the trial so far.
-      reported: steps whose evaluations this process has reported; the function adds to it.
-      optuna_trial: the trial in the study.
-    """
-    if _ENDED_AT in optuna_trial.user_attrs:
-        return True
-    for step, value in evaluations:
-        if value is None or step in reported:
-            continue
-        reported.add(step)
-        with warnings.catch_warnings():  # a sweep that was killed may have reported it
-            warnings.filterwarnings("ignore", message="The reported value is ignored")
-            optuna_trial.report(value, step)
-        if optuna_trial.should_prune():
-            optuna_trial.set_user_attr(_ENDED_AT, step)
-            return True
-    return False
+def _ending(trainer: Trainer, trial: SweepTrial, number: str, code: int) -> str:
+    """Returns a text about a trial that ended without a result."""
+    what = f"trial {number} ({trial.title}; {trainer.logdir(trial)})"
+    killed_by = signal_of(code)
+    if killed_by is None:
+        return f"{what} ended with exit code {code}: {trainer.last_words(trial)}"
+    if killed_by == signal.SIGKILL:
+        return f"{what} was killed by SIGKILL, for example because the memory ran out"
+    return f"{what} was ended by {killed_by.name}"
 
 
 def _search(
@@ -311,20 +287,15 @@ def _search(
     trials: list[SweepTrial] = []
     failed: list[SweepTrial] = []
 
-    def train(number: int, settings: Mapping[str, str], optuna_trial: Any) -> float | None:
+    def train(number: int, settings: Mapping[str, str], judge: Judge) -> float | None:
         values = []
         for seed in range(FLAGS.seeds):
             trial = SweepTrial(folder_name(number, seed, settings), settings, seed)
             trials.append(trial)
-            if not _train(trainer, trial, f"{study.num_tried + 1}/{total}", optuna_trial):
+            if not _train(trainer, trial, f"{study.num_tried + 1}/{total}", judge):
                 failed.append(trial)
                 return None
-            evaluations = trainer.evaluations(trial, FLAGS.metric)
-            if FLAGS.search == "halving":
-                # Those of its last second, or of a process that was killed, were not reported.
-                _is_pruned(evaluations, set(), optuna_trial)
-                # Without those after its end that the trainer ran before it noticed.
-                evaluations = [*study.reported(number)] or evaluations
+            evaluations = judge.counted(trainer.evaluations(trial, FLAGS.metric))
             if not evaluations and trainer.code(trial) != ExitCode.NOT_FINITE:
                 known = ", ".join(trainer.metrics(trial))
                 raise UsageError(f"no evaluation has --metric={FLAGS.metric}; there are {known}")

@@ -1,4 +1,7 @@
-"""The program of the data-parallel execution; `data_parallel.py` describes how a step is split."""
+"""The program of the data-parallel execution; `data_parallel.py` describes how a step is split.
+
+State, replicas and processes; `device_program.py` has what one of them computes.
+"""
 
 from __future__ import annotations
 
@@ -12,30 +15,26 @@ import tensorflow as tf
 from tekso.framework import batch_part
 from tekso.framework.batch_part import BatchPart, RowsOf
 from tekso.framework.batch_sums import Sums, added
-from tekso.framework.context import Mode, StepContext
-from tekso.framework.coupling import coupling, gathering, refuse_unsummed, too_few
-from tekso.framework.execution.base import Batch, ExecutionProgram, parts_of
+from tekso.framework.coupling import gathering, too_few
+from tekso.framework.execution.base import Batch, parts_of
 from tekso.framework.execution.batch_parts import (
     Gradients,
-    one_after_the_other,
     part_start,
     side_by_side,
     size_of,
 )
+from tekso.framework.execution.device_program import DeviceProgram
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.process_sums import ProcessSums
-from tekso.framework.execution.replica_context import ReplicaContext, replica_number, summed
+from tekso.framework.execution.replica_context import replica_number, summed
 from tekso.framework.execution.shards import Owners, Shard, chunks, cut_out, whole
 from tekso.framework.execution.state import ReadKey, chosen
-from tekso.framework.execution.tower_sums import sum_over_towers
 from tekso.framework.execution.workarounds.call_counts import counted_alone
-from tekso.framework.primitives.fusion import XlaFusion, no_fusion
 from tekso.framework.state import State
 from tekso.framework.step import Flat, Step
-from tekso.framework.task import LossSums
 
 
-class DataParallelProgram(ExecutionProgram):
+class DataParallelProgram(DeviceProgram):
     """See `ExecutionProgram`; the state is one variable per key, mirrored over the devices."""
 
     def __init__(
@@ -48,15 +47,15 @@ class DataParallelProgram(ExecutionProgram):
         xla: str,
         accumulation: int | None = None,
     ) -> None:
-        super().__init__(step)
-        self._strategy, self._towers, self._xla = strategy, towers, xla
-        self._processes = processes or ProcessSums()
-        self.num_replicas = strategy.num_replicas_in_sync * self._processes.size
-        self._accumulation = accumulation or step.learner.params.accumulation_steps
-        self._couples = bool(coupling(step.task))
+        self._strategy, self._processes = strategy, processes or ProcessSums()
+        super().__init__(
+            step,
+            num_replicas=strategy.num_replicas_in_sync * self._processes.size,
+            towers=towers,
+            xla=xla,
+            accumulation=accumulation,
+        )
         self._variables: State[tf.Variable] = State({}, {})
-        self._fusions: dict[Any, XlaFusion] = {}
-        self._compiled_functions: dict[Any, Callable[..., Any]] = {}
         self._calls: dict[Any, Callable[..., Any]] = {}
         self._train = counted_alone(tf.function(self._train_graph, autograph=False))
         self._train_loop = counted_alone(tf.function(self._train_loop_graph, autograph=False))
@@ -218,35 +217,6 @@ class DataParallelProgram(ExecutionProgram):
         gradients, sums = self._all_reduce((added(gradients), sums))
         return [gradients], sums
 
-    def part_gradients(
-        self,
-        weights: Flat,
-        scale: tf.Tensor | None,
-        batch: Flat,
-        *,
-        start: Any,
-        num_examples: int,
-        step: tf.Tensor,
-        total_weight: tf.Tensor,
-        replica: int = 0,
-    ) -> tuple[Gradients, Sums]:
-        """Computes a part of a batch, from its example `start` on; returns gradients and sums."""
-
-        def tower(part: Any, start: Any, number: int) -> tuple[Gradients, Sums]:
-            offset = tf.convert_to_tensor(start, tf.int32)
-            compute = self._tower((replica, number), num_examples)
-            gradients, sums = compute(weights, part, offset, step, total_weight, scale)
-            return [gradients], sums
-
-        def towers(part: Any, start: Any, _: int) -> tuple[Gradients, Sums]:
-            count = parts_of(size_of(part), self._towers)
-            return side_by_side(part, start, count, tower, in_turns=self._couples)
-
-        # A later batch of another size may have fewer parts.
-        return one_after_the_other(
-            batch, start, parts_of(size_of(batch), self._accumulation), towers
-        )
-
     def _all_reduce(self, nest: Any) -> Any:
         """Returns a nest of tensors, summed over the replicas of all processes."""
         if self.num_replicas == 1:
@@ -254,76 +224,6 @@ class DataParallelProgram(ExecutionProgram):
         if self._processes.size > 1:
             return self._processes.of_nest(nest)
         return summed(nest)
-
-    def _tower(self, key: tuple[int, int], num_examples: int) -> Callable[..., Any]:
-        def compute(
-            weights: Flat,
-            part: Flat,
-            offset: tf.Tensor,
-            step: tf.Tensor,
-            total_weight: tf.Tensor,
-            scale: tf.Tensor | None,
-        ) -> tuple[Flat, Sums]:
-            ctx = self._context("train", key, step, offset, num_examples)
-
-            def forward() -> tuple[LossSums, StepContext]:
-                sums = self._step.loss(weights, part, ctx, own=self._own_variables())
-                if self.num_replicas * self._towers > 1:
-                    refuse_unsummed(self._step.task, ctx)
-                return sums, ctx
-
-            trained = {path: weights[path] for path in self._step.trained}
-            return self._step.part_gradients(forward, total_weight, trained, scale)
-
-        return self._compiled(("train", *key, num_examples), compute)
-
-    def _compiled(self, key: tuple[Any, ...], compute: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns `compute` as one XLA program for all traces with this key, if `xla` is step."""
-        if self._xla != "step":
-            return compute
-        whole = tf.function(compute, jit_compile=True, autograph=False)
-        return self._compiled_functions.setdefault(key, whole)
-
-    def _fusion(self, key: Any) -> Any:
-        """Returns what compiles the elementwise clusters of a tower or of an update."""
-        is_used = self._xla == "clusters"
-        return self._fusions.setdefault(key, XlaFusion()) if is_used else no_fusion
-
-    def _context(
-        self, mode: Mode, key: Any, step: tf.Tensor | int, offset: Any, num_examples: int | None
-    ) -> StepContext:
-        kind: Callable[..., StepContext] = StepContext
-        if self.num_replicas > 1:
-            kind = functools.partial(ReplicaContext, all_reduce=self._all_reduce)
-        elif self._couples:
-            kind = functools.partial(ReplicaContext, all_reduce=sum_over_towers)
-        return kind(
-            mode=mode,
-            seed=self._step.seed,
-            step=step,
-            example_offset=offset,
-            num_examples=num_examples,
-            fuse=self._fusion(key),
-        )
-
-    def updated(
-        self,
-        state: State[Any],
-        gradients: Gradients,
-        sums: Sums,
-        step: tf.Tensor,
-        *,
-        replica: int = 0,
-    ) -> Any:
-        """Returns the result of `Step.update`, compiled once for batches of all shapes."""
-        fuse = self._fusion(("update", replica))
-
-        def compute(
-            state: State[Any], gradients: Gradients, sums: Sums, step: tf.Tensor
-        ) -> tuple[State[tf.Tensor], Flat]:
-            return self._step.update(state, added(gradients), sums, step, fuse=fuse)
-
-        return self._compiled(("update",), compute)(state, gradients, sums, step)
 
     def _first(self, per_replica: Any) -> Any:
         return tf.nest.map_structure(
@@ -373,16 +273,6 @@ class DataParallelProgram(ExecutionProgram):
             own = replica + self._processes.process < whole
             sums = tf.nest.map_structure(lambda x: tf.where(own, x, tf.zeros_like(x)), sums)
         return sums
-
-    def _eval_tower(self, key: tuple[int, int], whole: int) -> Callable[..., Any]:
-        def compute(weights: Flat, part: Flat, offset: tf.Tensor) -> Any:
-            ctx = self._context("eval", ("eval", *key), 0, offset, whole)
-            end = self._step.loss(weights, part, ctx, own=self._own_variables())
-            if whole < self.num_replicas and (by := getattr(ctx, "summed", None)):
-                raise too_few(whole, min(by) or "the task", "sums over", self.num_replicas)
-            return self._step.evaluation_sums(end, part, ctx)
-
-        return self._compiled(("eval", *key, whole), compute)
 
     def call(self, function: Callable[..., Any], *inputs: Any) -> Any:
         """See `ExecutionProgram`."""

@@ -11,10 +11,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from tekso.framework import files, out_of_memory
+from tekso.framework.input.errors import InputError
 from tekso.framework.input.joined import JoinedIndex
 from tekso.framework.input.line_index import Chosen
 from tekso.framework.input.record_files import RecordFiles
-from tekso.framework.input.skips import BadRecordError, InputError, Origin, first_line
+from tekso.framework.input.skips import BadRecordError, Origin, first_line
 from tekso.framework.input.sources import Digest
 from tekso.framework.input.splits import Split
 from tekso.framework.input.text_files import FileChoice

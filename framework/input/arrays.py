@@ -13,9 +13,9 @@ import numpy.typing as npt
 
 from tekso.framework import files
 from tekso.framework.input.data_digests import check_digest
+from tekso.framework.input.errors import InputError, NoSplitError
 from tekso.framework.input.input import Batch, ExampleInput, Signature, form_of
 from tekso.framework.input.loaded import WANT, as_numbers, check_examples
-from tekso.framework.input.skips import InputError, NoSplitError
 from tekso.framework.input.sources import digest
 from tekso.framework.input.splits import Split
 from tekso.framework.params import param
@@ -44,7 +44,7 @@ class Arrays(ExampleInput):
     a `tf.data.Dataset` or a generator. An iterable is read once, to its end, and stacked.
 
     For a split that the data does not have, `load` raises `NoSplitError` (of
-    `tekso.framework.input.skips`), or a KeyError with the name of the split.
+    `tekso.framework.input.errors`), or a KeyError with the name of the split.
 
     `load` must return the same examples in every call, because a batch is a function of the
     examples, the seed and the step, and the run must be resumable. The run stores a digest of the

@@ -10,7 +10,7 @@ import numpy as np
 
 from tekso.framework import files
 from tekso.framework.input import assets
-from tekso.framework.input.skips import InputError
+from tekso.framework.input.errors import InputError
 from tekso.framework.input.sources import TrainingText, digest
 from tekso.framework.input.tokenizers import Tokenizer
 from tekso.framework.params import REQUIRED, param

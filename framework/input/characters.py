@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tekso.framework.input import assets
-from tekso.framework.input.skips import InputError
+from tekso.framework.input.errors import InputError
 from tekso.framework.input.sources import TrainingText
 from tekso.framework.input.tokenizers import REPLACEMENT, Tokenizer
 from tekso.framework.params import param

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tekso.framework.input.skips import InputError
+from tekso.framework.input.errors import InputError
 
 BLOCK = 1 << 17  # numbers that are read together
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from tekso.framework import bounded, files
-from tekso.framework.input.skips import InputError
+from tekso.framework.input.errors import InputError
 
 
 def check_digest(path: str, digest: str, data: str, *, what: str, remedy: str) -> None:

@@ -10,8 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tekso.framework.batch_part import BatchPart, RowsOf
+from tekso.framework.input.errors import NoSplitError
 from tekso.framework.input.input import Batch, Input, Signature, check_step
-from tekso.framework.input.skips import NoSplitError, SkipReport
+from tekso.framework.input.skips import SkipReport
 from tekso.framework.input.splits import Split
 from tekso.framework.params import param
 
@@ -180,7 +181,7 @@ class ShownExamples(Generic[AnyInput]):
     Attributes:
       input: one pass over a held-out split, or the training examples.
       split: the split.
-      reason: why there are no held-out examples; "": there are.
+      reason: why they are no examples of dev; "": they are, or the data has no dev split.
     """
 
     input: AnyInput
@@ -188,13 +189,14 @@ class ShownExamples(Generic[AnyInput]):
     reason: str = ""
 
     def titled(self, text: str, unit: str) -> str:
-        """Returns a text about the examples; for training examples below a line that says why.
+        """Returns a text about the examples, below a line that says why they are not those of dev.
 
         Args:
           text: what was decoded.
           unit: what the examples are, in the plural.
         """
-        return f"training {unit}, because {self.reason}:\n{text}" if self.reason else text
+        split = "training" if self.split == "train" else self.split
+        return f"{split} {unit}, because {self.reason}:\n{text}" if self.reason else text
 
 
 def held_out_or_training(
@@ -220,5 +222,5 @@ def held_out_or_training(
                 reason = reason or failed
             continue
         if found.num_batches:
-            return ShownExamples(found, split)
+            return ShownExamples(found, split, reason)
     return ShownExamples(training(), "train", reason or "the data has no dev or test split")

@@ -10,7 +10,8 @@ import numpy.typing as npt
 
 from tekso.framework.batch_part import BatchPart, RowsOf
 from tekso.framework.input import parts_of_batches, shuffle
-from tekso.framework.input.skips import InputError, SkipReport
+from tekso.framework.input.errors import InputError
+from tekso.framework.input.skips import SkipReport
 from tekso.framework.input.splits import Split
 from tekso.framework.params import REQUIRED, Configurable, param
 from tekso.framework.signature import Signature as Signature

@@ -52,8 +52,8 @@ class LineIndex:
     """The lines of parallel files; a line ends with LF or CR LF, optional for the last one.
 
     Args:
-      paths: the files. If they have different numbers of lines, `counts` tells, and nothing may be
-        read.
+      paths: the files. If they have different numbers of lines, `counts` shows it, and nothing may
+        be read.
       skip_blank: whether lines without bytes are left out, and not numbered.
       check: called with (path, block of the file, offset of the block) for every block; it may
         raise an error.

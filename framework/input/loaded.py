@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tekso.framework.input.skips import InputError
+from tekso.framework.input.errors import InputError
 
 WANT = (
     'return a dict of arrays with one row per example, for example {"x": x, "labels": labels}, or '

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tekso.framework.input import shuffle
+from tekso.framework.input.errors import InputError
 from tekso.framework.input.input import (
     Batch,
     ExampleInput,
@@ -27,7 +28,7 @@ from tekso.framework.input.input import (
     form_of,
     form_text,
 )
-from tekso.framework.input.skips import InputError, SkipReport
+from tekso.framework.input.skips import SkipReport
 from tekso.framework.params import REQUIRED, param
 
 _ROTATION = 2654435769  # 2**32 divided by the golden ratio

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from tekso.framework.batch_part import BatchPart, IndivisibleError, RowsOf, joined
-from tekso.framework.input.skips import InputError
+from tekso.framework.input.errors import InputError
 
 
 class Batches(Protocol):

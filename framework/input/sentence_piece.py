@@ -12,7 +12,7 @@ from tekso.framework import files
 from tekso.framework.commands import typed
 from tekso.framework.cores import num_cores
 from tekso.framework.input import assets
-from tekso.framework.input.skips import InputError
+from tekso.framework.input.errors import InputError
 from tekso.framework.input.sources import TrainingText, digest
 from tekso.framework.input.tokenizers import Tokenizer
 from tekso.framework.params import param

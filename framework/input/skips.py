@@ -5,13 +5,11 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
+from tekso.framework.input.errors import InputError
+
 SHOWN = 5  # number of records that an error message lists
 _CONVERT = "to convert a file from another encoding: iconv -f latin1 -t utf-8 FILE > NEW_FILE"
 KEPT = 100  # number of records that a report lists; it counts all
-
-
-class InputError(ValueError):
-    """The data cannot be used; the message says what is wrong and what to do."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,10 +35,6 @@ class Origin:
         if self.unit == "record":
             return self
         return Origin(self.file, (self.offset or 0) + byte)
-
-
-class NoSplitError(InputError):
-    """The data has no such split. A `load(split)` raises it for a split that it does not have."""
 
 
 class BadRecordError(InputError):

@@ -9,7 +9,8 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 
-from tekso.framework.input.skips import BadRecordError, InputError, Origin, SkipReport, Skips
+from tekso.framework.input.errors import InputError
+from tekso.framework.input.skips import BadRecordError, Origin, SkipReport, Skips
 from tekso.framework.input.splits import SPLITS, Split
 from tekso.framework.params import Configurable, OldField, param
 

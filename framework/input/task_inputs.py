@@ -15,9 +15,10 @@ import numpy.typing as npt
 
 from tekso.framework import files
 from tekso.framework.batch_part import BatchPart, RowsOf, num_examples
+from tekso.framework.input.errors import InputError
 from tekso.framework.input.held_out import HeldOut
 from tekso.framework.input.input import Batch, Input, check_step
-from tekso.framework.input.skips import InputError, SkipReport
+from tekso.framework.input.skips import SkipReport
 from tekso.framework.input.task_mixing import ByWeight, Mixing, TaskOrder
 from tekso.framework.params import REQUIRED, param
 from tekso.framework.theta import SEPARATOR

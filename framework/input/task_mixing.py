@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tekso.framework.input import shuffle
-from tekso.framework.input.skips import InputError
+from tekso.framework.input.errors import InputError
 from tekso.framework.params import REQUIRED, Configurable, param
 
 _ROTATION = 2654435769  # 2**32 divided by the golden ratio

@@ -7,8 +7,8 @@ from typing import Any, Literal
 import numpy as np
 
 from tekso.framework import files
+from tekso.framework.input.errors import InputError
 from tekso.framework.input.line_index import Chosen, LineIndex
-from tekso.framework.input.skips import InputError
 from tekso.framework.input.splits import (
     Split,
     check_fractions,

@@ -13,9 +13,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from tekso.framework import files
+from tekso.framework.input.errors import InputError
 from tekso.framework.input.line_index import ChangedError, Chosen, LineIndex, check_no_nul
 from tekso.framework.input.line_records import LineRecords
-from tekso.framework.input.skips import BadRecordError, InputError, Origin, Skips, reason_of
+from tekso.framework.input.skips import BadRecordError, Origin, Skips, reason_of
 from tekso.framework.input.sources import Digest, Source, TextPiece, digest
 from tekso.framework.input.text import NotTextError, to_text
 from tekso.framework.input.text_scan import TextScan

@@ -9,14 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from tekso.framework.input.skips import (
-    BadRecordError,
-    InputError,
-    NoSplitError,
-    Origin,
-    first_line,
-    reason_of,
-)
+from tekso.framework.input.errors import InputError, NoSplitError
+from tekso.framework.input.skips import BadRecordError, Origin, first_line, reason_of
 from tekso.framework.input.sources import Source, digest
 from tekso.framework.input.splits import Split
 from tekso.framework.input.tfds_shards import TfdsShards
@@ -207,7 +201,7 @@ class Tfds(Source):
             ) from error
 
     def _is_complete(self) -> bool:
-        """Returns whether no file lacks records: TFDS would go on with those of the next file."""
+        """Returns whether no file lacks records: TFDS would take those of the next file."""
         return self._serialized is None or self._serialized.is_complete
 
     def _record(self, example: dict[str, Any], index: int) -> Any:

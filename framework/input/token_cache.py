@@ -30,7 +30,8 @@ import numpy as np
 
 from tekso.framework import bounded, files
 from tekso.framework.input.columns import Column, FileColumn
-from tekso.framework.input.skips import InputError, Skip, Skips
+from tekso.framework.input.errors import InputError
+from tekso.framework.input.skips import Skip, Skips
 from tekso.framework.input.sources import digest
 
 IN_MEMORY = 1 << 26  # bytes; smaller tables of fast tokenizers stay in memory

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from tekso.framework import files
 from tekso.framework.input.columns import Column
-from tekso.framework.input.skips import InputError
+from tekso.framework.input.errors import InputError
 from tekso.framework.input.sources import Source, TextPiece
 from tekso.framework.input.text import NotTextError, check_text, to_text
 from tekso.framework.input.token_cache import (

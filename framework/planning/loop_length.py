@@ -40,10 +40,10 @@ def loop_length(condition: Any, body: Any, start: Scalars) -> int | None:
     """
     state, length = start, 0
     while length < _LONGEST:
-        goes_on = _outputs(condition, state)[0]
-        if goes_on is None:
+        continues = _outputs(condition, state)[0]
+        if continues is None:
             return None
-        if not goes_on:
+        if not continues:
             return length
         state = _outputs(body, state)
         length += 1

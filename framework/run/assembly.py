@@ -61,8 +61,8 @@ class Assembly:
     eval_data: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Digests of the evaluation data, for descriptions of checkpoints; see `comparable`."""
 
-    def try_task(self, *, is_new: bool) -> list[str]:
-        """Checks the task on a few examples, or only its handling of padding; returns warnings.
+    def try_task(self, *, is_new: bool) -> loss_check.Findings:
+        """Checks the task on a few examples, or only its handling of padding.
 
         Args:
           is_new: whether the program starts training from its initial weights; otherwise only
@@ -75,8 +75,8 @@ class Assembly:
         task_results.setting_to_try(self.task, self.eval_inputs)  # raises now, not after all steps
         inputs = with_paths(self.input, self.eval_inputs)
         if is_new:
-            return list(loss_check.check(self.task, self.learner, self.program, inputs))
-        return list(loss_check.check_padding(self.task, self.program, inputs))
+            return loss_check.check(self.task, self.learner, self.program, inputs)
+        return loss_check.check_padding(self.task, self.program, inputs)
 
     def batches(self, start: int) -> Iterator[Mapping[str, Any]]:
         """Returns this process's part of the training batches, from a batch to the last one."""

@@ -42,9 +42,10 @@ def evaluate(job: Job, checkpoint: Checkpoint) -> dict[str, Any]:
     with job.meet(checkpoint=checkpoint.path) as group:
         parts = job.assemble(group, trains=False)
         restore(parts.program, checkpoint)
-        job.try_task(parts, is_new=False)
+        unchecked = job.try_task(parts, is_new=False)
         log = MetricsLog(job.logdir.file("evaluations.jsonl"))
         found = _evaluate(job, parts, checkpoint, _Records(job, log), group)
+        job.warn(unchecked)
         _skip_notices(job, parts).show()
         log.close()
     job.console.close()

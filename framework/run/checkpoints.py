@@ -266,9 +266,9 @@ class Checkpoints:
                 break
             damaged[self.path(step)] = str(found)
         if good is None and any(map(_is_sealed, damaged)):
-            told = "; ".join(f"{path}: {reason}" for path, reason in damaged.items())
+            listed = "; ".join(f"{path}: {reason}" for path, reason in damaged.items())
             raise DamagedCheckpointError(
-                f"all checkpoints in {self.directory} are damaged ({told}). Nothing was deleted. "
+                f"all checkpoints in {self.directory} are damaged ({listed}). Nothing was deleted. "
                 "To train from the beginning, give another --logdir or move this folder away"
             )
         for path, reason in damaged.items():

@@ -82,7 +82,7 @@ class FollowingReport(Report):
         self.time_use = TimeUse()
         self.phase = BEFORE_STEPS
 
-    def go_on_from(self, step: int) -> None:
+    def continue_from(self, step: int) -> None:
         """Does nothing."""
 
     def evaluated(self, step: int) -> dict[str, dict[str, float]]:

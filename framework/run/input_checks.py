@@ -15,8 +15,8 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from tekso.framework import task_results
+from tekso.framework.input.errors import InputError
 from tekso.framework.input.input import ExampleInput, Input, form_text
-from tekso.framework.input.skips import InputError
 from tekso.framework.task import Task
 
 MOST_BATCHES = 1000

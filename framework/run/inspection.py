@@ -15,7 +15,7 @@ from typing import Any
 from tekso.framework import files, foreign_variables, task_results
 from tekso.framework.execution.base import signature_of
 from tekso.framework.experiment import Tree
-from tekso.framework.input.skips import InputError
+from tekso.framework.input.errors import InputError
 from tekso.framework.input.task_inputs import KnownTasks, named
 from tekso.framework.params import REQUIRED, Params
 from tekso.framework.params import tree as params_tree

@@ -9,7 +9,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from tekso.framework import exposure, files, watchdog
@@ -76,12 +76,12 @@ class Job:
 
     @contextlib.contextmanager
     def meet(
-        self, goes_on: Callable[[], str] | None = None, **settings: Any
+        self, resumption: Callable[[], str] | None = None, **settings: Any
     ) -> Iterator[ProcessGroup]:
         """Connects the processes of the run for a block that all of them run.
 
         Args:
-          goes_on: returns text for errors: from where the same command resumes.
+          resumption: returns text for errors: from where the same command resumes.
           settings: values that must be equal in all processes, in addition to the Params.
 
         Raises:
@@ -89,14 +89,14 @@ class Job:
           LostProcessError: a process is lost.
           StalledError: a wait lasted too long.
         """
-        with self._watched(goes_on):
+        with self._watched(resumption):
             if self.cluster is None:
                 yield ProcessGroup()
             else:
-                with self._connected(self.cluster, goes_on, settings) as group:
+                with self._connected(self.cluster, resumption, settings) as group:
                     yield group
 
-    def _watched(self, goes_on: Any) -> contextlib.AbstractContextManager[None]:
+    def _watched(self, resumption: Any) -> contextlib.AbstractContextManager[None]:
         """Watches the waits of this process."""
         process = self.cluster.process if self.cluster is not None else 0
         name = f"stalled_{process}.txt" if process else "stalled.txt"
@@ -106,19 +106,19 @@ class Job:
             limit_s=self.wait_limit_s,
             program=self.command[0] if self.command else "tekso",
             path=files.join(folder, name),
-            advice=f"{again}, which resumes from the last checkpoint" if goes_on else again,
+            advice=f"{again}, which resumes from the last checkpoint" if resumption else again,
         )
 
     @contextlib.contextmanager
     def _connected(
-        self, cluster: Cluster, goes_on: Callable[[], str] | None, settings: Mapping[str, Any]
+        self, cluster: Cluster, resumption: Callable[[], str] | None, settings: Mapping[str, Any]
     ) -> Iterator[ProcessGroup]:
         """Connects the processes of the run; see `meet`."""
         self.tree.execution.instantiate().join(cluster)  # checks before waiting for others
         self.console.line(exposure.describe(cluster.address), "good")
 
         def with_advice(text: str) -> str:
-            where = goes_on() if goes_on is not None else ""
+            where = resumption() if resumption is not None else ""
             return f"{text}; start all processes again with the same command{where}"
 
         try:
@@ -147,7 +147,7 @@ class Job:
             text = f"one of {cluster.size} processes; {cluster.name(0)} reports the run"
             self.console.line(text, "good")
 
-    def goes_on(self) -> str:
+    def resumption(self) -> str:
         """Returns text for errors: from which step the same command resumes training."""
         steps = self.checkpoints().steps()
         where = f"step {steps[-1]}" if steps else "the beginning, since nothing was saved yet"
@@ -194,9 +194,18 @@ class Job:
         except (ValueError, ImportError, AttributeError, TypeError):
             return []  # as `changes_since` reports
 
-    def try_task(self, parts: Assembly, *, is_new: bool) -> None:
-        """Checks the task as `Assembly.try_task` does, and prints the warnings."""
-        for line in parts.try_task(is_new=is_new):
+    def try_task(self, parts: Assembly, *, is_new: bool) -> list[str]:
+        """Checks the task as `Assembly.try_task` does, and prints warnings.
+
+        Returns: warnings to print after the first step.
+        """
+        found = parts.try_task(is_new=is_new)
+        self.warn(found.warnings)
+        return found.unchecked
+
+    def warn(self, lines: Iterable[str]) -> None:
+        """Prints warnings."""
+        for line in lines:
             self.console.line(line, "warning")
 
     def show_text(self, text: str) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from tekso.framework.exports import ExportedFunction, Quantization
+from tekso.framework.input.errors import InputError
 from tekso.framework.input.input import Input
-from tekso.framework.input.skips import InputError
 from tekso.framework.run import litert
 from tekso.framework.run.saved_model import ExportModule
 

@@ -7,6 +7,7 @@
     loss of {0, 1}  =  loss of {0, 1} by pieces()      else a pipeline trains another loss
     sums of {0, padding} = sums of {0}                 else they count padding examples
     a gradient of every learned weight                 else the loss does not depend on it
+    scores of a softmax that are not probabilities     else a softmax is applied twice (a warning)
 
 The host computes these values with the initial weights of the run, op by op (or traced, if there
 are loops). The check is independent of the execution and takes little time compared to the first
@@ -22,6 +23,7 @@ is a sum.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -30,8 +32,8 @@ import tensorflow as tf
 
 from tekso.framework import error_advice, task_results
 from tekso.framework.context import RANDOM_NUMBERS, Mode, StepContext
+from tekso.framework.input.errors import InputError
 from tekso.framework.input.input import Input
-from tekso.framework.input.skips import InputError
 from tekso.framework.learning_step import LearnerBase
 from tekso.framework.path_patterns import listed
 from tekso.framework.run.input_checks import counted, padding
@@ -43,14 +45,28 @@ MOST_BYTES = 512 * 1024**2
 """Larger models are not checked, because their weights would be copied to the host."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Findings:
+    """What the check of a task found that is no error.
+
+    Attributes:
+      warnings: possible mistakes, to be shown before the first step.
+      unchecked: that, and why, the task could not be checked; else empty. To be shown after the
+        first step: if the code of the task has a mistake, that step reports it, with its place.
+    """
+
+    warnings: list[str] = dataclasses.field(default_factory=list)
+    unchecked: list[str] = dataclasses.field(default_factory=list)
+
+
 class LossError(ValueError):
     """The loss of a task is not a sum over examples."""
 
 
 def check(
     task: Task, learner: LearnerBase, program: Program, inputs: Mapping[str, Input]
-) -> list[str]:
-    """Checks a task on examples of its inputs; returns warnings.
+) -> Findings:
+    """Checks a task on examples of its inputs; returns what is no error.
 
     All processes of a run must call it. Models of more than `MOST_BYTES` are not checked.
 
@@ -80,6 +96,13 @@ def check(
             _check_pieces(trial, _rows(batch, [0, -1]))
             unused = trial.unused(_rows(batch, [0, -1]), unused) if unused else []
         warnings += _check_padding(trial, inputs)
+        if trial.softmax.found:
+            warnings.append(
+                f"the loss of {type(task).__name__} applies a softmax to probabilities: the "
+                "scores of the first examples are in [0, 1], and those of each example sum to 1. "
+                "Remove the softmax at the end of the model: the softmax cross-entropy takes "
+                "scores (logits)"
+            )
         if not unused:
             return warnings
         return [
@@ -91,27 +114,28 @@ def check(
     return _try(task, program, tried)
 
 
-def check_padding(task: Task, program: Program, inputs: Mapping[str, Input]) -> list[str]:
-    """Checks only that a task does not count padding examples; returns warnings."""
+def check_padding(task: Task, program: Program, inputs: Mapping[str, Input]) -> Findings:
+    """Checks only that a task does not count padding examples; returns what is no error."""
     return _try(task, program, lambda trial: _check_padding(trial, inputs))
 
 
-def _try(task: Task, program: Program, function: Callable[[Trial], list[str]]) -> list[str]:
+def _try(task: Task, program: Program, function: Callable[[Trial], list[str]]) -> Findings:
     specs = task.specs()
     if sum(spec.size_bytes for spec in specs.values()) > MOST_BYTES or program.serialize_calls:
-        return []
+        return Findings()
     try:
         with tf.device("CPU:0"):
             weights = {p: tf.constant(w.numpy()) for p, w in flatten(program.call(_theta)).items()}
-            return function(Trial(task, weights))
+            return Findings(warnings=function(Trial(task, weights)))
     except (LossError, InputError, TaskError):
         raise
     except Exception as error:  # in user code, which may accept only batches of the full size
         reason = error_advice.text_of(error).partition("\n")[0]
-        return [
+        text = (
             f"{type(task).__name__} could not be checked on a few examples (is its loss a sum, "
             f"does it count padding?): {type(error).__name__}: {reason}"
-        ]
+        )
+        return Findings(unchecked=[text])
 
 
 def _theta(theta: Any, ctx: StepContext) -> Any:

@@ -12,6 +12,7 @@ import tensorflow as tf
 from tekso.framework import task_results
 from tekso.framework.collected import Pairs
 from tekso.framework.context import Mode, StepContext
+from tekso.framework.run.repeated_softmax import RepeatedSoftmax
 from tekso.framework.task import LossSums, Task
 
 Batch = Mapping[str, np.ndarray]
@@ -68,10 +69,16 @@ class _NoLoops(StepContext):
 
 
 class Trial:
-    """Computes the loss of a task over few examples: op by op, or traced if there are loops."""
+    """Computes the loss of a task over few examples: op by op, or traced if there are loops.
+
+    Attributes:
+      task: the task.
+      softmax: what was found about softmaxes in the computations so far.
+    """
 
     def __init__(self, task: Task, weights: Mapping[str, tf.Tensor]) -> None:
         self.task, self._weights = task, weights
+        self.softmax = RepeatedSoftmax()
         self._traced = tf.function(self._run, autograph=False)
         self._has_loops = False
 
@@ -101,7 +108,8 @@ class Trial:
         arguments = (self._weights, _tensors(batch), tf.constant(offset, tf.int64))
         if not self._has_loops:
             try:
-                return self._run(*arguments, mode=mode, by=by, kind=_NoLoops)
+                with self.softmax.watching():
+                    return self._run(*arguments, mode=mode, by=by, kind=_NoLoops)
             except _LoopError:
                 self._has_loops = True
         return self._traced(*arguments, mode=mode, by=by)

@@ -44,7 +44,7 @@ from tekso.framework.task import Task
 def train(job: Job) -> int:
     """Trains, from the newest good checkpoint if there is one; returns the exit code."""
     try:
-        with job.meet(job.goes_on) as group:
+        with job.meet(job.resumption) as group:
             return _train(job, group)
     except BaseException:
         if job.is_first:
@@ -55,7 +55,7 @@ def train(job: Job) -> int:
 
 def _train(job: Job, group: ProcessGroup) -> int:
     report: Report = FollowingReport()  # nothing is reported until the run has its parts
-    with out_of_memory.explaining(lambda: report.phase, job.goes_on):
+    with out_of_memory.explaining(lambda: report.phase, job.resumption):
         checkpoints, checkpoint = _claim(job, group)
         if checkpoint is not None and checkpoint.step > job.tree.run.steps:
             return _has_nothing_to_do(job, checkpoint, checkpoints)
@@ -81,7 +81,7 @@ def _train(job: Job, group: ProcessGroup) -> int:
 def _assembled(
     job: Job, group: ProcessGroup, checkpoint: Checkpoint | None
 ) -> tuple[Assembly, SkipNotices]:
-    """Introduces the run; returns its parts, and what tells which records are skipped."""
+    """Introduces the run; returns its parts, and the notices of skipped records."""
     run_messages.introduce(job, checkpoint)
     warm_start = {} if checkpoint is not None else job.tree.run.warm_start
     warn = functools.partial(job.console.line, style="warning")
@@ -112,16 +112,19 @@ def _run(
         input_checks.check_lasts(parts.input, run.steps)
         metric_names.check(job.tree, parts.task, parts.eval_inputs)
         profile = _profile(job)
-        around = [notices.around] + ([profile.around] if profile is not None else [])
+        unchecked: list[str] = []
+        around: list[AroundSteps] = [notices.around]
+        around.append(functools.partial(_warning_after, job, unchecked))
+        around += [profile.around] if profile is not None else []
         loop = _loop(job, parts, checkpoints, report, group, around)
         step = loop.restore(checkpoint)
         if checkpoint is not None and step != checkpoint.step:
             job.console.line(f"resuming from {checkpoints.path(step)} instead", "good")
         if checkpoint is not None:
-            _tell_bits(job, parts, checkpoints.path(step), checkpoints)
+            _show_bits(job, parts, checkpoints.path(step), checkpoints)
         if checkpoint is None and job.tree.run.warm_start:
             _warm_start(job, parts)
-        job.try_task(parts, is_new=checkpoint is None)
+        unchecked += job.try_task(parts, is_new=checkpoint is None)
         if group.is_first:  # only now it is certain that the experiment fits the logdir
             job.logdir.write_params(job.model, job.tree, job.registered)
             job.logdir.add_command(job.command)
@@ -202,7 +205,7 @@ def _warm_start(job: Job, parts: Assembly) -> None:
         job.console.line(line)
 
 
-def _tell_bits(job: Job, parts: Assembly, path: str, checkpoints: Checkpoints) -> None:
+def _show_bits(job: Job, parts: Assembly, path: str, checkpoints: Checkpoints) -> None:
     """Prints whether the run continues to the last bit."""
     restored = checkpoints.open(path, unread=True)
     text = reproducibility.line(restored.description, parts.description(job.model), job.tree)
@@ -272,6 +275,15 @@ def _around_steps(
             gate.wait()
     with watchdog.patient(1.0 if gate.is_open else watchdog.PREPARING):
         yield
+
+
+@contextlib.contextmanager
+def _warning_after(job: Job, lines: list[str], first: int, last: int) -> Iterator[None]:
+    """Prints warnings, which it removes, after a call of steps that did not fail."""
+    del first, last
+    yield
+    job.warn(lines)
+    lines.clear()
 
 
 @contextlib.contextmanager

@@ -32,7 +32,7 @@ class Pace:
 
     Args:
       clock: returns seconds.
-      time_use: is told what the time is spent on.
+      time_use: records what the time is spent on.
     """
 
     def __init__(

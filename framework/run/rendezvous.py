@@ -30,7 +30,7 @@ from tekso.framework.run.connection import Connection, Message, listen
 
 _ANSWER_S = 10.0  # time for a connected process to send its index
 _AGAIN_S = 0.2
-_TELL_AFTER_S = 10.0
+_REPORT_AFTER_S = 10.0
 _FREE_S = 20.0  # time for an earlier run to release the port
 _GREETED = 32  # connections that have not proven to be processes of this run; the oldest is closed
 _STRANGERS = 16  # addresses of strangers that are reported
@@ -52,7 +52,7 @@ class Rendezvous:
     ) -> None:
         self._cluster, self._timeout_s, self._log = cluster, timeout_s, log
         self._token = token
-        self._deadline = self._tell_at = 0.0  # set when it begins
+        self._deadline = self._report_at = 0.0  # set when it begins
         self._there: dict[int, Connection] = {}
         self._greeted: dict[Connection, str] = {}  # in order, with IP address
         self._strangers: set[str] = set()
@@ -66,7 +66,7 @@ class Rendezvous:
           ClusterError: a process did not connect in time, or was started with other addresses.
         """
         self._deadline = time.monotonic() + self._timeout_s
-        self._tell_at = time.monotonic() + _TELL_AFTER_S
+        self._report_at = time.monotonic() + _REPORT_AFTER_S
         listener = self._listen()
         if self._cluster.process == 0:
             return self._receive_all(listener)
@@ -86,7 +86,7 @@ class Rendezvous:
                         f"{error.strerror}. If its port is in use, end the program that uses "
                         "it, or give another port; the host must be an address of this machine"
                     ) from None
-            self._tell_late(f"waiting until the port of {own} is free")
+            self._report_late(f"waiting until the port of {own} is free")
             time.sleep(_AGAIN_S)
 
     # --- process 0 ---
@@ -100,7 +100,7 @@ class Rendezvous:
                 self._forget_who_left()
                 if time.monotonic() > self._deadline:
                     break
-                self._tell_late(f"waiting for {self._names(missing)}")
+                self._report_late(f"waiting for {self._names(missing)}")
             connections = dict(self._there)
             self._is_over = True
             strangers = list(self._greeted)
@@ -214,7 +214,7 @@ class Rendezvous:
                 )
             if time.monotonic() > self._deadline:
                 raise self._missing([0], f" ({reason})")
-            self._tell_late(f"waiting for {self._name(0)}: {reason}")
+            self._report_late(f"waiting for {self._name(0)}: {reason}")
             time.sleep(_AGAIN_S)
 
     def _introduce_to(self, connection: Connection) -> Message | None:
@@ -242,10 +242,10 @@ class Rendezvous:
 
     # --- waiting ---
 
-    def _tell_late(self, text: str) -> None:
-        if time.monotonic() > self._tell_at:
+    def _report_late(self, text: str) -> None:
+        if time.monotonic() > self._report_at:
             self._log(text)
-            self._tell_at = time.monotonic() + 3 * _TELL_AFTER_S
+            self._report_at = time.monotonic() + 3 * _REPORT_AFTER_S
 
     def _missing(self, missing: Iterable[int], why: str = "") -> ClusterError:
         return ClusterError(

@@ -52,7 +52,7 @@ def _is_of_logdir(error: Exception, logdir: Logdir) -> bool:
 def _save(job: Job, loop: TrainingLoop, report: Report) -> str:
     """Saves the state where that is possible; returns a text that says where."""
     if job.cluster is not None:
-        return f"start all processes again{job.goes_on()}"
+        return f"start all processes again{job.resumption()}"
     reasons = []
     for path in _places(job.logdir):
         with contextlib.closing(_Place(job, path)) as place:

@@ -16,7 +16,7 @@ import itertools
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -109,6 +109,7 @@ class Session:
         self.step = 0
         self.history: list[dict[str, float]] = []
         self._is_checked = False
+        self._unchecked: list[str] = []  # warnings to log after the first step
         # One object for all calls, so that it is traced only once.
         self._predict = functools.partial(task_results.predict, self.task)
         self._signature: Signature = signature_of(self.input.batch(0))
@@ -149,6 +150,8 @@ class Session:
                 self.history.append(evaluation.step_figures(self.task, metrics))
                 self.step += 1
             self.learner.check(metrics)
+            self._warn(self._unchecked)
+            self._unchecked = []
         return self.history[first:]
 
     def _too_many(self, steps: int) -> str:
@@ -168,9 +171,15 @@ class Session:
     def _check_task(self) -> None:
         if self._is_checked:
             return
-        for line in (*self._parts.warnings, *self._parts.try_task(is_new=True)):
-            logging.warning("%s", line)
+        self._warn(self._parts.warnings)
+        found = self._parts.try_task(is_new=True)
+        self._warn(found.warnings)
+        self._unchecked = found.unchecked
         self._is_checked = True
+
+    def _warn(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            logging.warning("%s", line)
 
     def loss(self, theta: Theta, batch: Batch, *, mode: Mode = "train") -> tf.Tensor:
         """Returns the total loss of a batch, which `tf.GradientTape` can differentiate.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 
-from tekso.framework.input.skips import InputError, reason_of
+from tekso.framework.input.errors import InputError
+from tekso.framework.input.skips import reason_of
 from tekso.framework.run import inspection
 from tekso.framework.run.checkpoint_errors import CheckpointError
 from tekso.framework.run.opened import open_run

@@ -157,7 +157,7 @@ class TrainingLoop:
             skipped = SkippedBatches.of(checkpoint.description.input)
             input = skipped.described(self._description.input)
             self._compare_since(checkpoint.description.input, input, step)
-        self._report.go_on_from(step)
+        self._report.continue_from(step)
         return step
 
     def _compare_since(self, before: Mapping[str, Any], now: Mapping[str, Any], step: int) -> None:

@@ -34,7 +34,7 @@ IMPOSSIBLE = -1e30
 """The log-probability of what cannot happen; finite, so that no difference is NaN."""
 
 _SMALLEST = 1e-37
-"""The smallest float32 sum that is told from 0."""
+"""The smallest float32 sum that is distinguished from 0."""
 
 
 class Prefixes(NamedTuple):

@@ -81,11 +81,11 @@ def transducer_greedy(
 
         predicted, state = tf.nest.map_structure(if_label, after, (now["predicted"], now["state"]))
         emitted = now["emitted"] + tf.cast(is_label, tf.int32)
-        goes_on = is_live & (~is_label | (emitted >= max_symbols))
+        continues = is_live & (~is_label | (emitted >= max_symbols))
         gained = tf.where(is_live, tf.reduce_max(scores, 1), tf.zeros_like(now["log_probs"]))
         next_ = {
-            "t": t + tf.cast(goes_on, tf.int32),
-            "emitted": tf.where(goes_on, tf.zeros_like(emitted), emitted),
+            "t": t + tf.cast(continues, tf.int32),
+            "emitted": tf.where(continues, tf.zeros_like(emitted), emitted),
             "lengths": now["lengths"] + tf.cast(is_label, tf.int32),
             "log_probs": now["log_probs"] + gained,
             "ids": tf.where(is_new, tf.expand_dims(token, 1), now["ids"]),

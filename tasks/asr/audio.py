@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tekso.framework import files
-from tekso.framework.input.skips import InputError
+from tekso.framework.input.errors import InputError
 
 Samples = npt.NDArray[np.float32]
 

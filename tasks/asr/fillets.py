@@ -7,7 +7,8 @@ import re
 from collections.abc import Sequence
 
 from tekso.framework import files
-from tekso.framework.input.skips import InputError, Origin
+from tekso.framework.input.errors import InputError
+from tekso.framework.input.skips import Origin
 from tekso.framework.input.splits import Split, check_fractions, split_of
 from tekso.framework.params import param
 from tekso.tasks.asr.sources import SpeechSource

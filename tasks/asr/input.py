@@ -23,8 +23,9 @@ import numpy.typing as npt
 from tekso.framework.input import shuffle
 from tekso.framework.input.bucketing import BucketedInput
 from tekso.framework.input.characters import Characters
+from tekso.framework.input.errors import InputError
 from tekso.framework.input.input import Batch, Signature, check_step, clear
-from tekso.framework.input.skips import BadRecordError, InputError, SkipReport
+from tekso.framework.input.skips import BadRecordError, SkipReport
 from tekso.framework.input.sources import training_text
 from tekso.framework.input.token_rows import cache_dir_of
 from tekso.framework.input.tokenizers import Tokenizer

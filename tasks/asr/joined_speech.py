@@ -6,8 +6,9 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
+from tekso.framework.input.errors import InputError
 from tekso.framework.input.joined import JoinedIndex
-from tekso.framework.input.skips import InputError, Origin, SkipReport
+from tekso.framework.input.skips import Origin, SkipReport
 from tekso.framework.input.sources import digest
 from tekso.framework.input.splits import Split
 from tekso.framework.params import REQUIRED, param

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from tekso.framework import files
-from tekso.framework.input.skips import InputError, Origin, SkipReport, Skips, reason_of
+from tekso.framework.input.errors import InputError
+from tekso.framework.input.skips import Origin, SkipReport, Skips, reason_of
 from tekso.framework.params import REQUIRED, Configurable, param
 from tekso.tasks.asr.audio import AudioError, Samples, read_audio
 from tekso.tasks.asr.utterances import int16_samples

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from tekso.framework import files
-from tekso.framework.input.skips import InputError, Origin
+from tekso.framework.input.errors import InputError
+from tekso.framework.input.skips import Origin
 from tekso.framework.input.sources import digest
 from tekso.framework.input.splits import (
     Split,

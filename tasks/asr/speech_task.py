@@ -10,8 +10,9 @@ import numpy as np
 import tensorflow as tf
 
 from tekso.framework.context import StepContext
+from tekso.framework.input.errors import InputError
 from tekso.framework.input.input import Input
-from tekso.framework.input.skips import BadRecordError, InputError, reason_of
+from tekso.framework.input.skips import BadRecordError, reason_of
 from tekso.framework.params import REQUIRED, literals, param
 from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece
 from tekso.framework.task import Batch, Decoded, LossSums, Program, Scored, Task

@@ -6,7 +6,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from tekso.framework.input.skips import BadRecordError, InputError, Origin
+from tekso.framework.input.errors import InputError
+from tekso.framework.input.skips import BadRecordError, Origin
 from tekso.framework.input.sources import digest
 from tekso.framework.input.text import NotTextError, to_text
 from tekso.framework.input.tfrecords import TfRecords, feature_of

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from tekso.framework.input.skips import InputError
+from tekso.framework.input.errors import InputError
 from tekso.framework.tables import table
 
 WER, CER = "wer", "cer"

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tekso.framework import files
-from tekso.framework.input.skips import InputError
+from tekso.framework.input.errors import InputError
 from tekso.framework.input.splits import Split, split_of
 from tekso.framework.params import param
 from tekso.tasks.captioning.sources import Caption, CaptionFiles

@@ -9,8 +9,8 @@ from typing import Any, Literal
 import numpy as np
 
 from tekso.framework.input.characters import Characters
+from tekso.framework.input.errors import InputError
 from tekso.framework.input.input import Batch, Input, Signature
-from tekso.framework.input.skips import InputError
 from tekso.framework.input.sources import training_text
 from tekso.framework.input.tokenizers import Tokenizer
 from tekso.framework.params import REQUIRED, param

@@ -7,9 +7,10 @@ from typing import Any
 
 from tekso.framework import files
 from tekso.framework.exports import ExportedFunction
+from tekso.framework.input.errors import InputError
 from tekso.framework.input.held_out import spread
 from tekso.framework.input.input import Input
-from tekso.framework.input.skips import BadRecordError, InputError, Origin, reason_of
+from tekso.framework.input.skips import BadRecordError, Origin, reason_of
 from tekso.framework.input.tokenizers import Tokenizer
 from tekso.framework.layer import Layer
 from tekso.framework.params import REQUIRED, param

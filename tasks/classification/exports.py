@@ -19,8 +19,8 @@ from tekso.framework.exports import (
     ExportedTexts,
     lengths_up_to,
 )
+from tekso.framework.input.errors import InputError
 from tekso.framework.input.input import Input
-from tekso.framework.input.skips import InputError
 from tekso.tasks.classification.labelled_texts import LabelledTexts, checked_length, class_name
 
 CLASSIFY = "classify"

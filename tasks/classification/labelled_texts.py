@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from tekso.framework.input.arrays import Arrays
+from tekso.framework.input.errors import InputError, NoSplitError
 from tekso.framework.input.input import Signature
-from tekso.framework.input.skips import InputError, NoSplitError
 from tekso.framework.input.splits import Split
 from tekso.framework.params import param
 

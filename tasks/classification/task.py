@@ -10,8 +10,8 @@ import tensorflow as tf
 
 from tekso.framework.context import StepContext
 from tekso.framework.exports import ExportedFunction, ExportedTexts
+from tekso.framework.input.errors import InputError
 from tekso.framework.input.input import Input, form_of, form_text
-from tekso.framework.input.skips import InputError
 from tekso.framework.layer import Layer
 from tekso.framework.params import REQUIRED, param
 from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece

@@ -10,9 +10,10 @@ import tensorflow as tf
 
 from tekso.framework.context import StepContext
 from tekso.framework.exports import ExportedFunction
+from tekso.framework.input.errors import InputError
 from tekso.framework.input.held_out import spread
 from tekso.framework.input.input import Input
-from tekso.framework.input.skips import BadRecordError, InputError
+from tekso.framework.input.skips import BadRecordError
 from tekso.framework.params import REQUIRED, param
 from tekso.framework.task import Batch, Decoded, LossSums, Program, Scored, Task
 from tekso.framework.theta import Theta

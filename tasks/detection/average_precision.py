@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tekso.framework.input.skips import InputError
+from tekso.framework.input.errors import InputError
 from tekso.framework.tables import table
 from tekso.tasks.detection.sources import Objects
 

@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from tekso.framework.input.errors import InputError
 from tekso.framework.input.input import Batch, Input, Signature
-from tekso.framework.input.skips import BadRecordError, InputError
+from tekso.framework.input.skips import BadRecordError
 from tekso.framework.params import REQUIRED, param
 from tekso.tasks.classification.task import LABELS, WEIGHTS, X
 from tekso.tasks.detection.sources import BoxSource, Objects

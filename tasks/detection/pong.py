@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from tekso.framework.input.skips import InputError, Origin
+from tekso.framework.input.errors import InputError
+from tekso.framework.input.skips import Origin
 from tekso.framework.input.splits import Split
 from tekso.framework.params import param
 from tekso.tasks.detection.sources import BoxSource, Objects

@@ -11,7 +11,8 @@ from xml.etree import ElementTree
 import numpy as np
 
 from tekso.framework import files
-from tekso.framework.input.skips import BadRecordError, InputError, Origin, reason_of
+from tekso.framework.input.errors import InputError
+from tekso.framework.input.skips import BadRecordError, Origin, reason_of
 from tekso.framework.input.splits import Split
 from tekso.framework.params import param
 from tekso.tasks.detection.sources import BoxSource, Objects

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tekso.framework import files
-from tekso.framework.input.skips import BadRecordError, InputError, Origin, reason_of
+from tekso.framework.input.errors import InputError
+from tekso.framework.input.skips import BadRecordError, Origin, reason_of
 from tekso.framework.input.splits import Split
 from tekso.framework.params import param
 from tekso.tasks.image.packed_names import PackedNames

@@ -7,14 +7,9 @@ from typing import Any
 import numpy as np
 
 from tekso.framework import files
+from tekso.framework.input.errors import InputError, NoSplitError
 from tekso.framework.input.joined import JoinedIndex
-from tekso.framework.input.skips import (
-    BadRecordError,
-    InputError,
-    NoSplitError,
-    Origin,
-    reason_of,
-)
+from tekso.framework.input.skips import BadRecordError, Origin, reason_of
 from tekso.framework.input.sources import digest
 from tekso.framework.input.splits import Split
 from tekso.framework.input.tfrecords import TfRecords, feature_of

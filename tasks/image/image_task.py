@@ -243,7 +243,7 @@ class ImageTask(AnswersFiles, Task):
             images = in_order(train, "train")
         else:
             shown = held_out(train)
-            if shown.reason:
+            if shown.split == "train":
                 return
             images = shown.input
         for index in spread(images.num_examples, most).tolist():

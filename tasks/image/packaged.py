@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from tekso.framework import files
-from tekso.framework.input.skips import InputError, NoSplitError
+from tekso.framework.input.errors import InputError, NoSplitError
 from tekso.framework.input.splits import Split
 from tekso.framework.params import param
 from tekso.tasks.image.sources import IMAGES, LABELS, ImageArrays

@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tekso.framework import files
-from tekso.framework.input.skips import InputError, Origin
+from tekso.framework.input.errors import InputError
+from tekso.framework.input.skips import Origin
 from tekso.framework.input.sources import Source, digest
 from tekso.framework.input.splits import Split, check_fractions, held_out_fractions, part
 from tekso.framework.params import param

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from tekso.framework.input.skips import BadRecordError, InputError, Origin
+from tekso.framework.input.errors import InputError
+from tekso.framework.input.skips import BadRecordError, Origin
 from tekso.framework.input.splits import Split
 from tekso.framework.input.tfds import Tfds
 from tekso.framework.params import param

@@ -17,10 +17,11 @@ import numpy.typing as npt
 from tekso.framework import files
 from tekso.framework.counting import counted
 from tekso.framework.input import shuffle
+from tekso.framework.input.errors import InputError
 from tekso.framework.input.input import Batch, Signature
 from tekso.framework.input.row_inputs import RowInput
 from tekso.framework.input.sides import CutTexts, Side, SideForm
-from tekso.framework.input.skips import InputError, SkipReport
+from tekso.framework.input.skips import SkipReport
 from tekso.framework.input.sources import Source, training_text
 from tekso.framework.input.text_files import TextFiles
 from tekso.framework.input.token_rows import (

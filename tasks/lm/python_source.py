@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tekso.framework import files
-from tekso.framework.input.skips import InputError
+from tekso.framework.input.errors import InputError
 from tekso.framework.input.splits import Split, check_fractions, split_of
 from tekso.framework.input.text_ranges import Range, TextRanges, file_texts
 from tekso.framework.input.text_scan import TextScan, scan_text

@@ -12,8 +12,9 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
+from tekso.framework.input.errors import InputError
 from tekso.framework.input.joined import JoinedIndex
-from tekso.framework.input.skips import InputError, Origin
+from tekso.framework.input.skips import Origin
 from tekso.framework.input.sources import digest
 from tekso.framework.input.splits import Split, check_fractions, split_of
 from tekso.framework.params import param

@@ -14,7 +14,7 @@ from typing import Any
 
 from babel import Locale, UnknownLocaleError, dates, lists, numbers
 
-from tekso.framework.input.skips import InputError
+from tekso.framework.input.errors import InputError
 
 Phrase = tuple[Any, ...]
 

@@ -19,10 +19,11 @@ from typing import Any, ClassVar
 import numpy as np
 
 from tekso.framework.input import shuffle
+from tekso.framework.input.errors import InputError
 from tekso.framework.input.input import Input
 from tekso.framework.input.row_inputs import RowInput
 from tekso.framework.input.sides import Side, SideForm, WholeTexts
-from tekso.framework.input.skips import InputError, SkipReport
+from tekso.framework.input.skips import SkipReport
 from tekso.framework.input.sources import TrainingText, training_source, training_text
 from tekso.framework.input.token_rows import TextRow, TokenRows, cache_dir_of, token_rows
 from tekso.framework.input.tokenizers import Bytes, Tokenizer

@@ -16,8 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tekso.framework.input import shuffle
+from tekso.framework.input.errors import InputError
 from tekso.framework.input.joined import JoinedIndex
-from tekso.framework.input.skips import BadRecordError, InputError, Origin, SkipReport
+from tekso.framework.input.skips import BadRecordError, Origin, SkipReport
 from tekso.framework.input.sources import digest
 from tekso.framework.input.splits import Split
 from tekso.framework.params import REQUIRED, param

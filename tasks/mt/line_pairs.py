@@ -12,9 +12,10 @@ from typing import Any, Literal
 
 import numpy as np
 
+from tekso.framework.input.errors import InputError
 from tekso.framework.input.line_index import Chosen, LineIndex
 from tekso.framework.input.line_records import LineRecord, LineRecords
-from tekso.framework.input.skips import BadRecordError, InputError, Origin, reason_of
+from tekso.framework.input.skips import BadRecordError, Origin, reason_of
 from tekso.framework.input.sources import Digest
 from tekso.framework.input.splits import Split, check_fractions, part, split_of
 from tekso.framework.input.text import NotTextError, check_mark

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from tekso.framework import files
-from tekso.framework.input.skips import BadRecordError, InputError, Origin
+from tekso.framework.input.errors import InputError
+from tekso.framework.input.skips import BadRecordError, Origin
 from tekso.framework.input.splits import Split, files_param
 from tekso.framework.params import param
 from tekso.tasks.mt.line_pairs import LinePairs, split_fractions

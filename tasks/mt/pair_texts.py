@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tekso.framework import files
+from tekso.framework.input.errors import InputError
 from tekso.framework.input.input import Input
-from tekso.framework.input.skips import InputError
 from tekso.framework.input.sources import TrainingText
 from tekso.framework.input.tokenizers import Tokenizer
 from tekso.framework.spelling import close_matches

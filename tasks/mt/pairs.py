@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
-from tekso.framework.input.skips import BadRecordError, InputError, Origin
+from tekso.framework.input.errors import InputError
+from tekso.framework.input.skips import BadRecordError, Origin
 from tekso.framework.input.sources import Source, digest
 from tekso.framework.input.splits import Split
 from tekso.framework.input.text import NotTextError, check_text, to_text

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tekso.framework import files
-from tekso.framework.input.skips import InputError, Origin
+from tekso.framework.input.errors import InputError
+from tekso.framework.input.skips import Origin
 from tekso.framework.input.splits import Split
 from tekso.framework.params import param
 from tekso.tasks.mt.line_pairs import LinePairs, split_fractions

@@ -84,7 +84,7 @@ class Scoring(Configurable):
         if stopped():
             return None
         scores = self._scorer.score(found.best, references, languages)
-        lines = [_told(len(pairs), input, found), *scores.lines()]
+        lines = [_summary(len(pairs), input, found), *scores.lines()]
         figures = dict(scores.figures)
         if is_last and p.nearest:
             looked_up, text = self._nearest(input, pairs, found)
@@ -168,7 +168,7 @@ class Scoring(Configurable):
 _FORCED_NAMES = ("source_ids", "source_segment_ids", "target_ids", "target_segment_ids")
 
 
-def _told(count: int, input: TranslationInput, found: Translations) -> str:
+def _summary(count: int, input: TranslationInput, found: Translations) -> str:
     """Returns a line on the pairs that were translated, cut or skipped."""
     parts = [f"{count:,} of {input.num_corpus_pairs:,} pairs"]
     if found.num_cut:

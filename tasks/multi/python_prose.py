@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from tekso.framework import files
-from tekso.framework.input.skips import InputError
+from tekso.framework.input.errors import InputError
 from tekso.framework.input.splits import Split, check_fractions, split_of
 from tekso.framework.params import param
 from tekso.tasks.classification.labelled_texts import LabelledTexts

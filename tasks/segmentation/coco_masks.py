@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from tekso.framework import files
-from tekso.framework.input.skips import BadRecordError, InputError
+from tekso.framework.input.errors import InputError
+from tekso.framework.input.skips import BadRecordError
 from tekso.framework.input.sources import digest
 from tekso.framework.input.splits import Split
 from tekso.tasks.image.coco import CocoFile, CocoFiles

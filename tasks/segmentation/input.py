@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from tekso.framework.input.errors import InputError
 from tekso.framework.input.input import Batch, Input, Signature
-from tekso.framework.input.skips import BadRecordError, InputError, Origin
+from tekso.framework.input.skips import BadRecordError, Origin
 from tekso.framework.params import REQUIRED, param
 from tekso.tasks.classification.task import LABELS, WEIGHTS, X
 from tekso.tasks.image.image_input import ImageInput

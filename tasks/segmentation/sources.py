@@ -11,7 +11,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from tekso.framework import files
-from tekso.framework.input.skips import BadRecordError, InputError, Origin, reason_of
+from tekso.framework.input.errors import InputError
+from tekso.framework.input.skips import BadRecordError, Origin, reason_of
 from tekso.framework.input.sources import digest
 from tekso.framework.input.splits import Split
 from tekso.framework.params import param

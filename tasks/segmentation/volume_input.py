@@ -6,8 +6,9 @@ from typing import Any, Literal
 
 import numpy as np
 
+from tekso.framework.input.errors import InputError
 from tekso.framework.input.input import Batch, Input, Signature
-from tekso.framework.input.skips import BadRecordError, InputError, Origin
+from tekso.framework.input.skips import BadRecordError, Origin
 from tekso.framework.params import REQUIRED, param
 from tekso.framework.primitives.windows import spatial_dims
 from tekso.tasks.classification.task import LABELS, WEIGHTS, X

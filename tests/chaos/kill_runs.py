@@ -1,4 +1,4 @@
-"""Kills runs under every execution at random moments, and tells whether they lose anything.
+"""Kills runs under every execution at random moments, and reports whether they lose anything.
 
     python tests/chaos/kill_runs.py --kills=50 --seed=1
     python tests/chaos/kill_runs.py --kills=10 --only=mesh,two_processes --no_damage

@@ -34,7 +34,7 @@ def test_a_run_that_is_killed_and_damaged_is_the_same_to_the_last_bit(
 
 
 def assert_differences_are_noticed(folder: Path) -> None:
-    """Changes a copy of the run without kills in three ways; each must be told."""
+    """Changes a copy of the run without kills in three ways; each must be reported."""
     whole, copy = folder / "whole", folder / "copy"
     shutil.copytree(whole, copy)
     assert not list(killer.compare(whole, copy))
@@ -46,8 +46,8 @@ def assert_differences_are_noticed(folder: Path) -> None:
     )
     (copy / "samples.txt").write_text("something else")
     shutil.rmtree(killer.checkpoints_in(copy)[-1])
-    told = list(killer.compare(whole, copy))
-    assert [text.split()[0] for text in told] == ["figures", "decoded", "checkpoint"]
+    differences = list(killer.compare(whole, copy))
+    assert [text.split()[0] for text in differences] == ["figures", "decoded", "checkpoint"]
 
 
 def test_an_unknown_way_to_execute_is_one_line() -> None:

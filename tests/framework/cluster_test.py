@@ -41,7 +41,7 @@ def test_flags_go_before_tf_config_and_that_before_slurm() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cluster", "process", "told"),
+    ("cluster", "process", "expected"),
     [
         ("a:1,b:1", None, "--process=0 to --process=1"),
         ("a:1,b:1", 2, "2 processes, 0 to 1, but"),
@@ -56,8 +56,8 @@ def test_flags_go_before_tf_config_and_that_before_slurm() -> None:
         (None, 1, "needs the addresses of all"),
     ],
 )
-def test_wrong_flags_are_told(cluster: str | None, process: int | None, told: str) -> None:
-    with pytest.raises(ClusterError, match=told):
+def test_wrong_flags_are_reported(cluster: str | None, process: int | None, expected: str) -> None:
+    with pytest.raises(ClusterError, match=expected):
         find(cluster, process, {})
 
 
@@ -72,7 +72,7 @@ def test_tf_config_lists_the_chief_before_the_workers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("environment", "told"),
+    ("environment", "expected"),
     [
         ({"TF_CONFIG": "{"}, "TF_CONFIG is not valid JSON"),
         ({"TF_CONFIG": "[]"}, "must be a JSON object"),
@@ -84,8 +84,8 @@ def test_tf_config_lists_the_chief_before_the_workers() -> None:
         (tf_config(worker=["a:1", "b"]), "TF_CONFIG: 'b' is not an address"),
     ],
 )
-def test_wrong_tf_config_is_told(environment: dict[str, str], told: str) -> None:
-    with pytest.raises(ClusterError, match=told):
+def test_wrong_tf_config_is_reported(environment: dict[str, str], expected: str) -> None:
+    with pytest.raises(ClusterError, match=expected):
         find(None, None, environment)
 
 
@@ -104,7 +104,7 @@ def test_slurm_node_lists_are_expanded(text: str, hosts: list[str]) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "a[1-", "a[3-1]", "a[x]", "a b"])
-def test_wrong_slurm_node_lists_are_told(text: str) -> None:
+def test_wrong_slurm_node_lists_are_reported(text: str) -> None:
     with pytest.raises(ClusterError, match="SLURM_JOB_NODELIST"):
         expand_hosts(text)
 
@@ -118,7 +118,7 @@ def test_slurm_gives_processes_of_a_node_successive_ports() -> None:
     assert [Cluster(found.addresses, p).num_local for p in range(3)] == [2, 2, 1]
 
 
-def test_slurm_tasks_are_spread_evenly_unless_told_otherwise() -> None:
+def test_slurm_tasks_are_spread_evenly_by_default() -> None:
     found = find(None, None, slurm(PROCID="0", NTASKS="4", JOB_NODELIST="n[1-2]"))
     assert found is not None
     assert found.addresses == ("n1:61440", "n1:61441", "n2:61440", "n2:61441")
@@ -132,7 +132,7 @@ def test_slurm_step_goes_before_the_job() -> None:
 
 
 @pytest.mark.parametrize(
-    ("variables", "told"),
+    ("variables", "expected"),
     [
         ({"PROCID": "0", "NTASKS": "two", "JOB_NODELIST": "a"}, "SLURM_NTASKS is 'two'"),
         ({"PROCID": "0", "NTASKS": "2"}, "SLURM_JOB_NODELIST is missing"),
@@ -152,6 +152,6 @@ def test_slurm_step_goes_before_the_job() -> None:
         ),
     ],
 )
-def test_wrong_slurm_variables_are_told(variables: dict[str, str], told: str) -> None:
-    with pytest.raises(ClusterError, match=told):
+def test_wrong_slurm_variables_are_reported(variables: dict[str, str], expected: str) -> None:
+    with pytest.raises(ClusterError, match=expected):
         find(None, None, slurm(**variables))

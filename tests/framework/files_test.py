@@ -50,7 +50,9 @@ def test_a_list_in_python_or_json_is_understood_as_well_as_commas(tmp_path: Path
         assert [files.base_name(path) for path in found] == ["a.txt", "b, c.txt"]
 
 
-def test_a_list_whose_quotes_the_shell_took_is_told_how_to_be_written(tmp_path: Path) -> None:
+def test_a_list_whose_quotes_the_shell_took_is_an_error_that_says_how_to_write_it(
+    tmp_path: Path,
+) -> None:
     with pytest.raises(FileNotFoundError, match=r"nothing matches.*; write a list as a\.txt,b$"):
         files.glob("[a.txt, b]")
 

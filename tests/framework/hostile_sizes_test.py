@@ -16,8 +16,9 @@ import tensorflow as tf
 
 from tekso.framework import bounded, files
 from tekso.framework.input import array_records, record_frames, token_cache
+from tekso.framework.input.errors import InputError
 from tekso.framework.input.record_frames import masked_checksum
-from tekso.framework.input.skips import InputError, Skips
+from tekso.framework.input.skips import Skips
 from tekso.framework.input.tfrecords import TfRecords
 from tekso.framework.params import Params
 from tekso.framework.run import index_check, index_table, tensor_files, weight_files

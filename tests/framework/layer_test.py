@@ -327,18 +327,22 @@ class OfFlax(Layer):
 
 
 @pytest.mark.parametrize(
-    ("cls", "told"),
+    ("cls", "expected"),
     [
         (OfTorch, r"OfTorch has no fprop\(\), but forward\(\), the method of PyTorch: define fpr"),
         (OfKeras, r"OfKeras has no fprop\(\), but call\(\), the method of Keras: define fprop\("),
         (OfFlax, r"OfFlax has no fprop\(\), but __call__\(\), the method of Flax and Haiku: def"),
     ],
 )
-def test_a_method_of_another_framework_is_answered_with_fprop(cls: type[Layer], told: str) -> None:
+def test_a_method_of_another_framework_is_answered_with_fprop(
+    cls: type[Layer], expected: str
+) -> None:
     layer = cls.Params().instantiate()
-    with pytest.raises(NotImplementedError, match=told):
+    with pytest.raises(NotImplementedError, match=expected):
         layer.fprop(layer.init(), tf.ones([2]), StepContext())
-    with pytest.raises(ForeignVariableError, match=f"^{told}.*The model has no weights: declare"):
+    with pytest.raises(
+        ForeignVariableError, match=f"^{expected}.*The model has no weights: declare"
+    ):
         foreign_variables.check(layer)
 
 
@@ -355,11 +359,11 @@ class WithSizes(Layer):
 @pytest.mark.parametrize("cls", [WithoutParams, WithSizes])
 def test_an_init_without_params_is_answered_with_the_one_to_write(cls: type[Layer]) -> None:
     name = cls.__name__
-    told = (
+    expected = (
         rf"^{name}.__init__\(self.*\(.*layer_test.py:\d+\) is called with Params: write "
         rf"__init__\(self, params\), begin .* as fields of {name}.Params$"
     )
-    with pytest.raises(TypeError, match=told):
+    with pytest.raises(TypeError, match=expected):
         cls.Params().instantiate()
 
 
@@ -374,7 +378,7 @@ def test_a_type_error_inside_an_init_is_left_as_it_is() -> None:
 
 
 @pytest.mark.parametrize(
-    ("shape", "dims", "told"),
+    ("shape", "dims", "expected"),
     [
         (4, ("a",), r"shape is 4, but must be a list, as in \[3, 5\]$"),
         (None, ("a",), r"shape is None, but must be a list"),
@@ -388,13 +392,13 @@ def test_a_type_error_inside_an_init_is_left_as_it_is() -> None:
         ),
     ],
 )
-def test_a_weight_of_an_impossible_shape_is_named(shape: Any, dims: Any, told: str) -> None:
+def test_a_weight_of_an_impossible_shape_is_named(shape: Any, dims: Any, expected: str) -> None:
     class Odd(Layer):
         def __init__(self, params: Any) -> None:
             super().__init__(params)
             self.weight("w", shape, dims=dims, init=Zeros.Params())
 
-    with pytest.raises(TypeError, match=rf"^Odd.weight\('w'\): {told}"):
+    with pytest.raises(TypeError, match=rf"^Odd.weight\('w'\): {expected}"):
         Odd.Params().instantiate()
 
 

@@ -287,7 +287,7 @@ def test_frozen_weights_have_no_slots_and_need_no_gradient() -> None:
     )
 
 
-def test_a_model_without_weights_is_told_what_a_weight_is() -> None:
+def test_a_model_without_weights_is_an_error_that_says_what_a_weight_is() -> None:
     message = r"the model has no weights to train: .* tf.Variables and Keras layers"
     with pytest.raises(ValueError, match=message):
         make_learner().slots({})

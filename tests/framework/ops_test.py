@@ -13,9 +13,9 @@ import tensorflow as tf
 
 from tekso.framework import context, ops, primitive, workarounds
 from tekso.framework.context import StepContext, filling_in_place
-from tekso.framework.execution.data_parallel_program import ReplicaContext
 from tekso.framework.execution.mesh import activations
 from tekso.framework.execution.pipeline import spmd_loss
+from tekso.framework.execution.replica_context import ReplicaContext
 from tekso.framework.primitive import PRIMITIVES, Table
 
 MOST_PUBLIC_MEMBERS = 14

@@ -50,10 +50,10 @@ def test_wait_that_holds_the_lock_is_ended_with_all_stacks(tmp_path: Path) -> No
         "with watchdog.waiting('process 1 (node2:5000) to sum'): holding_the_lock()",
         limit_s=0.5,
     )
-    _, told = process.communicate(timeout=60)
+    _, message = process.communicate(timeout=60)
     assert process.returncode == ExitCode.STALLED
-    assert "it: waited" in told and "for process 1 (node2:5000) to sum; the stacks" in told
-    assert told.rstrip().endswith("; go on")
+    assert "it: waited" in message and "for process 1 (node2:5000) to sum; the stacks" in message
+    assert message.rstrip().endswith("; go on")
     stacks = (tmp_path / "stalled.txt").read_text()
     assert "holding_the_lock" in stacks and stacks.count("Thread 0x") + stacks.count("thread") >= 2
 
@@ -93,7 +93,7 @@ with watchdog.watching(limit_s=60, program="it", path="/nowhere", advice="go on"
 
 
 @pytest.mark.parametrize(
-    ("headroom", "end", "is_told"),
+    ("headroom", "end", "ending"),
     [
         (10**6, "os.abort()", "crashed"),
         (10**10, "os.abort()", "crashed"),  # one large allocation may be what failed
@@ -103,16 +103,16 @@ with watchdog.watching(limit_s=60, program="it", path="/nowhere", advice="go on"
     ],
 )
 def test_a_crash_without_address_space_is_explained(
-    tmp_path: Path, headroom: int, end: str, is_told: str
+    tmp_path: Path, headroom: int, end: str, ending: str
 ) -> None:
     code = LIMITED.format(headroom=headroom, end=end)
     process = start(tmp_path, code, limit_s=0)  # the watchdog of the code watches
-    told = process.communicate(timeout=60)[1]
+    message = process.communicate(timeout=60)[1]
     codes = {"os.abort()": -signal.SIGABRT, "pass": 0}
     assert process.returncode == codes.get(end, -signal.SIGKILL)
-    text = f"it: the process {is_told} in step 2 of the devices, and had used "
-    assert text in told if is_told else "it: " not in told, told
-    assert told.rstrip().endswith("; go on") == bool(is_told)
+    text = f"it: the process {ending} in step 2 of the devices, and had used "
+    assert text in message if ending else "it: " not in message, message
+    assert message.rstrip().endswith("; go on") == bool(ending)
 
 
 def test_interruptible_wait_raises_and_nothing_is_left(tmp_path: Path) -> None:
@@ -122,8 +122,8 @@ def test_interruptible_wait_raises_and_nothing_is_left(tmp_path: Path) -> None:
         "except watchdog.StalledError as error: print(error)"
     )
     process = start(tmp_path, code, limit_s=0.5)
-    out, told = process.communicate(timeout=60)
-    assert (process.returncode, out, told) == (0, "waited too long for the input\n", "")
+    out, message = process.communicate(timeout=60)
+    assert (process.returncode, out, message) == (0, "waited too long for the input\n", "")
     assert "waited" in (tmp_path / "stalled.txt").read_text()
 
 
@@ -135,8 +135,8 @@ def test_a_thread_for_the_input_that_never_starts_is_a_wait(tmp_path: Path) -> N
         "except watchdog.StalledError as error: print(error)"
     )
     process = start(tmp_path, code, limit_s=0.5)
-    out, told = process.communicate(timeout=60)
-    assert (process.returncode, told) == (0, "")
+    out, message = process.communicate(timeout=60)
+    assert (process.returncode, message) == (0, "")
     assert out == "waited too long for the start of the thread for the input\n"
 
 
@@ -172,7 +172,7 @@ def test_inner_wait_is_named_before_the_outer_one() -> None:
     assert polled(Guard(waits), 5) == [(5, "exit", "waited 5 s for process 1")]
 
 
-def test_interrupted_wait_that_goes_on_is_ended() -> None:
+def test_interrupted_wait_that_continues_is_ended() -> None:
     waits = Waits({1: (5.0, True, "the input")})
     found = polled(Guard(waits), 15)
     assert [(at, kind) for at, kind, _ in found] == [(5, "interrupt"), (15, "exit")]

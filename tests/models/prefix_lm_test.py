@@ -1,4 +1,4 @@
-"""PrefixLm: who sees whom, where positions go on, what is refused."""
+"""PrefixLm: who sees whom, where positions continue, what is refused."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_source_sees_all_of_the_source_and_nothing_of_the_target() -> None:
 
 
 @pytest.mark.parametrize("positions", [None, RotaryPositions.Params()])
-def test_with_a_source_of_one_token_it_is_a_language_model_that_goes_on(positions: Any) -> None:
+def test_with_a_source_of_one_token_it_is_a_language_model_that_continues(positions: Any) -> None:
     changes = {"stack.layer.attention.head_dim": 4, "stack.layer.attention.positions": positions}
     model = params(**changes).instantiate()
     lm = TransformerLm.Params(vocab_size=V, dim=D, stack=model.params.stack).instantiate()

@@ -62,7 +62,7 @@ def test_average_takes_the_checkpoints_that_are_named(
     assert "averaged" in printed and "--mode=eval --logdir=run --checkpoint=" in printed
 
 
-def test_damaged_checkpoints_are_passed_over_and_told(
+def test_damaged_checkpoints_are_passed_over_and_reported(
     logdir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = logdir / "checkpoints" / "step_00000020" / "tensors.data-00000-of-00001"
@@ -115,7 +115,7 @@ def test_damaged_checkpoints_are_passed_over_and_told(
         (["list", "--logdirs=run"], 2, "no flag --logdirs; did you mean --logdir?"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_told_in_a_line(
+def test_what_is_wrong_is_reported_in_a_line(
     logdir: Path,
     capsys: pytest.CaptureFixture[str],
     words: list[str],

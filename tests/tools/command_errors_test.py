@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -75,6 +76,14 @@ def test_a_mistake_of_a_user_is_shown_with_its_line(
         "    return {}['a']",
         "  --traceback prints the whole traceback",
     ]
+
+
+def test_an_error_that_a_command_started_by_python_m_raises_on_purpose_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = written(tmp_path, "__main__", "def f():\n    raise OverflowError('too many trials')\n")
+    names["__spec__"] = SimpleNamespace(name="tekso.tools.some")
+    assert shown(names["f"], capsys) == ["tekso-some: too many trials"]
 
 
 def test_too_little_memory_is_one_line_with_the_place(

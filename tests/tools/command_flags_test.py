@@ -19,12 +19,12 @@ def test_programs_answer_help_and_reject_unknown_flags(
 ) -> None:
     main = importlib.import_module(f"tekso.tools.{program}").main
     assert main([program, "--help"]) == ExitCode.OK
-    told = capsys.readouterr()
+    output = capsys.readouterr()
     # The first line is the usage of a command, or the purpose of a program of the developers.
-    assert len(told.out.splitlines()) > 3 and told.out.strip() and not told.err
+    assert len(output.out.splitlines()) > 3 and output.out.strip() and not output.err
     assert main([program, "--hlep"]) == ExitCode.WRONG_USAGE
-    told = capsys.readouterr()
-    assert not told.out and "there is no flag --hlep; " in told.err
+    output = capsys.readouterr()
+    assert not output.out and "there is no flag --hlep; " in output.err
 
 
 def test_all_programs_are_tested() -> None:

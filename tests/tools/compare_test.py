@@ -136,26 +136,28 @@ def test_runs_are_grouped_by_all_params_but_the_seed_and_named_by_what_differs(
     assert found[0].seconds == {"start": 1.0, "step": 8.0}
 
 
-def test_a_decided_difference_is_told_from_one_that_the_spread_may_explain(tmp_path: Path) -> None:
+def test_a_decided_difference_is_distinguished_from_one_that_the_spread_may_explain(
+    tmp_path: Path,
+) -> None:
     close, far = tmp_path / "close", tmp_path / "far"
     close.mkdir(), far.mkdir()
-    told = {}
+    outcomes = {}
     for folder, second in ((close, [1.1, 1.3]), (far, [3.0, 3.1])):
         found = [runs.read(path) for path in two_groups(folder, [1.0, 1.2], second)]
-        told[folder] = tables.results(runs.groups(found), "dev/loss")
-    assert "the spread may explain the difference" in told[close].notes[0]
-    assert re.search(r"; \d+ seeds each would decide it", told[close].notes[0])
-    assert "exceeds the spread (p = 0.0111)" in told[far].notes[0]
-    assert told[far].rows[0][:4] == ["initial_value=0.1", "2", "1.1000", "0.1414"]
-    assert told[far].rows[1][4] == "+1.95"
+        outcomes[folder] = tables.results(runs.groups(found), "dev/loss")
+    assert "the spread may explain the difference" in outcomes[close].notes[0]
+    assert re.search(r"; \d+ seeds each would decide it", outcomes[close].notes[0])
+    assert "exceeds the spread (p = 0.0111)" in outcomes[far].notes[0]
+    assert outcomes[far].rows[0][:4] == ["initial_value=0.1", "2", "1.1000", "0.1414"]
+    assert outcomes[far].rows[1][4] == "+1.95"
 
 
-def test_runs_with_one_seed_are_told_to_be_no_sample(tmp_path: Path) -> None:
+def test_runs_with_one_seed_are_reported_to_be_no_sample(tmp_path: Path) -> None:
     paths = two_groups(tmp_path, [1.0, 1.2], [2.0])
     paths.append(write(tmp_path / "again", loss=2.0, seed=0, rate=0.3))
     notes = tables.results(runs.groups([runs.read(path) for path in paths]), "dev/loss").notes
-    told = [note for note in notes if "independent" in note]
-    assert len(told) == 1 and "initial_value=0.3" in told[0] and "the same seed (0)" in told[0]
+    lines = [note for note in notes if "independent" in note]
+    assert len(lines) == 1 and "initial_value=0.3" in lines[0] and "the same seed (0)" in lines[0]
 
 
 class Tags(HTMLParser):
@@ -204,7 +206,7 @@ def test_the_page_is_one_file_without_scripts_and_the_csv_has_all_points(
 
 
 @pytest.mark.parametrize(
-    ("args", "told"),
+    ("args", "expected"),
     [
         ([], "a run is missing"),
         (["{a}/nothing"], "nothing has no run"),
@@ -214,20 +216,20 @@ def test_the_page_is_one_file_without_scripts_and_the_csv_has_all_points(
     ],
 )
 def test_what_is_typed_wrong_is_one_message(
-    args: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    args: list[str], expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = write(tmp_path / "a", loss=1.0)
     (tmp_path / "trials").mkdir()
     words = [word.format(a=run) for word in args]
     assert compare.main(["tekso-compare", *words]) == ExitCode.WRONG_USAGE
-    assert told in capsys.readouterr().err
+    assert expected in capsys.readouterr().err
 
 
 WHOLE = PARAMS.format(rate=0.1, origin="--set", seed=0)
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "expected"),
     [
         (WHOLE[: WHOLE.index("  # --seed") - 1], "is incomplete: it ends within line 6, 'run.seed"),
         (WHOLE[: WHOLE.index("_value")], "is incomplete: it ends within line 4, 'learner.sched"),
@@ -236,14 +238,14 @@ WHOLE = PARAMS.format(rate=0.1, origin="--set", seed=0)
     ],
 )
 def test_a_params_file_that_was_cut_is_named(
-    text: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    text: str, expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     paths = [write(tmp_path / name, loss=1.0, seed=n) for n, name in enumerate("abc")]
     (tmp_path / "b" / "params.txt").write_text(text)
     output = f"--output={tmp_path / 'page.html'}"
     assert compare.main(["tekso-compare", *paths, output]) == ExitCode.DAMAGED
     message = capsys.readouterr().err
-    assert f"{tmp_path / 'b' / 'params.txt'} is " in message and told in message
+    assert f"{tmp_path / 'b' / 'params.txt'} is " in message and expected in message
     assert not (tmp_path / "page.html").exists()
 
 

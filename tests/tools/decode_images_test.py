@@ -81,7 +81,7 @@ def test_every_image_of_a_folder_gets_a_line(tmp_path: Path) -> None:
         assert record["classes"][0]["probability"] == pytest.approx(float(line[2]), abs=1e-4)
 
 
-def test_wrong_folders_and_flags_are_told(
+def test_wrong_folders_and_flags_are_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -100,7 +100,7 @@ def test_a_long_stream_that_must_be_kept_until_its_end_is_refused(tmp_path: Path
         )
 
 
-def test_wrong_flags_are_told(
+def test_wrong_flags_are_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

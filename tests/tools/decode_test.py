@@ -117,12 +117,12 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def translated(trained: Path) -> list[str]:
     """The lines of a file, translated."""
-    printed, told = translate(trained, "--input=in.txt", "--output=out/out.txt")
-    assert printed == "" and "Traceback" not in told
-    assert "translated 8 lines" in told
-    assert "2 of them are empty" in told
-    assert "1 of them are too long for the model" in told
-    assert "1 of them have bytes that are not UTF-8" in told
+    printed, messages = translate(trained, "--input=in.txt", "--output=out/out.txt")
+    assert printed == "" and "Traceback" not in messages
+    assert "translated 8 lines" in messages
+    assert "2 of them are empty" in messages
+    assert "1 of them are too long for the model" in messages
+    assert "1 of them have bytes that are not UTF-8" in messages
     assert [path.name for path in (trained / "out").iterdir()] == ["out.txt"]
     text = (trained / "out" / "out.txt").read_bytes().decode()
     assert text.endswith("\n")
@@ -149,13 +149,13 @@ def test_a_line_that_is_typed_is_answered_before_the_next_one_and_alike(
         process.stdin.write(line)
         process.stdin.flush()
         assert process.stdout.readline().decode() == f"{wanted}\n"
-    rest, told = process.communicate(b"".join(LINES[3:]), timeout=600)
-    assert process.returncode == 0, told.decode()
+    rest, messages = process.communicate(b"".join(LINES[3:]), timeout=600)
+    assert process.returncode == 0, messages.decode()
     assert rest.decode().split("\n")[:-1] == translated[3:]
 
 
 @pytest.mark.slow
-def test_hypotheses_are_told_with_their_scores(trained: Path, translated: list[str]) -> None:
+def test_hypotheses_are_reported_with_their_scores(trained: Path, translated: list[str]) -> None:
     options = ["--beam_size=5", "--num_hypotheses=3"]
     printed, _ = translate(trained, *options, data=b"12\n\n345\n")
     rows = [line.split(" ||| ") for line in printed.splitlines()]
@@ -168,10 +168,10 @@ def test_hypotheses_are_told_with_their_scores(trained: Path, translated: list[s
 @pytest.mark.slow
 def test_samples_are_drawn_instead_and_cannot_be_exported(trained: Path) -> None:
     sampler = "--set=task.translator.search=tekso.models.decoding.sampler:Sampler"
-    printed, told = translate(trained, sampler, "--num_hypotheses=3", data=b"12\n\n345\n")
+    printed, messages = translate(trained, sampler, "--num_hypotheses=3", data=b"12\n\n345\n")
     rows = [line.split(" ||| ") for line in printed.splitlines()]
     assert [row[0] for row in rows] == ["0", "0", "0", "1", "2", "2", "2"]
-    assert len({row[1] for row in rows}) > 2 and ", Sampler" in told
+    assert len({row[1] for row in rows}) > 2 and ", Sampler" in messages
     words = ["-m", "tekso.tools.trainer", "--mode=export", "--logdir=run", sampler]
     done = processes.run(words, cwd=trained)
     assert done.returncode == 1 and "export supports only beam search" in done.stderr
@@ -186,11 +186,11 @@ def test_a_process_without_tekso_translates_alike(trained: Path) -> None:
     records = [json.loads(line) for line in printed.splitlines()]
     assert [record["source"] for record in records] == texts
     options = ["--export_lengths=8,24", "--export_batch_size=4", "--litert=float32"]
-    told, _ = run(
+    exported, _ = run(
         "-m", "tekso.tools.trainer", "--mode=export", "--logdir=run", "--format=json", *options,
         cwd=trained,
     )  # fmt: skip
-    assert json.loads(told)["functions"] == ["translate", "greedy", "score"]
+    assert json.loads(exported)["functions"] == ["translate", "greedy", "score"]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     moved = trained / "moved"
     moved.mkdir()
@@ -225,7 +225,7 @@ def check_litert(data: bytes, loaded: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-def test_a_model_of_several_languages_is_told_which(tmp_path: Path) -> None:
+def test_a_model_of_several_languages_takes_one_of_them(tmp_path: Path) -> None:
     lines = [f"{7 * n}\t{ONES[n % 10]} {word}\t{word}\n" for n in range(99) for word in "ab"]
     (tmp_path / "train.tsv").write_text("".join(lines))
     settings = [
@@ -264,7 +264,7 @@ def test_a_model_of_several_languages_is_told_which(tmp_path: Path) -> None:
         (["--logdir=run", "--beam=2"], 2, "no flag --beam; did you mean --beam_size?"),
     ],
 )
-def test_what_is_wrong_is_told_in_a_line(
+def test_what_is_wrong_is_reported_in_a_line(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -321,7 +321,7 @@ def test_a_model_that_translates_nothing_is_refused(
 
 
 @pytest.mark.slow
-def test_what_the_run_cannot_do_is_told(
+def test_what_the_run_cannot_do_is_reported(
     trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(trained)

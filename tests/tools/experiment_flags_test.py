@@ -22,7 +22,7 @@ def changed(*settings: str, execution: str | None = None) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("setting", "told"),
+    ("setting", "expected"),
     [
         ("learner=SGD", "must be LearnerBase.Params, .*; did you mean learner.optimizer=SGD"),
         ("execution=Adam", "execution: must be Execution.Params"),
@@ -48,8 +48,8 @@ def changed(*settings: str, execution: str | None = None) -> Any:
         ("learner.schedule=Constant.Params(value=1)", "name only the class, …=Constant, and"),
     ],
 )
-def test_a_part_of_another_kind_is_an_error(setting: str, told: str) -> None:
-    with pytest.raises(UsageError, match=told):
+def test_a_part_of_another_kind_is_an_error(setting: str, expected: str) -> None:
+    with pytest.raises(UsageError, match=expected):
         changed(setting)
 
 

@@ -95,13 +95,13 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def exported(trained: Path) -> dict[str, Any]:
-    """What --mode=export tells of it."""
+    """What --mode=export prints about it."""
     printed = train(
         trained, "--mode=export", "--output=out", "--litert=float32,int8", "--format=json",
         "--export_batch_size=2",
     )  # fmt: skip
-    told: dict[str, Any] = json.loads(printed)
-    return told
+    record: dict[str, Any] = json.loads(printed)
+    return record
 
 
 @pytest.fixture(scope="module")
@@ -181,7 +181,7 @@ def litert_runner(data: bytes) -> Any:
 
 
 @pytest.mark.slow
-def test_what_cannot_be_exported_is_told_in_a_line(
+def test_what_cannot_be_exported_is_reported_in_a_line(
     trained: Path,
     exported: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,

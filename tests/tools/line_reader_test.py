@@ -51,7 +51,7 @@ def test_what_is_beyond_the_longest_line_is_not_kept(
     ]
 
 
-def test_bytes_that_are_no_utf_8_are_replaced_and_told(tmp_path: Path) -> None:
+def test_bytes_that_are_no_utf_8_are_replaced_and_reported(tmp_path: Path) -> None:
     (tmp_path / "in").write_bytes(b"a\xffb\n\xef\xbf\xbd\nfine\n")
     assert lines_of(tmp_path / "in") == [
         Line("a\ufffdb", is_text=False),

@@ -91,7 +91,7 @@ def test_picture_is_written_where_output_says(
         (["--execution=data_parallel"], "is DataParallel, which has no stages: set one, as in"),
     ],
 )
-def test_what_does_not_fit_is_told_without_a_traceback(
+def test_what_does_not_fit_is_reported_without_a_traceback(
     args: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(*TINY, *args) in (1, 2)

@@ -28,13 +28,13 @@ def test_plan_and_measurement_are_side_by_side(
 
     monkeypatch.setattr(subprocess, "run", run)
     assert plan_accuracy.main(["x", "lm.a.B c.d=1", "bad.model"]) == 1
-    told = capsys.readouterr()
-    (row,) = [line for line in told.out.splitlines() if line.startswith("lm.a.B")]
+    output = capsys.readouterr()
+    (row,) = [line for line in output.out.splitlines() if line.startswith("lm.a.B")]
     assert row.split() == [
         *("lm.a.B", "c.d=1", "20", "ms", "25", "ms", "-20", "%"),
         *("30", "ms", "40", "ms", "-25", "%", "9", "MB", "6", "MB", "+50", "%"),
     ]
-    assert "bad.model: the reason" in told.err
+    assert "bad.model: the reason" in output.err
     planning, measuring = commands[:2]
     assert "tekso.tools.benchmark" in measuring and "--mode=plan" in planning
     assert "--warmup=100" in measuring  # 5 seconds would be 250 steps

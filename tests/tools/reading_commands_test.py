@@ -22,7 +22,7 @@ def run(*words: object) -> int:
     return ckpt.main(["tekso-ckpt", *map(str, words)])
 
 
-def told(capsys: pytest.CaptureFixture[str]) -> Any:
+def json_printed(capsys: pytest.CaptureFixture[str]) -> Any:
     return json.loads(capsys.readouterr().out)
 
 
@@ -68,7 +68,7 @@ def test_stats_are_those_of_numpy(
     monkeypatch.setattr(stored_tensors, "CHUNK_ELEMENTS", 4)  # so sums are made of several chunks
     path = save(tmp_path / "step_00000007")
     assert run("stats", path, "--format=json") == 0
-    rows = {row["key"]: row for row in told(capsys)["tensors"]}
+    rows = {row["key"]: row for row in json_printed(capsys)["tensors"]}
     assert rows.keys() == STATE.keys()
     for key, value in STATE.items():
         wide, row = np.asarray(value).astype(np.float64), rows[key]
@@ -91,7 +91,7 @@ def test_stats_are_of_finite_numbers_and_count_the_others(
     huge = np.array([1e300, -1e300])  # the square of one is not finite
     path = save(tmp_path / "step_7", {**STATE, SPLIT: bad, "weights/n": none, "weights/h": huge})
     assert run("stats", path, "--not_finite", "--format=json") == 0
-    first, second = told(capsys)["tensors"]
+    first, second = json_printed(capsys)["tensors"]
     finite = bad[np.isfinite(bad)].astype(np.float64)
     assert (first["key"], first["not_finite"]) == (SPLIT, 2)
     assert first["std"] == pytest.approx(finite.std(), rel=1e-12)
@@ -99,7 +99,7 @@ def test_stats_are_of_finite_numbers_and_count_the_others(
     assert run("stats", path, "--not_finite") == 0
     assert "5 numbers of 2 tensors are not finite" in capsys.readouterr().out
     assert run("stats", path, "weights/h", "--format=json") == 0
-    (row,) = told(capsys)["tensors"]
+    (row,) = json_printed(capsys)["tensors"]
     assert (row["min"], row["norm"]) == (-1e300, pytest.approx(2**0.5 * 1e300))
 
 
@@ -107,7 +107,7 @@ def test_grep_lists_weights_and_slots(tmp_path: Path, capsys: pytest.CaptureFixt
     save(tmp_path / "run" / "checkpoints" / "step_00000003")
     save(tmp_path / "run" / "checkpoints" / "step_00000007")
     assert run("grep", "a/w", tmp_path / "run", "--format=json") == 0
-    found = told(capsys)
+    found = json_printed(capsys)
     assert found["path"].endswith("run/checkpoints/step_00000007")
     assert found["tensors"][1] == {
         "key": SPLIT, "shape": [6, 5], "dims": ["x", "x"], "dtype": "float32", "size": 30,
@@ -127,7 +127,7 @@ def test_show_has_totals_of_modules_with_their_slots(
     layer = {f"weights/model/s/layers/{i}/w": np.zeros((2, 3), np.float32) for i in range(2)}
     path = save(tmp_path / "step_00000007", {**STATE, **layer})
     assert run("show", path, "--format=json") == 0
-    found = told(capsys)
+    found = json_printed(capsys)
     assert (found["model"], found["step"]) == ("lm.Some", 7)
     keys = ("module", "depth", "tensors", "weights", "weight_bytes", "slot_bytes")
     assert [tuple(row[key] for key in keys) for row in found["modules"]] == [
@@ -156,7 +156,7 @@ def test_diff_names_what_differs(tmp_path: Path, capsys: pytest.CaptureFixture[s
     del changed["learner/model/a/w/momentum"]
     second = save(tmp_path / "step_00000009", changed)
     assert run("diff", first, second, "--format=json") == 1
-    found = told(capsys)
+    found = json_printed(capsys)
     assert found["only_in_first"] == ["learner/model/a/w/momentum"]
     assert found["only_in_second"] == ["weights/new"] and found["equal"] == 0
     dtype, weight, shape = found["different"]
@@ -185,7 +185,7 @@ def test_diff_compares_bits_and_values_that_are_not_finite(
         files.append(tmp_path / f"{name}.safetensors")
         write_weights(str(files[-1]), {"w": np.array(values, np.float32)}, {"format": "np"})
     assert run("diff", *files, "--format=json") == 1
-    (row,) = told(capsys)["different"]
+    (row,) = json_printed(capsys)["different"]
     assert row["different"] == 3 and row["largest_absolute"] == row["largest_relative"] == "inf"
     checkpoint = save(tmp_path / "step_00000007")
     write_weights(str(files[0]), {"model/a/w": STATE[SPLIT]}, {"format": "np"})

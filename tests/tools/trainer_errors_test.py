@@ -62,29 +62,29 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("args", "told"), WRONG, ids=[" ".join(args) for args, _ in WRONG])
+@pytest.mark.parametrize(("args", "expected"), WRONG, ids=[" ".join(args) for args, _ in WRONG])
 def test_what_is_typed_wrong_is_one_message_and_code_2(
-    here: Path, capsys: pytest.CaptureFixture[str], args: list[str], told: str
+    here: Path, capsys: pytest.CaptureFixture[str], args: list[str], expected: str
 ) -> None:
     assert main(*args) == 2
     output = capsys.readouterr()
-    assert output.out == "" and told in output.err
+    assert output.out == "" and expected in output.err
     assert output.err.startswith("tekso-trainer: ") and len(output.err.splitlines()) == 1
 
 
 @pytest.mark.parametrize(
-    ("args", "told"),
+    ("args", "expected"),
     [
         (["--steps=-3"], "run.steps is -3, but must be at least 0"),
         (["--mode=inspect_model", "--set=run.steps=-3"], "run.steps is -3, but must be at least 0"),
     ],
 )
 def test_a_setting_that_is_out_of_range_is_one_message_and_code_1(
-    here: Path, capsys: pytest.CaptureFixture[str], args: list[str], told: str
+    here: Path, capsys: pytest.CaptureFixture[str], args: list[str], expected: str
 ) -> None:
     assert main(LINE, *args) == 1
     output = capsys.readouterr()
-    assert output.out == "" and told in output.err
+    assert output.out == "" and expected in output.err
     assert output.err.startswith("tekso-trainer: ") and len(output.err.splitlines()) == 1
 
 
@@ -97,7 +97,7 @@ def test_a_package_that_was_not_imported_is_named(
     )
 
 
-def test_a_mistake_in_an_experiment_is_told_with_its_line(
+def test_a_mistake_in_an_experiment_is_reported_with_its_line(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main("--model=lines.experiments.Misspelt", "--mode=inspect_params") == 1
@@ -127,9 +127,9 @@ def test_an_execution_for_one_process_is_refused_before_others_are_waited_for(
 ) -> None:
     flags = ["--cluster=localhost:1,localhost:2", "--process=0", f"--logdir={tmp_path}"]
     assert main(LINE, *flags, "--execution=pipelined") == 1
-    told = capsys.readouterr().err
-    assert "Pipelined runs in one process, but --cluster defines 2" in told
-    assert "--execution=data_parallel or mesh_sharded" in told and "--cluster=none" in told
+    message = capsys.readouterr().err
+    assert "Pipelined runs in one process, but --cluster defines 2" in message
+    assert "--execution=data_parallel or mesh_sharded" in message and "--cluster=none" in message
 
 
 @pytest.mark.parametrize("mode", ["inspect_model", "inspect_sharding", "inspect_pipeline"])

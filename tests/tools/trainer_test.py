@@ -24,7 +24,7 @@ from tekso.framework.run.opened import open_run
 def start_and_stop(
     package: Path, logdir: Path, *, after_step: int, number: signal.Signals
 ) -> tuple[int, str, str]:
-    """Sends a signal to a training process once it has told a step; returns code and output."""
+    """Sends a signal to a training process once it has reported a step; returns code and output."""
     words = command(LINE, f"--logdir={logdir}", *DETERMINISTIC)
     process = processes.start(words, cwd=package, live=True)
     seen = ""
@@ -148,7 +148,7 @@ def test_kill_9_and_the_same_command_give_the_same_run_to_the_last_bit(
 
 
 @pytest.mark.parametrize("number", sample([signal.SIGTERM, signal.SIGINT], quick=[signal.SIGTERM]))
-def test_a_signal_saves_and_the_same_command_goes_on(
+def test_a_signal_saves_and_the_same_command_continues(
     package: Path, tmp_path: Path, whole: Any, number: signal.Signals
 ) -> None:
     code, seen, stderr = start_and_stop(package, tmp_path, after_step=11, number=number)
@@ -285,7 +285,7 @@ def test_a_full_disk_is_an_error_that_says_what_is_needed(package: Path, tmp_pat
 
 
 @pytest.mark.slow
-def test_the_default_experiment_trains_evaluates_samples_and_goes_on(
+def test_the_default_experiment_trains_evaluates_samples_and_continues(
     package: Path, tmp_path: Path
 ) -> None:
     flags = ["--model=lm.python_source.Tiny", f"--logdir={tmp_path}", "--log_every=5"]

@@ -45,7 +45,7 @@ def test_words_without_a_flag_are_files_as_a_shell_gives_them(texts: Path) -> No
     assert (texts / "one.model").read_bytes() == (texts / "two.model").read_bytes()
 
 
-def test_an_existing_output_is_replaced_only_if_told(
+def test_an_existing_output_is_replaced_only_on_request(
     texts: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (texts / "my.model").write_text("precious")
@@ -73,7 +73,7 @@ def test_an_existing_output_is_replaced_only_if_told(
         (["--input=*.py", "--output=bin/m", "--vocab_size=320"], 1, "bin"),
     ],
 )
-def test_what_is_wrong_is_told_without_a_traceback(
+def test_what_is_wrong_is_reported_without_a_traceback(
     texts: Path,
     capsys: pytest.CaptureFixture[str],
     words: list[str],
@@ -95,7 +95,7 @@ def test_help_lists_the_flags(capsys: pytest.CaptureFixture[str]) -> None:
     assert f"usage: {typed('tekso-vocab')} --input" in printed and "--vocab_size=N" in printed
 
 
-def test_a_vocabulary_larger_than_the_text_is_told(
+def test_a_vocabulary_larger_than_the_text_is_reported(
     texts: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run("--input=b.py", "--output=m") == 0

@@ -284,7 +284,7 @@ def test_gpt2_comes_in_and_goes_out(capsys: pytest.CaptureFixture[str]) -> None:
          "--model works only with convert, not with merge"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_told_in_a_line(
+def test_what_is_wrong_is_reported_in_a_line(
     capsys: pytest.CaptureFixture[str], words: list[str], code: int, message: str
 ) -> None:
     save("run", {})

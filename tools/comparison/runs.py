@@ -127,7 +127,7 @@ def read(path: str) -> ComparedRun:
 def _params(path: str) -> dict[str, ParamValue]:
     """Returns {path: value} of a params.txt.
 
-    A file that was cut after a whole line of `run` cannot be told from one with fewer fields.
+    A file that was cut after a whole line of `run` cannot be distinguished from one with fewer.
 
     Raises:
       DamagedParamsError: a line cannot be read, or the end is missing.

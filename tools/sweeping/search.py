@@ -1,7 +1,7 @@
 """Lets Optuna choose the settings of trials: at random, by TPE, or with successive halving.
 
-    Optuna ── ask ──► settings ──► runs of all seeds ──► mean of the best values ── tell ─► Optuna
-                          └── tried before? ──► the value that it had ───────────── tell ─► Optuna
+    Optuna ── proposes ──► settings ──► runs of all seeds ──► mean of the best values ──► Optuna
+                               └── tried before? ──► the value that they had ───────────► Optuna
 
 The study is in a database in the folder of the sweep. A trial that was running when the sweep was
 killed is resumed with its settings.
@@ -23,12 +23,13 @@ from typing import Any
 
 from tekso.framework import files
 from tekso.tools.command_errors import UsageError
+from tekso.tools.sweeping import halving
 from tekso.tools.sweeping.space import Range, Varied
 
 SEARCHES = ("random", "tpe", "halving")
 _STUDY = "sweep"
 _MOST_REPEATED = 10  # settings in a row that were tried before; then, Optuna is given untried ones
-_Train = Callable[[int, Mapping[str, str], Any], float | None]
+_Train = Callable[[int, Mapping[str, str], halving.Judge], float | None]
 
 
 def check_installed() -> None:
@@ -50,8 +51,7 @@ class Study:
       goal: "min" or "max".
       seed: seed of the search; the number of each trial is added to it, so that a search that was
         killed chooses the settings that it would have chosen anyway.
-      steps: training steps of a trial. Successive halving first compares trials after 1 % of them;
-        Optuna would take 1 % of the first trial in the process, which may have diverged early.
+      steps: training steps of a trial.
     """
 
     def __init__(
@@ -69,9 +69,10 @@ class Study:
         self._varied, self._seed, self._is_max = varied, seed, goal == "max"
         samplers = self._optuna.samplers
         self._sampler = samplers.TPESampler if search == "tpe" else samplers.RandomSampler
+        self._halves = search == "halving"
         pruner = (
-            self._optuna.pruners.SuccessiveHalvingPruner(min_resource=max(steps // 100, 1))
-            if search == "halving"
+            halving.pruner(self._optuna, steps)
+            if self._halves
             else self._optuna.pruners.NopPruner()
         )
         self._study = self._optuna.create_study(
@@ -96,19 +97,14 @@ class Study:
             len(one.values if one.range is None else _whole(one.range)) for one in self._varied
         )
 
-    def reported(self, number: int) -> list[tuple[int, float]]:
-        """Returns the step and the value of every evaluation that a trial reported to Optuna."""
-        trial = self._study.get_trials(deepcopy=False)[number]
-        return sorted(trial.intermediate_values.items())
-
     def run(self, trials: int, train: _Train) -> None:
         """Runs trials until enough settings were tried, or all that there are.
 
         Args:
           trials: number of settings to try in the whole sweep.
-          train: trains the trial with a number, its settings and Optuna's trial; returns its
-            value, not finite if no evaluation was finite, or None if it failed. An exception leaves
-            the trial to be resumed.
+          train: trains the trial with a number and its settings as long as a judge does not end
+            it; returns its value, not finite if no evaluation was finite, or None if it failed. An
+            exception leaves the trial to be resumed.
         """
         states = self._optuna.trial.TrialState
         for frozen in self._study.get_trials(states=(states.RUNNING,)):
@@ -126,19 +122,20 @@ class Study:
         self._study.sampler = self._sampler(seed=self._seed + number)
 
     def _train(self, trial: Any, train: _Train) -> bool:
-        """Trains a trial and tells its value; returns False if its settings were tried before."""
+        """Trains a trial and reports its value; returns False if its settings were tried before."""
         tried, settings = self._tried(), self._settings(trial)
         before = tried.get(_key(settings))
         if before is not None:
-            self._tell(trial, before.value)
+            self._report(trial, before.value)
             return False
-        value = train(trial.number, settings, trial)
+        judge = halving.HalvingJudge(self._study, trial) if self._halves else halving.Judge()
+        value = train(trial.number, settings, judge)
         if value is not None and not math.isfinite(value):
             value = -math.inf if self._is_max else math.inf
-        self._tell(trial, value)
+        self._report(trial, value)
         return True
 
-    def _tell(self, trial: Any, value: float | None) -> None:
+    def _report(self, trial: Any, value: float | None) -> None:
         if value is None:
             self._study.tell(trial, state=self._optuna.trial.TrialState.FAIL)
         else:

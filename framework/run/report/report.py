@@ -71,7 +71,7 @@ class Report:
         self._drawn = time.perf_counter()  # short runs draw curves only at their end
         self._checked = -_CHECK_EVERY_S
 
-    def go_on_from(self, step: int) -> None:
+    def continue_from(self, step: int) -> None:
         """Removes what was reported after the step that was restored."""
         self._logdir.check()
         records, marks = self._log.read(), self._marks.read()

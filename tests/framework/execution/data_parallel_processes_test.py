@@ -67,8 +67,8 @@ def test_lost_process_is_named_and_the_same_command_resumes(
     started = start_together(2, package, args, ending=(1, 14, signal.SIGKILL))
     assert started[1].end(time.monotonic() + DEADLINE_S)[0] == -signal.SIGKILL
     code, _, err = started[0].end(time.monotonic() + AN_END_S)
-    told = LOST.match(err)
-    assert code == ExitCode.PROCESS_LOST and told and int(told[1]) == 1, err
+    lost = LOST.match(err)
+    assert code == ExitCode.PROCESS_LOST and lost and int(lost[1]) == 1, err
     before = losses(tmp_path)
     assert max(before) >= 10
 
@@ -76,7 +76,7 @@ def test_lost_process_is_named_and_the_same_command_resumes(
     log = tmp_path / "built"
     ends = [trainer.end(deadline) for trainer in start_together(2, package, args, BUILT=str(log))]
     assert [code for code, _, _ in ends] == [0, 0], ends
-    assert f"resuming from {tmp_path}/checkpoints/step_{int(told[3]):08d}" in ends[0][1]
+    assert f"resuming from {tmp_path}/checkpoints/step_{int(lost[3]):08d}" in ends[0][1]
     assert [built(log, process)[19] for process in range(2)] == [{"0-2"}, {"2-4"}]
     assert "loss" not in ends[1][1], "one process reports the run"
     found = losses(tmp_path)
@@ -98,7 +98,7 @@ def test_supervisor_restarts_a_run_that_is_killed_again_and_again(
         assert losses(tmp_path, split) == losses(alone, split)
 
 
-def test_supervised_processes_of_which_one_is_killed_go_on_by_themselves(
+def test_supervised_processes_of_which_one_is_killed_continue_by_themselves(
     package: Path, alone: Path, tmp_path: Path
 ) -> None:
     logdir, once = tmp_path / "run", str(tmp_path / "ended")

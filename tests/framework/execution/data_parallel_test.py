@@ -383,7 +383,7 @@ def test_an_operation_uses_all_cores_if_there_is_one_tower(
     assert set_up == {"logical_devices": None, "threads_per_op": threads}
 
 
-def test_a_tpu_that_is_not_there_is_told_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tpu_that_is_not_there_is_reported_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     def resolver(name: str) -> None:
         raise URLError("Name or service not known")
 

@@ -1,4 +1,4 @@
-"""A checkpoint moves from one execution to the other, and training goes on as on one device.
+"""A checkpoint moves from one execution to the other, and training continues as on one device.
 
 The program also compares the state that each execution saves and restores, bit by bit.
 """

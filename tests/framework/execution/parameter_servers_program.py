@@ -45,7 +45,7 @@ def built(execution: Any, job: dict[str, Any]) -> Any:
 
 
 @contextlib.contextmanager
-def told(name: str, **_: Any) -> Iterator[None]:
+def announced(name: str, **_: Any) -> Iterator[None]:
     print(f"lost: {name}", flush=True)
     yield
 
@@ -54,7 +54,7 @@ def main() -> None:
     """Trains, loses processes if requested, and compares with one device."""
     job = json.loads(sys.argv[1])
     devices.set_determinism(True)
-    watchdog.waiting = told
+    watchdog.waiting = announced
     updates = Hybrid.Params(
         workers=job["workers"], parameter_servers=[job["server"]], num_groups=job["groups"]
     )
@@ -86,7 +86,7 @@ def main() -> None:
     }
     if "server_pid" in job:
         result["eval"] = [float(p.eval_step(later)["loss"][0]) for p in (program, one)]
-        result["goes_on"] = [float(p.train_step(later, 100)["loss"]) for p in (program, one)]
+        result["continues"] = [float(p.train_step(later, 100)["loss"]) for p in (program, one)]
         os.kill(job["server_pid"], signal.SIGKILL)
         try:
             program.train_steps([later] * 3, 101)

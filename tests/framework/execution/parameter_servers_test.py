@@ -95,8 +95,8 @@ def test_workers_are_lost_and_one_comes_back_and_a_lost_server_ends_the_run(
     job = job_of(servers, 2, groups=2, steps=[5, 6, 6], server_pid=pids[server])
     job["kill"] = [None, pids[first], pids[second]]
     process = processes.start([str(PROGRAM), json.dumps(job)], live=True)
-    told = process.stdout.readline().strip()
-    assert told == f"lost: one of the lost workers to come back: {first}, {second}"
+    line = process.stdout.readline().strip()
+    assert line == f"lost: one of the lost workers to come back: {first}, {second}"
     servers[first].wait(60)
     servers[first] = start_worker(first)
     text, errors = process.communicate(timeout=300)
@@ -109,7 +109,7 @@ def test_workers_are_lost_and_one_comes_back_and_a_lost_server_ends_the_run(
     assert found["summary"] == [
         f"staleness of 17 updates: mean {14 / 17:.2f}, maximum {max(staleness(found['steps'])):.0f}"
     ]
-    assert found["goes_on"][0] == found["goes_on"][1]  # under one device, to the last bit
+    assert found["continues"][0] == found["continues"][1]  # under one device, to the last bit
     assert found["eval"][0] == found["eval"][1]
     message, code = found["lost"]
     assert re.match(f"LostServerError: a parameter server was lost .*{server}", message)
@@ -117,7 +117,7 @@ def test_workers_are_lost_and_one_comes_back_and_a_lost_server_ends_the_run(
 
 
 @pytest.mark.slow
-def test_a_supervised_run_goes_on_by_itself_when_its_lost_server_is_back(
+def test_a_supervised_run_continues_by_itself_when_its_lost_server_is_back(
     servers: dict[str, processes.Process], tmp_path: Path
 ) -> None:
     server, worker, _ = servers

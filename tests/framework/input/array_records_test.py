@@ -13,7 +13,8 @@ import pytest
 from tekso.framework import out_of_memory
 from tekso.framework.input import array_records
 from tekso.framework.input.array_records import ArrayRecords
-from tekso.framework.input.skips import BadRecordError, InputError
+from tekso.framework.input.errors import InputError
+from tekso.framework.input.skips import BadRecordError
 
 array_record_module = pytest.importorskip(
     "array_record.python.array_record_module", reason="array_record is available for Linux only"

@@ -13,9 +13,9 @@ import pytest
 import tensorflow as tf
 
 from tekso.framework.input.arrays import Arrays
+from tekso.framework.input.errors import InputError
 from tekso.framework.input.held_out import HeldOut
 from tekso.framework.input.mixtures import Mixture
-from tekso.framework.input.skips import InputError
 from tekso.framework.params import Params, param
 
 
@@ -296,7 +296,7 @@ def test_weights_are_0_in_some_batches_but_not_in_all() -> None:
     assert one.batch(0)["weights"].tolist() == [0, 0]
 
 
-def test_a_load_that_does_not_take_the_split_is_told_what_to_write() -> None:
+def test_a_load_that_does_not_take_the_split_is_an_error_that_says_what_to_write() -> None:
     class NoSplit(Arrays):
         def load(self) -> Any:  # type: ignore[override]
             return {"x": np.ones([4, 2])}

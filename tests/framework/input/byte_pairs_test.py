@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tekso.framework.input.byte_pairs import BytePairs
-from tekso.framework.input.skips import InputError
+from tekso.framework.input.errors import InputError
 
 MERGES = ["#version: 0.2", "h e", "l l", "he ll", "hell o", "Ġ w", "Ġw o", "a a", "aa b", "Ã ©"]
 
@@ -60,7 +60,7 @@ def test_every_text_comes_back(made: BytePairs, text: str) -> None:
 
 
 @pytest.mark.parametrize("line", ["h", "h e l", "h zz", "漢 e"])
-def test_a_line_that_is_no_pair_of_tokens_is_told(tmp_path: Path, line: str) -> None:
+def test_a_line_that_is_no_pair_of_tokens_is_reported(tmp_path: Path, line: str) -> None:
     with pytest.raises(InputError, match=r"file: line 2 of .*merges.txt is .* expected two tokens"):
         tokenizer(tmp_path, ["#version: 0.2", line])
 

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tekso.framework.input.errors import InputError
 from tekso.framework.input.held_out import HeldOut
 from tekso.framework.input.input import Batch, ExampleInput
-from tekso.framework.input.skips import InputError, Origin, Skips
+from tekso.framework.input.skips import Origin, Skips
 from tekso.framework.input.sources import InMemory
 from tekso.framework.params import Params, param
 

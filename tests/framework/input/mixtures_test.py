@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tekso.framework.input.arrays import Arrays
+from tekso.framework.input.errors import InputError
 from tekso.framework.input.input import Batch, ExampleInput
 from tekso.framework.input.mixtures import Interleaving, Mixture, floor_sum
-from tekso.framework.input.skips import InputError
 from tekso.framework.params import param
 
 WEIGHTS = st.lists(st.floats(0.01, 10.0), min_size=1, max_size=5)

@@ -15,10 +15,10 @@ from small_pictures import Blobs
 
 from tekso.framework import registry
 from tekso.framework.input.arrays import Arrays
+from tekso.framework.input.errors import InputError
 from tekso.framework.input.held_out import HeldOut
 from tekso.framework.input.input import Batch, ExampleInput, Input
 from tekso.framework.input.mixtures import Mixture
-from tekso.framework.input.skips import InputError
 from tekso.framework.input.sources import InMemory
 from tekso.framework.input.task_inputs import OneTask, TaskInputs
 from tekso.framework.input.words import Words

@@ -73,7 +73,7 @@ def test_streams_of_one_seed_and_seeds_of_one_stream_differ() -> None:
 
 
 def test_the_order_never_changes_between_versions() -> None:
-    # A run that is resumed with a later version goes on in the order in which it began.
+    # A run that is resumed with a later version continues in the order in which it began.
     places = shuffle.permute(np.arange(10), 10, shuffle.fold(shuffle.key_of(42, "order"), 3))
     assert places.tolist() == GOLDEN
 

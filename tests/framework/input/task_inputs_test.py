@@ -9,7 +9,7 @@ import pytest
 from input_parts import part_of
 
 from tekso.framework.input.arrays import Arrays
-from tekso.framework.input.skips import InputError
+from tekso.framework.input.errors import InputError
 from tekso.framework.input.task_inputs import OneTask, TaskInputs
 from tekso.framework.input.task_mixing import (
     BySteps,

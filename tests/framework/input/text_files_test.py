@@ -11,7 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tekso.framework import files
-from tekso.framework.input.skips import BadRecordError, InputError
+from tekso.framework.input.errors import InputError
+from tekso.framework.input.skips import BadRecordError
 from tekso.framework.input.text_files import TextFiles
 
 IN_FOLDER = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow_datasets as tfds
 
-from tekso.framework.input.skips import InputError
+from tekso.framework.input.errors import InputError
 from tekso.framework.input.tfds import Tfds
 from tekso.framework.params import Params, param
 

@@ -11,8 +11,9 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tekso.framework.input.errors import InputError
 from tekso.framework.input.record_frames import masked_checksum
-from tekso.framework.input.skips import BadRecordError, InputError
+from tekso.framework.input.skips import BadRecordError
 from tekso.framework.input.tfrecords import TfRecords
 
 RECORDS = [b"first", b"", b"the third record", b"4" * 3000]
@@ -88,7 +89,9 @@ def test_a_wrong_length_costs_the_rest_of_the_file(tmp_path: Path) -> None:
     assert skip.offset == 21 and "rest of the file is lost" in skip.reason
 
 
-def test_a_wrong_length_beyond_the_end_is_told_from_a_file_that_is_cut_off(tmp_path: Path) -> None:
+def test_a_wrong_length_beyond_the_end_is_distinguished_from_a_file_that_is_cut_off(
+    tmp_path: Path,
+) -> None:
     path = write(tmp_path / "a", RECORDS)
     data = bytearray(path.read_bytes())
     data[69 + 3] = 1

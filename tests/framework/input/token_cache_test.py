@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from tekso.framework import files
 from tekso.framework.input import columns
 from tekso.framework.input.columns import Column, FileColumn
-from tekso.framework.input.skips import InputError, Origin, Skips
+from tekso.framework.input.errors import InputError
+from tekso.framework.input.skips import Origin, Skips
 from tekso.framework.input.token_cache import Place, TableWriter, obtain
 
 IN_FOLDER = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])

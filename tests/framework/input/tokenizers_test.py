@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tekso.framework.input.characters import Characters
+from tekso.framework.input.errors import InputError
 from tekso.framework.input.sentence_piece import SentencePiece, learn
-from tekso.framework.input.skips import InputError
 from tekso.framework.input.sources import TrainingText
 from tekso.framework.input.tokenizers import Bytes, Tokenizer
 from tekso.framework.input.words import Words

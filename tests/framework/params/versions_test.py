@@ -172,7 +172,7 @@ def test_a_newer_version_is_a_named_error(lines: list[str], message: str) -> Non
         ([f'. : Params("{__name__}:Cache", {{"a": 0}})'], r"versions of Params must be"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_migrated_is_told(lines: list[str], message: str) -> None:
+def test_what_cannot_be_migrated_is_reported(lines: list[str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         read(*lines)
 

@@ -299,7 +299,7 @@ def test_ring_that_leaves_a_node_is_as_slow_as_the_network() -> None:
     assert device_types.find("tpu_v2").link(512)[0] == 62e9
 
 
-def test_unknown_device_type_is_told_with_what_is_close() -> None:
+def test_unknown_device_type_is_reported_with_what_is_close() -> None:
     with pytest.raises(ExecutionError, match="no device type 'tpu_v22'; did you mean tpu_v2"):
         device_types.find("tpu_v22")
 

@@ -226,7 +226,7 @@ def test_schedule_that_does_not_work_is_refused() -> None:
         simulate(schedule_of("gpipe").actions(2, 2), num_devices=1, durations=lambda *_: 1.0)
 
 
-# --- what a timeline tells ---
+# --- what a timeline shows ---
 
 
 def test_measured_timeline_may_start_at_any_time() -> None:

@@ -43,7 +43,7 @@ def test_text_shows_every_action_as_wide_as_it_is_long() -> None:
     assert wide[1] == "device 0 │000111······aaaaaa222bbbbbb···cccccc│ holds 2"
 
 
-def test_text_tells_weight_gradients_and_the_last_digit_of_micro_batches() -> None:
+def test_text_shows_weight_gradients_and_the_last_digit_of_micro_batches() -> None:
     lines = draw_text({"": simulated("zero_bubble_h1", 2, 11)}, width=60)
     assert lines[1] == "device 0 │01·aA2bB3cC4dD5eE6fF7gG8hH9iI0jJaA│ holds 2"
     assert lines[2] == "device 1 │·0a1bA2cB3dC4eD5fE6gF7hG8iH9jI0aJA│ holds 2"

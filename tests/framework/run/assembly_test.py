@@ -80,9 +80,11 @@ def test_what_is_doubtful_is_shown_and_only_data_that_is_used_must_be_unchanged(
     begin = ["--model=points.Tiny", "--set=execution.xla=none"]
     done = trainer(folder, *begin, train=0, dev=0)
     assert done.returncode == 0, done.stderr
-    told = done.stdout + done.stderr
-    assert re.search(r"warning: eval_inputs.dev: (\d+) of \1 examples are training examples", told)
-    assert "warning: input: 1 of the classes 0 to 2 have no training example (0)" in told
+    output = done.stdout + done.stderr
+    assert re.search(
+        r"warning: eval_inputs.dev: (\d+) of \1 examples are training examples", output
+    )
+    assert "warning: input: 1 of the classes 0 to 2 have no training example (0)" in output
 
     done = trainer(folder, "--mode=eval", train=5, dev=0)
     assert done.returncode == 0, done.stderr
@@ -113,10 +115,10 @@ def test_of_several_tasks_only_the_data_of_the_one_to_decode_with_is_read(
 
 def test_evaluation_batches_with_no_examples_to_compare_on_a_device_are_refused() -> None:
     dev = SyntheticTokens.Params(vocab_size=5, length=2, batch_size=3).instantiate()
-    told = (
+    expected = (
         r"eval_inputs\.dev has batches of 3 examples, fewer than the 4 devices of all processes, "
         r"whose examples loss \(Pairs\) compares: set eval_inputs\.dev\.batch_size to at least 4"
     )
-    with pytest.raises(ExecutionError, match=told):
+    with pytest.raises(ExecutionError, match=expected):
         assembly._check_eval_batches({"dev": dev}, 4, "loss (Pairs)")
     assembly._check_eval_batches({"dev": dev}, 3, "loss (Pairs)")

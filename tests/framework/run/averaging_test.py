@@ -88,10 +88,14 @@ def test_sums_are_float64(tmp_path: Path) -> None:
 
 def test_the_description_is_of_the_last_without_metrics_and_names_all(tmp_path: Path) -> None:
     averaging.write_average(str(tmp_path / "mean"), three(tmp_path))
-    told = json.loads((tmp_path / "mean" / "checkpoint.json").read_text())
-    assert (told["step"], told["model"], told["params"]) == (30, "lm.Some", PARAMS)
-    assert told["metrics"] == {}
-    assert [name.rpartition("/")[2] for name in told["averaged"]] == [
+    description = json.loads((tmp_path / "mean" / "checkpoint.json").read_text())
+    assert (description["step"], description["model"], description["params"]) == (
+        30,
+        "lm.Some",
+        PARAMS,
+    )
+    assert description["metrics"] == {}
+    assert [name.rpartition("/")[2] for name in description["averaged"]] == [
         "c1 (step 10)",
         "c2 (step 20)",
         "c3 (step 30)",
@@ -147,7 +151,7 @@ def test_what_has_no_average_is_refused_and_leaves_nothing(tmp_path: Path) -> No
         assert "mean" not in names and not any("unfinished" in name for name in names)
 
 
-def test_other_params_are_told(tmp_path: Path) -> None:
+def test_other_params_are_reported(tmp_path: Path) -> None:
     one, two, _ = three(tmp_path)
     seeded = saved(tmp_path / "seeded", 5, arrays(1), params=PARAMS.replace(": 1", ": 2"))
     assert averaging.differences([one, two]) == []

@@ -83,6 +83,10 @@ class FakeJob:
     def changes_since(self, checkpoint: Any) -> list[str]:
         return []
 
+    def warn(self, lines: list[str]) -> None:
+        for line in lines:
+            self.console.line(line, "warning")
+
     def checkpoints(self) -> Checkpoints:
         return Checkpoints(self.logdir.checkpoints, keep_last=2)
 
@@ -128,7 +132,7 @@ def test_skipped_records_are_shown_once_by_each_command(
     monkeypatch.setattr(FakeParts, "eval_inputs", {"dev": SimpleNamespace(skipped=lambda: report)})
     job.follow()
     assert job.output.getvalue().count("warning: dev: 1 skipped\n  a.png: damaged") == 1
-    job.try_task = lambda parts, is_new: None
+    job.try_task = lambda parts, is_new: []
     checkpoint_modes.evaluate(job, job.checkpoints().open("20"))
     assert job.output.getvalue().count("warning: dev: 1 skipped\n  a.png: damaged") == 2
 

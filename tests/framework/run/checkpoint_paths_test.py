@@ -89,7 +89,7 @@ def test_the_best_is_the_one_of_the_goal_also_without_classes(tmp_path: Path) ->
             opened(f"{tmp_path}/other/best")
 
 
-def test_a_step_that_is_not_there_is_told_with_those_that_are(run: Path) -> None:
+def test_a_step_that_is_not_there_is_reported_with_those_that_are(run: Path) -> None:
     for opened in (open_run, open_stored):
         with pytest.raises(CheckpointError, match=r"there is no checkpoint .*step_00000010, step"):
             opened("run/11")

@@ -1,4 +1,4 @@
-"""Checkpoints: what is written is read back; what is damaged is found, told and passed over."""
+"""Checkpoints: what is written is read back; what is damaged is found, reported and passed over."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_tensorflow_reads_the_files_without_us(tmp_path: Path) -> None:
     np.testing.assert_array_equal(reader.get_tensor("weights/ffn/w"), TENSORS["weights/ffn/w"])
 
 
-def test_the_json_beside_it_tells_what_it_is(tmp_path: Path) -> None:
+def test_the_json_beside_it_describes_it(tmp_path: Path) -> None:
     checkpoints = store(tmp_path)
     table = {"weights/w": {"shape": [2, 3], "dims": ["embed", None], "dtype": "float32"}}
     description = Description(
@@ -116,11 +116,11 @@ def test_the_json_beside_it_tells_what_it_is(tmp_path: Path) -> None:
     )
     checkpoints.save(lambda: of_arrays({"weights/w": np.zeros((2, 3), np.float32)}), description)
     checkpoints.wait()
-    told = json.loads((tmp_path / "step_00000003" / "checkpoint.json").read_text())
-    assert told["step"] == 3 and told["model"] == "lm.some.Model" and told["params"] == "text"
-    assert told["tensors"] == table and told["input"] == {"position": 3}
-    assert {"python", "tensorflow", "numpy"} <= told["versions"].keys()
-    sizes = {name: file["size_bytes"] for name, file in told["files"].items()}
+    stored = json.loads((tmp_path / "step_00000003" / "checkpoint.json").read_text())
+    assert stored["step"] == 3 and stored["model"] == "lm.some.Model" and stored["params"] == "text"
+    assert stored["tensors"] == table and stored["input"] == {"position": 3}
+    assert {"python", "tensorflow", "numpy"} <= stored["versions"].keys()
+    sizes = {name: file["size_bytes"] for name, file in stored["files"].items()}
     assert sizes == {
         path.name: path.stat().st_size
         for path in (tmp_path / "step_00000003").iterdir()
@@ -259,7 +259,7 @@ def test_all_damaged_is_an_error_that_names_them_and_deletes_nothing(tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "expected"),
     [
         ({"step": "10"}, "step must be an integer"),
         ({"step": True}, "step must be an integer"),
@@ -280,13 +280,13 @@ def test_all_damaged_is_an_error_that_names_them_and_deletes_nothing(tmp_path: P
     ],
 )
 def test_a_description_with_values_of_other_types_is_damaged(
-    tmp_path: Path, change: dict[str, object], told: str
+    tmp_path: Path, change: dict[str, object], expected: str
 ) -> None:
     saved(tmp_path, 10)
     file = tmp_path / "step_00000010" / "checkpoint.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
     checkpoints = store(tmp_path, metric="dev/loss", keep_best=1)  # `prepare` reads it too
-    with pytest.raises(CheckpointError, match=f"checkpoint.json is damaged: .*{told}"):
+    with pytest.raises(CheckpointError, match=f"checkpoint.json is damaged: .*{expected}"):
         checkpoints.newest_good()
 
 
@@ -306,7 +306,7 @@ def test_what_an_ended_process_left_unfinished_is_no_checkpoint_and_goes(tmp_pat
     assert sorted(os.listdir(tmp_path)) == ["step_00000010"]
 
 
-def test_open_takes_a_path_or_a_step_and_tells_what_there_is(tmp_path: Path) -> None:
+def test_open_takes_a_path_or_a_step_and_names_what_there_is(tmp_path: Path) -> None:
     checkpoints = saved(tmp_path, 10, 20)
     for name in ("10", "step_00000010", str(tmp_path / "step_00000010") + "/"):
         assert checkpoints.open(name).step == 10

@@ -66,18 +66,18 @@ def test_nothing_is_cut_off_and_every_error_says_why(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "told"),
+    ("code", "expected"),
     [
         (errno.EDQUOT, "the disk quota is used up. Earlier checkpoints are unchanged"),
         (errno.ENOSPC, "there is no space left on the disk. Earlier"),
         (errno.EFBIG, "the file is larger than the file system permits. Earlier"),
     ],
 )
-def test_a_message_of_tensorflow_is_replaced_by_the_reason(code: int, told: str) -> None:
+def test_a_message_of_tensorflow_is_replaced_by_the_reason(code: int, expected: str) -> None:
     message = f"/run/tensors.data-00000; {os.strerror(code)} [Op:SaveV2]"
     found = disk_space.full_checkpoint("/run/step", tf.errors.UnknownError(None, None, message))
     assert found is not None and exit_code_of(found) == ExitCode.DISK_FULL
-    assert str(found).startswith(f"cannot write the checkpoint /run/step: {told}")
+    assert str(found).startswith(f"cannot write the checkpoint /run/step: {expected}")
     assert "Op:" not in str(found) and str(found).count("repeat the command") == 1
 
 

@@ -117,10 +117,15 @@ def test_an_incident_has_batch_state_figures_and_params(tmp_path: Path) -> None:
     found = recorded(tmp_path, "log")
     folder = tmp_path / "incidents" / "step_00000110"
     assert found.last == str(folder)
-    told = json.loads((folder / "incident.json").read_text())
-    assert (told["step"], told["batch"], told["seed"], told["model"]) == (110, 120, 7, "a.Model")
-    assert told["metrics"]["loss"] == "-inf"
-    assert told["metrics"]["learning_rate"] == pytest.approx(0.1)
+    incident = json.loads((folder / "incident.json").read_text())
+    assert (incident["step"], incident["batch"], incident["seed"], incident["model"]) == (
+        110,
+        120,
+        7,
+        "a.Model",
+    )
+    assert incident["metrics"]["loss"] == "-inf"
+    assert incident["metrics"]["learning_rate"] == pytest.approx(0.1)
     with np.load(folder / "batch.npz") as batch:
         np.testing.assert_array_equal(batch["x"], X["x"])
     assert "Curves" in (folder / "experiment.txt").read_text()
@@ -172,7 +177,7 @@ def test_a_replay_names_the_layer_and_op_that_exploded(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("gradients", "scale", "told"),
+    ("gradients", "scale", "expected"),
     [
         ((1.0, 1.0, 5e7), 1.0, "backward: the first gradient above 1e+06 is in stack/b (B)"),
         ((1.0, 5e7, 5e7), 1.0, "backward: the first gradient above 1e+06 is in stack/c (C)"),
@@ -181,7 +186,7 @@ def test_a_replay_names_the_layer_and_op_that_exploded(tmp_path: Path) -> None:
     ],
 )
 def test_the_layer_whose_gradient_exploded_first_is_named(
-    gradients: tuple[float, float, float], scale: float, told: str
+    gradients: tuple[float, float, float], scale: float, expected: str
 ) -> None:
     """The gradients are those that go into c, out of c into b, and out of b."""
     into_c, into_b, out_of_b = gradients
@@ -194,8 +199,8 @@ def test_the_layer_whose_gradient_exploded_first_is_named(
         exploded_backward=[Op("", "SqrtGrad", "")],
         scale=scale,
     )
-    assert told in replay.cause(step, [])
-    assert replay.cause(step, []).endswith("; first op: SqrtGrad") == ("backward" in told)
+    assert expected in replay.cause(step, [])
+    assert replay.cause(step, []).endswith("; first op: SqrtGrad") == ("backward" in expected)
 
 
 def test_a_weight_that_is_not_finite_is_named(tmp_path: Path) -> None:

@@ -10,9 +10,9 @@ import pytest
 import tensorflow as tf
 
 from tekso.framework.input.arrays import Arrays
+from tekso.framework.input.errors import InputError
 from tekso.framework.input.held_out import HeldOut
 from tekso.framework.input.input import ExampleInput, Input
-from tekso.framework.input.skips import InputError
 from tekso.framework.params import param
 from tekso.framework.run import input_checks
 from tekso.framework.task import Task
@@ -187,12 +187,12 @@ def test_held_out_data_without_an_end_is_refused() -> None:
         params.instantiate(train=Numbers.Params(batch_size=3))
 
 
-def test_batch_larger_than_the_data_is_told_by_its_path() -> None:
+def test_batch_larger_than_the_data_is_reported_by_its_path() -> None:
     assert input_checks.repeats(numbers(11, "shuffled")) is None
     assert input_checks.repeats(numbers(12)) is None
-    told = input_checks.repeats(numbers(12, "shuffled"))
-    assert told is not None
-    assert "batch_size is 12, but there are only 11 examples: every batch contains some" in told
+    message = input_checks.repeats(numbers(12, "shuffled"))
+    assert message is not None
+    assert "batch_size is 12, but there are only 11 examples: every batch contains some" in message
 
 
 class InMemory(Arrays):
@@ -207,15 +207,15 @@ class InMemory(Arrays):
         return {"x": np.arange(30.0) + (30 - self.params.shared) * (split == "test")}
 
 
-@pytest.mark.parametrize(("shared", "is_told"), [(2, False), (3, True), (29, True)])
+@pytest.mark.parametrize(("shared", "is_reported"), [(2, False), (3, True), (29, True)])
 def test_held_out_examples_that_are_training_examples_are_a_warning(
-    shared: int, is_told: bool
+    shared: int, is_reported: bool
 ) -> None:
     train = InMemory.Params(batch_size=2, shared=shared).instantiate()
     test = HeldOut.Params(split="test").instantiate(train=train.params)
     lines = input_checks.warnings({"input": train, "eval_inputs.test": test})
     said = f"eval_inputs.test: {shared} of 30 examples are training examples too"
-    assert [line.startswith(said) for line in lines] == [True] * is_told
+    assert [line.startswith(said) for line in lines] == [True] * is_reported
 
 
 def test_a_split_of_the_same_examples_as_training_is_a_warning() -> None:

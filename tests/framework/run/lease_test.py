@@ -29,7 +29,7 @@ class Training:
         self.checkpoints = Checkpoints(str(path), keep_last=2, keep_best=1, metric="dev/loss")
         self.checkpoints.prepare()
 
-    def go_on(self, saves: int = 3) -> None:
+    def continue_training(self, saves: int = 3) -> None:
         for _ in range(saves):
             self.step += 1
             state = functools.partial(of_arrays, {"weights/w": np.full(3, self.step)})
@@ -43,7 +43,7 @@ class Training:
 @pytest.fixture
 def training(tmp_path: Path) -> Training:
     training = Training(tmp_path)
-    training.go_on()
+    training.continue_training()
     return training
 
 
@@ -64,15 +64,15 @@ def test_what_is_read_is_deleted_only_after_its_readers_have_ended(
 ) -> None:
     newest, same = reader(tmp_path).newest_good(unread=True), reader(tmp_path).open("3")
     earlier = reader(tmp_path).open("2")
-    training.go_on()
+    training.continue_training()
     for checkpoint in (newest, same, earlier):
         assert_readable(checkpoint)
     assert training.checkpoints.steps() == [2, 3, 5, 6]
     del newest, earlier, checkpoint
-    training.go_on(1)
+    training.continue_training(1)
     assert training.checkpoints.steps() == [3, 6, 7]
     same.release()
-    training.go_on(1)
+    training.continue_training(1)
     assert training.checkpoints.steps() == [7, 8]
 
 
@@ -86,7 +86,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 def test_a_killed_reader_keeps_nothing(tmp_path: Path, training: Training) -> None:
     assert processes.run(["-c", KILLED, tmp_path]).returncode == -9
-    training.go_on()
+    training.continue_training()
     assert training.checkpoints.steps() == [5, 6]
 
 
@@ -99,12 +99,12 @@ OPENINGS: dict[str, Callable[[Checkpoints], Any]] = {
 
 @pytest.mark.parametrize("moment", ["listed", "opened"])
 @pytest.mark.parametrize("opening", OPENINGS)
-def test_a_reader_goes_on_with_a_newer_checkpoint_if_its_own_is_deleted(
+def test_a_reader_takes_a_newer_checkpoint_if_its_own_is_deleted(
     tmp_path: Path, training: Training, monkeypatch: pytest.MonkeyPatch, opening: str, moment: str
 ) -> None:
     def meanwhile(act: Callable[..., Any], *args: Any, **options: Any) -> Any:
         monkeypatch.undo()
-        training.go_on()
+        training.continue_training()
         return act(*args, **options)
 
     if moment == "listed":
@@ -124,7 +124,7 @@ def test_a_list_leaves_out_what_is_deleted_meanwhile(
     verified = checkpoint_tables.check_files
 
     def after_saves(path: str, description: Description) -> None:
-        training.go_on(2)
+        training.continue_training(2)
         verified(path, description)
 
     monkeypatch.setattr(checkpoint_tables, "check_files", after_saves)
@@ -142,6 +142,6 @@ def test_without_locks_a_deleted_checkpoint_is_an_error_that_says_what_to_do(
     assert_readable(found)
     found = reader(tmp_path).newest_good(unread=True)
     assert found is not None
-    training.go_on()
+    training.continue_training()
     with pytest.raises(DeletedCheckpointError, match=r"step_00000003 was deleted.*Repeat the com"):
         found.read("weights/w")

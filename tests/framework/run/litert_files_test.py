@@ -19,7 +19,7 @@ from tekso.framework.exports import (
     Quantization,
 )
 from tekso.framework.initializers import Normal
-from tekso.framework.input.skips import InputError
+from tekso.framework.input.errors import InputError
 from tekso.framework.layer import Layer
 from tekso.framework.primitives.windows import Window
 from tekso.framework.run import litert, litert_files, saved_model

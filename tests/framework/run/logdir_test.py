@@ -95,7 +95,7 @@ def test_one_process_at_a_time_trains_in_a_logdir(tmp_path: Path) -> None:
     Logdir(str(tmp_path)).claim("m.M")  # the lock went with that process
 
 
-def test_a_file_system_without_locks_is_reported_and_the_newest_run_goes_on(
+def test_a_file_system_without_locks_is_reported_and_the_newest_run_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_locks(file: int, operation: int) -> None:

@@ -12,8 +12,8 @@ import tensorflow as tf
 from tekso.framework import ops
 from tekso.framework.context import StepContext
 from tekso.framework.initializers import Normal
+from tekso.framework.input.errors import InputError
 from tekso.framework.input.input import ExampleInput
-from tekso.framework.input.skips import InputError
 from tekso.framework.learner import Learner
 from tekso.framework.optimizers.sgd import Momentum
 from tekso.framework.params import param
@@ -62,6 +62,14 @@ class Squares(Task):
         squares = tf.square(tf.linalg.matvec(x, theta.w))
         if way in ("used in training", "loop") and ctx.is_training:
             squares += tf.reduce_sum(theta.unused)
+        if way in ("scores", "probabilities", "log probabilities"):
+            scores = tf.stack([squares, tf.zeros_like(squares), -squares], 1)
+            if way != "scores":
+                scores = tf.nn.softmax(scores)
+            if way == "log probabilities":
+                scores = tf.math.log(scores)
+            labels = tf.zeros_like(squares, tf.int32)
+            squares = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, scores)
         if way == "fixed":
             squares = tf.reshape(squares, [4])
         if way == "noise":
@@ -140,10 +148,9 @@ def check(way: str, kind: type[Squares] = Squares, **learner: Any) -> list[str]:
         "input": Points.Params(batch_size=4).instantiate(),
         "eval_inputs.dev": Points.Params(batch_size=4, order="once").instantiate(),
     }
-    found: list[str] = loss_check.check(
-        task, params.set(learner).instantiate(), OnHost(task), inputs
-    )
-    return found
+    found = loss_check.check(task, params.set(learner).instantiate(), OnHost(task), inputs)
+    assert bool(found.unchecked) == (way == "fixed") and not (found.warnings and found.unchecked)
+    return [*found.warnings, *found.unchecked]
 
 
 class InPieces(Squares):
@@ -272,9 +279,11 @@ def test_a_metric_that_does_not_count_padding_passes_though_it_is_not_0(way: str
 
 
 def test_a_metric_of_a_layer_that_counts_padding_is_a_warning() -> None:
-    told, _ = check("layer metric counts")
-    assert told.startswith("eval_inputs.dev: the sum of the metric 'mean square' of ctx.collect_m")
-    assert "counts padding examples, which only fill up a batch: without padding it is" in told
+    message, _ = check("layer metric counts")
+    assert message.startswith(
+        "eval_inputs.dev: the sum of the metric 'mean square' of ctx.collect_m"
+    )
+    assert "counts padding examples, which only fill up a batch: without padding it is" in message
     assert len(check("layer metric of the weights")) == 1  # the weight that is not used
 
 
@@ -282,8 +291,8 @@ def test_evaluations_check_padding_and_nothing_else() -> None:
     def check_padding(way: str) -> list[str]:
         task = Squares.Params(way=way).instantiate()
         inputs = {"eval_inputs.dev": Points.Params(batch_size=4, order="once").instantiate()}
-        found: list[str] = loss_check.check_padding(task, OnHost(task), inputs)
-        return found
+        found = loss_check.check_padding(task, OnHost(task), inputs)
+        return [*found.warnings, *found.unchecked]
 
     assert check_padding("nothing") == []
     assert check_padding("mean weight") == []
@@ -291,9 +300,20 @@ def test_evaluations_check_padding_and_nothing_else() -> None:
         check_padding("copies count")
 
 
-def test_weights_without_a_gradient_are_told_by_path_unless_frozen() -> None:
-    (told,) = check("nothing")
-    assert "does not depend on 'unused'" in told and "learner.frozen" in told
+def test_a_softmax_of_probabilities_is_a_warning() -> None:
+    message, _ = check("probabilities")
+    assert message.startswith("the loss of Squares applies a softmax to probabilities: ")
+    assert "Remove the softmax at the end of the model" in message
+
+
+@pytest.mark.parametrize("way", ["scores", "log probabilities"])
+def test_a_softmax_of_scores_is_no_warning(way: str) -> None:
+    assert len(check(way)) == 1  # the weight that is not used
+
+
+def test_weights_without_a_gradient_are_named_unless_frozen() -> None:
+    (message,) = check("nothing")
+    assert "does not depend on 'unused'" in message and "learner.frozen" in message
     assert check("nothing", frozen=["unused"]) == []
 
 
@@ -302,6 +322,6 @@ def test_what_only_training_uses_has_a_gradient(way: str) -> None:
     assert check(way) == []
 
 
-def test_a_task_that_takes_only_whole_batches_is_told() -> None:
-    (told,) = check("fixed")
-    assert "Squares could not be checked on a few examples" in told
+def test_a_task_that_takes_only_whole_batches_is_reported() -> None:
+    (message,) = check("fixed")
+    assert "Squares could not be checked on a few examples" in message

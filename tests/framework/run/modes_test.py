@@ -20,12 +20,14 @@ from tekso.framework.input.skips import Origin, SkipReport, Skips
 from tekso.framework.learner import Learner
 from tekso.framework.optimizers.sgd import SGD
 from tekso.framework.out_of_memory import OutOfMemoryError
+from tekso.framework.params import param
 from tekso.framework.run import modes, run_messages
 from tekso.framework.run.checkpoints import Checkpoints, Description
 from tekso.framework.run.job import Job
 from tekso.framework.run.logdir import Logdir
 from tekso.framework.run.report.console import PlainConsole
 from tekso.framework.schedules import Constant
+from tekso.models.layers.linear import Linear
 from tekso.params.lm.python_source import Tiny
 
 
@@ -73,6 +75,41 @@ def test_faults_of_the_input_are_shown_during_the_run(tmp_path: Path) -> None:
         modes.train(job)
     assert str(caught.value).startswith("out of memory after step 4: Unable to allocate 9 GiB. ")
     assert output.getvalue().count("warning: input: 1 skipped\n  flowers, record 7: dam") == 1
+
+
+class Picky(Linear):
+    """Takes only batches of some size."""
+
+    class Params(Linear.Params):
+        """Params of Picky."""
+
+        size: int = param("Number of examples.", default=4)
+
+    def fprop(self, theta: Any, x: Any, ctx: Any) -> Any:
+        """See Linear."""
+        if x.shape[0] != self.params.size:
+            raise ValueError(f"{x.shape[0]} is no batch of {self.params.size}")
+        return super().fprop(theta, x, ctx)
+
+
+def test_an_error_of_a_layer_is_no_warning_as_well(tmp_path: Path) -> None:
+    output = io.StringIO()
+    job = job_of(Flowers.Params(batch_size=4), 2, tmp_path, output)
+    job.tree.task.model = Picky.Params(input_dim=4, output_dim=3, size=5)
+    with pytest.raises(ValueError, match="4 is no batch of 5"):
+        modes.train(job)
+    assert "is no batch of" not in output.getvalue()
+
+
+def test_a_task_that_could_not_be_checked_is_a_warning_after_the_first_step(tmp_path: Path) -> None:
+    output = io.StringIO()
+    job = job_of(Flowers.Params(batch_size=4), 2, tmp_path, output)
+    job.tree.task.model = Picky.Params(input_dim=4, output_dim=3)
+    job.tree.run.decode_at_end = False
+    assert modes.train(job) == ExitCode.OK
+    warning = "warning: Classification could not be checked on a few examples (is its loss a sum, "
+    assert output.getvalue().count(warning) == 1
+    assert "ValueError: 3 is no batch of 4" in output.getvalue()
 
 
 def test_memory_that_is_missing_at_the_end_is_not_missing_before_the_first_step(

@@ -319,7 +319,7 @@ def test_too_many_stages_for_the_pieces_show_the_pieces_and_the_most_devices() -
     assert "model/stack/layers/3\n" in text and text.endswith("num_stages to at most 8")
 
 
-def test_too_many_stages_of_interleaved_devices_are_told_in_devices() -> None:
+def test_too_many_stages_of_interleaved_devices_are_reported_in_devices() -> None:
     with pytest.raises(ExecutionError) as error:
         tiny({"input.batch_size": 5}, num_stages=5, num_micro_batches=5,
              schedule="interleaved_1f1b")  # fmt: skip
@@ -328,7 +328,7 @@ def test_too_many_stages_of_interleaved_devices_are_told_in_devices() -> None:
     assert "set execution.num_stages to at most 4, or choose an execution.schedule with" in text
 
 
-def test_an_experiment_without_a_pipeline_is_told_how_to_get_one() -> None:
+def test_an_experiment_without_a_pipeline_is_an_error_that_says_how_to_get_one() -> None:
     with pytest.raises(ExecutionError, match=r"is DataParallel, .* --execution=pipelined --set"):
         tiny()
 

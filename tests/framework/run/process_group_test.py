@@ -137,16 +137,16 @@ def test_lost_first_process_is_named(addresses: tuple[str, ...]) -> None:
     assert str(error).startswith(f"process 0 ({addresses[0]}) was lost")
 
 
-def test_process_that_others_wait_for_is_told(
+def test_process_that_others_wait_for_is_reported(
     addresses: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(process_group, "_TELL_S", 0.05)
-    told: list[str] = []
-    is_told = threading.Event()
+    messages: list[str] = []
+    is_reported = threading.Event()
 
     def log(text: str) -> None:
-        told.append(text)
-        is_told.set()
+        messages.append(text)
+        is_reported.set()
 
     def waits() -> Any:
         with of(addresses[:2], 0, log=log) as found:
@@ -154,11 +154,11 @@ def test_process_that_others_wait_for_is_told(
 
     def is_slow() -> Any:
         with of(addresses[:2], 1) as found:
-            assert is_told.wait(DEADLINE_S)
+            assert is_reported.wait(DEADLINE_S)
             return found.gather(1)
 
     assert in_threads(waits, is_slow) == [[0, 1], [0, 1]]
-    assert told[0] == f"waiting for process 1 ({addresses[1]})"
+    assert messages[0] == f"waiting for process 1 ({addresses[1]})"
 
 
 def test_error_of_one_process_ends_the_others_with_its_text(addresses: tuple[str, ...]) -> None:
@@ -176,7 +176,7 @@ def test_error_of_one_process_ends_the_others_with_its_text(addresses: tuple[str
         assert str(error) == f"process 2 ({addresses[2]}) ended with an error: no room"
 
 
-def test_others_are_told_of_a_loss_before_this_process_can_take_note_and_leave(
+def test_others_hear_of_a_loss_before_this_process_can_take_note_and_leave(
     addresses: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     order: list[str] = []
@@ -225,7 +225,7 @@ def test_error_of_tensorflow_is_explained_by_the_loss(addresses: tuple[str, ...]
 
 
 @pytest.mark.parametrize(
-    ("message", "told"),
+    ("message", "expected"),
     [
         (
             "Collective ops is aborted by: Error reported from /job:worker/task:1: The following "
@@ -240,8 +240,8 @@ def test_error_of_tensorflow_is_explained_by_the_loss(addresses: tuple[str, ...]
         ("something else\nmore", "a process was lost; TensorFlow reports: something else"),
     ],
 )
-def test_task_that_tensorflow_names_is_told(
-    addresses: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, message: str, told: str
+def test_task_that_tensorflow_names_is_reported(
+    addresses: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, message: str, expected: str
 ) -> None:
     monkeypatch.setattr(process_group, "_TENSORFLOW_S", 0.1)
     done = threading.Event()
@@ -259,7 +259,7 @@ def test_task_that_tensorflow_names_is_told(
 
     error = in_threads(stays, hangs)[0]
     assert isinstance(error, LostProcessError)
-    assert str(error).startswith(told)
+    assert str(error).startswith(expected)
 
 
 def test_hanging_process_is_ended(
@@ -311,14 +311,14 @@ def test_missing_first_process_is_named(addresses: tuple[str, ...]) -> None:
         raise AssertionError("met")
 
 
-def test_who_is_waited_for_is_told(
+def test_who_is_waited_for_is_reported(
     addresses: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rendezvous, "_TELL_AFTER_S", 0.1)
-    told: list[str] = []
-    with pytest.raises(ClusterError), of(addresses, 0, timeout_s=1.0, log=told.append):
+    monkeypatch.setattr(rendezvous, "_REPORT_AFTER_S", 0.1)
+    messages: list[str] = []
+    with pytest.raises(ClusterError), of(addresses, 0, timeout_s=1.0, log=messages.append):
         raise AssertionError("met")
-    assert told[0] == f"waiting for process 1 ({addresses[1]}), process 2 ({addresses[2]})"
+    assert messages[0] == f"waiting for process 1 ({addresses[1]}), process 2 ({addresses[2]})"
 
 
 def test_process_of_another_cluster_is_refused(addresses: tuple[str, ...]) -> None:
@@ -337,8 +337,8 @@ def test_index_given_twice_is_refused(addresses: tuple[str, ...]) -> None:
             raise AssertionError("met")
 
     errors = in_threads(lambda: run(0), lambda: run(1), lambda: run(1))
-    told = sorted(str(e) for e in errors[1:])
-    assert any("was started twice" in text for text in told)
+    messages = sorted(str(e) for e in errors[1:])
+    assert any("was started twice" in text for text in messages)
 
 
 def test_strangers_at_the_port_do_no_harm(addresses: tuple[str, ...]) -> None:
@@ -361,7 +361,9 @@ def test_strangers_at_the_port_do_no_harm(addresses: tuple[str, ...]) -> None:
     assert in_threads(knock, lambda: run(0), lambda: run(1))[1:] == [2, 2]
 
 
-def test_port_in_use_is_told(addresses: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_port_in_use_is_reported(
+    addresses: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(rendezvous, "_FREE_S", 0.1)
     taken = socket.create_server(("", 0))
     own = (f"localhost:{taken.getsockname()[1]}", *addresses)

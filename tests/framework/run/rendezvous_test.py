@@ -37,14 +37,14 @@ class Run:
 
     def __init__(self) -> None:
         self.addresses = free_addresses(2)
-        self.told: list[str] = []
+        self.messages: list[str] = []
         self._pool = concurrent.futures.ThreadPoolExecutor(2)
         self.first = self._pool.submit(self.of(0).hold)
         self.connect().close()  # it listens
 
     def of(self, process: int, token: Token = TOKEN, timeout_s: float = DEADLINE_S) -> Rendezvous:
         cluster = Cluster(self.addresses, process)
-        return Rendezvous(cluster, token=token, timeout_s=timeout_s, log=self.told.append)
+        return Rendezvous(cluster, token=token, timeout_s=timeout_s, log=self.messages.append)
 
     def connect(self) -> socket.socket:
         end = time.monotonic() + DEADLINE_S
@@ -120,8 +120,8 @@ def test_garbage_is_ignored_and_reported_once_per_address(run: Run) -> None:
             stranger.sendall(data)
         assert ends(stranger) == b"", data[:60]
     run.meets()
-    told = [text for text in run.told if "ignored a connection from 127.0.0.1" in text]
-    assert len(told) == 1 and "does not know its token" in told[0]
+    messages = [text for text in run.messages if "ignored a connection from 127.0.0.1" in text]
+    assert len(messages) == 1 and "does not know its token" in messages[0]
 
 
 @pytest.mark.parametrize("process", [1, 99, -1, 0, 2**70])
@@ -239,11 +239,11 @@ def test_message_is_cut_off_at_its_longest_size_before_it_is_held() -> None:
 def test_program_without_the_token_at_the_address_of_process_0_is_not_joined() -> None:
     addresses = free_addresses(2)
     other = Token(b"the secret of another run", "another")
-    told: list[str] = []
+    messages: list[str] = []
 
     def hold(process: int, token: Token) -> Callable[[], Any]:
         cluster = Cluster(addresses, process)
-        return Rendezvous(cluster, token=token, timeout_s=1.0, log=told.append).hold
+        return Rendezvous(cluster, token=token, timeout_s=1.0, log=messages.append).hold
 
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         futures = [pool.submit(hold(0, TOKEN)), pool.submit(hold(1, other))]

@@ -1,4 +1,4 @@
-"""Tests of the line that tells whether a resumed run continues to the last bit."""
+"""Tests of the line that says whether a resumed run continues to the last bit."""
 
 from __future__ import annotations
 
@@ -78,14 +78,18 @@ def test_what_computes_large_products_depends_on_the_threads_of_an_op(
     assert reproducibility.line(before, now, TREE) == expected
 
 
-@pytest.mark.parametrize(("num_groups", "told"), [(1, SAME), (2, "the results depend on timing")])
-def test_workers_that_do_not_wait_for_each_other_repeat_nothing(num_groups: int, told: str) -> None:
+@pytest.mark.parametrize(
+    ("num_groups", "expected"), [(1, SAME), (2, "the results depend on timing")]
+)
+def test_workers_that_do_not_wait_for_each_other_repeat_nothing(
+    num_groups: int, expected: str
+) -> None:
     tree = TREE.copy()
     tree.execution.updates = Hybrid.Params(
         workers=["a:1", "b:1"], parameter_servers=["c:1"], num_groups=num_groups
     )
     before = dataclasses.replace(BEFORE, params=tree.to_text())
-    assert reproducibility.line(before, BEFORE, tree).startswith(told)
+    assert reproducibility.line(before, BEFORE, tree).startswith(expected)
 
 
 def test_without_deterministic_ops_the_line_says_how_to_get_them() -> None:

@@ -221,7 +221,7 @@ def test_a_logdir_that_moves_while_a_checkpoint_is_written_is_not_created_again(
     assert losses(tmp_path / "moved") == whole
 
 
-def test_a_run_goes_on_if_only_its_checkpoints_are_removed(
+def test_a_run_continues_if_only_its_checkpoints_are_removed(
     tmp_path: Path, whole: dict[int, float]
 ) -> None:
     folder = tmp_path / "run" / "checkpoints"

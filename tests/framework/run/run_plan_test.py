@@ -338,8 +338,8 @@ def test_the_mode_prints_text_and_json_and_its_exit_code_says_whether_the_run_wo
     words = ["tekso-trainer", "--mode=plan", f"--model={MODEL}", "--set=*.num_layers=1"]
     words.append("--device=cpu")
     assert trainer.main([*words, "--steps=30"]) == ExitCode.OK
-    told = capsys.readouterr().out
-    assert f"a new run in runs/{MODEL}: 30 steps are left" in told
+    output = capsys.readouterr().out
+    assert f"a new run in runs/{MODEL}: 30 steps are left" in output
     assert not (tmp_path / "runs").exists()
     assert trainer.main([*words, "--devices=3", "--format=json"]) == ExitCode.FAILED
     record = json.loads(capsys.readouterr().out)

@@ -117,7 +117,7 @@ def test_what_is_drawn_depends_on_seed_and_row_and_not_on_how_many_are_computed_
     assert len(set(drawn(4, 0))) == 7
 
 
-def test_the_file_tells_what_it_takes_and_returns(layer: Table, tmp_path: Path) -> None:
+def test_the_file_says_what_it_takes_and_returns(layer: Table, tmp_path: Path) -> None:
     (tmp_path / "vocab.txt").write_text("abc")
     path = str(tmp_path / "out")
     saved_model.write(
@@ -129,9 +129,9 @@ def test_the_file_tells_what_it_takes_and_returns(layer: Table, tmp_path: Path) 
         assets={"words.txt": str(tmp_path / "vocab.txt")},
         texts={},
     )
-    told = json.loads((tmp_path / "out" / "assets" / "export.json").read_text())
-    assert told["model"] == "a.B"
-    look_up = told["functions"]["look_up"]
+    description = json.loads((tmp_path / "out" / "assets" / "export.json").read_text())
+    assert description["model"] == "a.B"
+    look_up = description["functions"]["look_up"]
     assert look_up["inputs"]["ids"]["shape"] == ["examples", "length"]
     assert set(look_up["inputs"]) == {"ids", "offsets", "seed"}
     assert set(look_up["outputs"]) == {"entries", "doubled", "total", "drawn"}

@@ -104,6 +104,11 @@ def test_a_loss_that_is_a_mean_is_refused_before_the_first_step(found: Any) -> N
     )
 
 
+def test_a_task_that_could_not_be_checked_is_a_warning(found: Any) -> None:
+    lines = [line for line in found["stderr"].splitlines() if "could not be checked" in line]
+    assert len(lines) == 1 and "LanguageModel could not be checked on a few examples" in lines[0]
+
+
 def test_a_saved_session_is_a_run_that_is_evaluated_and_resumed(
     found: Any, folder: Path, trained: list[dict[str, float]]
 ) -> None:

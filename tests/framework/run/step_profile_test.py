@@ -20,7 +20,7 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("calls", "wanted", "told"),
+    ("calls", "wanted", "expected"),
     [
         ([(1, 1), (2, 2), (3, 3), (4, 4), (5, 5)], "1 2 start 3 4 stop 5", "profile of steps 3-4"),
         ([(1, 2), (3, 6), (7, 8)], "1 start 3 stop 7", "profile of steps 3-6: "),
@@ -31,7 +31,7 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     ],
 )  # fmt: skip
 def test_the_calls_with_the_steps_are_profiled(
-    calls: list[tuple[int, int]], wanted: str, told: str, events: list[str], tmp_path: Path
+    calls: list[tuple[int, int]], wanted: str, expected: str, events: list[str], tmp_path: Path
 ) -> None:
     lines: list[str] = []
     with StepProfile(3, 4, folder=str(tmp_path / "profile"), log=lines.append) as profile:
@@ -40,10 +40,10 @@ def test_the_calls_with_the_steps_are_profiled(
                 events.append(str(first))
     assert events == wanted.split()
     (line,) = lines
-    assert line.startswith(told)
+    assert line.startswith(expected)
 
 
-def test_a_profile_that_will_not_be_written_is_told_before_the_steps() -> None:
+def test_a_profile_that_will_not_be_written_is_reported_before_the_steps() -> None:
     lines: list[str] = []
     profile = StepProfile(3, 4, folder="", log=lines.append)
     profile.check_run(0, 3)

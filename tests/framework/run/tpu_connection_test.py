@@ -1,4 +1,4 @@
-"""Connecting to a TPU: told, and ended where nothing answers."""
+"""Connecting to a TPU: reported, and ended where nothing answers."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ with connecting(tpu, limit_s=1.0):
 def test_a_tpu_that_does_not_answer_ends_the_process_with_its_name() -> None:
     done = processes.run(["-c", CONNECTS], timeout=120)
     assert done.returncode == 1
-    told = [line for line in done.stderr.splitlines() if "TPU 'grpc://127.0.0.1:" in line]
-    assert told[0].startswith("connecting to TPU ") and "has not answered for 1 s" in told[1]
+    lines = [line for line in done.stderr.splitlines() if "TPU 'grpc://127.0.0.1:" in line]
+    assert lines[0].startswith("connecting to TPU ") and "has not answered for 1 s" in lines[1]
 
 
-def test_a_connection_that_is_made_is_told_and_watched_no_longer(
+def test_a_connection_that_is_made_is_reported_and_watched_no_longer(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with connecting("mine"):
@@ -38,7 +38,7 @@ def test_a_connection_that_is_made_is_told_and_watched_no_longer(
     assert capsys.readouterr().err == "connecting to TPU 'mine', at most 600 s …\n"
 
 
-def test_without_a_tpu_nothing_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_tpu_nothing_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     with connecting(None):
         pass
     assert capsys.readouterr().err == ""

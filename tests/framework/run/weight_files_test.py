@@ -79,7 +79,7 @@ def test_runs_and_checkpoints_are_no_weight_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("keep", [0, 5, 100, -1])
-def test_a_truncated_file_is_told(tmp_path: Path, keep: int) -> None:
+def test_a_truncated_file_is_reported(tmp_path: Path, keep: int) -> None:
     path = written(tmp_path)
     path.write_bytes(path.read_bytes()[:keep])
     with pytest.raises(CheckpointError, match=r"a.safetensors is truncated, damaged or not"):
@@ -95,7 +95,7 @@ def test_a_changed_byte_is_found_by_the_checksum(tmp_path: Path) -> None:
         weight_files.open_weights(str(path))
 
 
-def test_a_missing_file_and_an_empty_folder_are_told(tmp_path: Path) -> None:
+def test_a_missing_file_and_an_empty_folder_are_reported(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"there is no file .*no.safetensors"):
         weight_files.open_weights(str(tmp_path / "no.safetensors"))
     with pytest.raises(CheckpointError, match=r"has no file \*.safetensors"):

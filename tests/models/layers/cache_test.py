@@ -96,7 +96,7 @@ def test_write_keeps_the_dtype_of_the_cache_and_works_in_a_graph() -> None:
     np.testing.assert_array_equal(written, [[0, 0, 0, 1, 1]] * B)
 
 
-# Numbers of hypotheses of a source, and which of those before each goes on from.
+# Numbers of hypotheses of a source, and which of those before each continues from.
 MOVES = [
     [[0, 0, 0], [0, 0, 0]],
     [[1, 0, 1], [2, 2, 0]],

@@ -147,7 +147,7 @@ def test_dropout_is_of_the_update_alone() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"rank": 0}, {"alpha": 0.0}, {"dropout_rate": 1.0}])
-def test_values_out_of_range_are_told(wrong: dict[str, Any]) -> None:
+def test_values_out_of_range_are_reported(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=rf"adapter: .*{next(iter(wrong))} "):
         Linear.Params(input_dim=6, output_dim=5, adapter=Lora.Params(**wrong)).instantiate()
 

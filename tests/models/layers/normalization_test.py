@@ -18,15 +18,15 @@ EPSILON = 0.01
 
 
 class TwoReplicas(StepContext):
-    """Two parts of a batch that run together: what it is given to sum is told to both."""
+    """Two parts of a batch that run together: both get what one of them is given to sum."""
 
     def __init__(self, others: list[np.ndarray], **kwargs: object) -> None:
         super().__init__(mode="train", **kwargs)
         self.others = iter(others)
-        self.told: list[np.ndarray] = []
+        self.given: list[np.ndarray] = []
 
     def sum_over_replicas(self, x: tf.Tensor, layer: BatchNorm) -> tf.Tensor:
-        self.told.append(x.numpy())
+        self.given.append(x.numpy())
         return x + next(self.others)
 
 
@@ -130,14 +130,14 @@ def test_a_group_may_span_replicas() -> None:
     layer, theta = batch_norm(group=3)
     together = StepContext(mode="train", num_examples=4)
     whole = layer.fprop(theta, tf.constant(X), together)
-    told: dict[str, list[np.ndarray]] = {"first": [], "second": []}
+    given: dict[str, list[np.ndarray]] = {"first": [], "second": []}
     for _ in range(3):  # a sum of both parts is known when the other part has been computed
         for name, rows, other in (("first", X[:2], "second"), ("second", X[2:], "first")):
-            padded = told[other] + [np.zeros(())] * 3
+            padded = given[other] + [np.zeros(())] * 3
             offset = 0 if name == "first" else 2
             ctx = TwoReplicas(padded, num_examples=4, example_offset=offset)
             y = layer.fprop(theta, tf.constant(rows), ctx)
-            told[name] = ctx.told
+            given[name] = ctx.given
             if name == "second":
                 second = y
     np.testing.assert_allclose(second, whole[2:], rtol=1e-9, atol=1e-12)

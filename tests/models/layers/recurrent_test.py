@@ -320,7 +320,7 @@ def test_stack_drops_between_layers_with_masks_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("blocks", [[5], [1, 1, 1, 1, 1], [2, 3]])
-def test_stack_goes_on_from_a_state(blocks: list[int]) -> None:
+def test_stack_continues_from_a_state(blocks: list[int]) -> None:
     layer, theta = stack(residual="add")
     ctx = StepContext(mode="decode")
     expected = layer.fprop(theta, tf.constant(X), ctx)

@@ -76,7 +76,7 @@ def test_projections_into_the_residual_start_smaller() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "expected"),
     [
         ({"input.files": "nosuch/*.txt"}, "input.files: nothing matches 'nosuch/\\*.txt'"),
         ({"input.corpus.files": "nosuch.txt"}, "input.corpus.files: nothing matches"),
@@ -93,8 +93,8 @@ def test_projections_into_the_residual_start_smaller() -> None:
         ({"eval_inputs.dev.max_batches": "0"}, "eval_inputs.dev.max_batches is 0"),
     ],
 )
-def test_what_is_wrong_with_an_input_is_told_by_its_path(
-    settings: dict[str, str], told: str, tmp_path: Path
+def test_what_is_wrong_with_an_input_is_reported_with_its_path(
+    settings: dict[str, str], expected: str, tmp_path: Path
 ) -> None:
     (tmp_path / "beer.txt").write_text(TEXT)
     tree = registry.get("lm.text_files.Char")().tree()
@@ -102,6 +102,6 @@ def test_what_is_wrong_with_an_input_is_told_by_its_path(
         tree.input.files = str(tmp_path / "beer.txt")
     for path, value in settings.items():
         tree.set_text(path, value)
-    with pytest.raises((ValueError, OSError), match=told):
+    with pytest.raises((ValueError, OSError), match=expected):
         tree.input.instantiate()
         tree.eval_inputs["dev"].instantiate(train=tree.input)

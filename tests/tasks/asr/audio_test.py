@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from tekso.framework.input.skips import InputError
+from tekso.framework.input.errors import InputError
 from tekso.tasks.asr.audio import AudioError, Resampler, read_audio, resample, seconds_of
 from tekso.tasks.asr.sources import AsteriskPrompts, LibriSpeech, TranscriptFiles
 from tekso.tasks.asr.transcripts import spoken_form

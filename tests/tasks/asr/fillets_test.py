@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from tekso.framework.input.skips import InputError
+from tekso.framework.input.errors import InputError
 from tekso.tasks.asr.fillets import FilletsDialogues
 from tekso.tasks.asr.joined_speech import JoinedSpeech
 

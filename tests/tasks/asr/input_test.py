@@ -13,8 +13,8 @@ import soundfile
 from input_parts import part_of
 from speech_tasks import task_params
 
+from tekso.framework.input.errors import InputError
 from tekso.framework.input.held_out import HeldOut
-from tekso.framework.input.skips import InputError
 from tekso.tasks.asr.audio import resample
 from tekso.tasks.asr.input import BucketedSpeech
 from tekso.tasks.asr.joined_speech import JoinedSpeech

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tekso.framework.input.skips import InputError
+from tekso.framework.input.errors import InputError
 from tekso.tasks.asr.lexicon import Lexicon
 from tekso.tasks.asr.transcriber import text_of, words_of
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from tekso.framework.input.skips import InputError
+from tekso.framework.input.errors import InputError
 from tekso.tasks.asr.perturbation import Perturbation
 from tekso.tasks.asr.recorded_noise import RecordedNoise
 

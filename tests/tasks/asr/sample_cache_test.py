@@ -11,7 +11,7 @@ import asterisk_folder
 import numpy as np
 import pytest
 
-from tekso.framework.input.skips import InputError
+from tekso.framework.input.errors import InputError
 from tekso.tasks.asr import utterances
 from tekso.tasks.asr.input import BucketedSpeech
 from tekso.tasks.asr.perturbation import Perturbation

@@ -250,7 +250,7 @@ def test_a_small_model_learns_to_spell_tones(tmp_path: Path, experiment: type[To
 
 
 class Heard:
-    """Takes the place of a program: tells what it is given, and hears nothing."""
+    """Takes the place of a program: shows what it is given, and hears nothing."""
 
     def __init__(self) -> None:
         self.recordings: set[bytes] = set()

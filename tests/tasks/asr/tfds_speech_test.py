@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow_datasets as tfds
 
-from tekso.framework.input.skips import InputError
+from tekso.framework.input.errors import InputError
 from tekso.tasks.asr.input import BucketedSpeech
 from tekso.tasks.asr.tfds_speech import TfdsSpeech
 

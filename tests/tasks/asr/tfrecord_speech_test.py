@@ -13,7 +13,7 @@ import soundfile
 import tensorflow as tf
 from speech_tasks import task_params
 
-from tekso.framework.input.skips import InputError
+from tekso.framework.input.errors import InputError
 from tekso.tasks.asr.input import BucketedSpeech
 from tekso.tasks.asr.tfrecord_speech import TfRecordSpeech
 

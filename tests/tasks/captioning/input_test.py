@@ -10,8 +10,8 @@ import pytest
 from small_captions import Bars
 from small_pictures import png
 
+from tekso.framework.input.errors import InputError
 from tekso.framework.input.held_out import HeldOut
-from tekso.framework.input.skips import InputError
 from tekso.framework.input.words import Words
 from tekso.tasks.captioning.input import CaptionedImages, captions_of, language_id
 from tekso.tasks.captioning.sources import CaptionTable

@@ -11,7 +11,7 @@ import pytest
 from small_emoji import write_emoji
 from small_pictures import png
 
-from tekso.framework.input.skips import InputError
+from tekso.framework.input.errors import InputError
 from tekso.tasks.captioning.emoji import Emoji
 from tekso.tasks.captioning.sources import Caption, CaptionTable, CocoCaptions
 from tekso.tasks.detection.sources import CocoBoxes

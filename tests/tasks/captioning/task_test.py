@@ -13,8 +13,8 @@ from small_captions import Bars
 from small_pictures import png
 
 from tekso.framework.context import StepContext
+from tekso.framework.input.errors import InputError
 from tekso.framework.input.held_out import HeldOut
-from tekso.framework.input.skips import InputError
 from tekso.framework.input.words import Words
 from tekso.framework.run import litert
 from tekso.framework.run.saved_model import ExportModule

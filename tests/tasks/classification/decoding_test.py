@@ -11,7 +11,7 @@ from eager_program import EagerProgram
 
 from tekso.framework.context import StepContext
 from tekso.framework.input.arrays import Arrays
-from tekso.framework.input.skips import InputError, NoSplitError
+from tekso.framework.input.errors import InputError, NoSplitError
 from tekso.framework.pieces import Piece
 from tekso.models.mlp import Mlp
 from tekso.tasks.classification.labelled_texts import LabelledTexts
@@ -123,6 +123,25 @@ def test_held_out_examples_that_cannot_be_loaded_are_named_beside_training_examp
     assert {record["split"] for record in found.records} == {"train"}
     why = f"the dev split cannot be loaded ({type(error).__name__}: {error})"
     assert found.text.splitlines()[0] == f"training examples, because {why}:"
+
+
+class DamagedDev(WithDev):
+    """Has a dev split that cannot be read, and a test split."""
+
+    def load(self, split: str) -> Any:
+        """Returns the split."""
+        if split == "dev":
+            raise OSError("dev.npz is damaged")
+        return self.made["dev" if split == "test" else split]
+
+
+def test_test_examples_are_decoded_below_the_reason_why_those_of_dev_are_not() -> None:
+    input = DamagedDev.Params(batch_size=8, order="sequential").instantiate()
+    found, _, _ = decoded(input, Classification.Params(model=Mlp.Params(hidden_dims=[])))
+    assert {record["split"] for record in found.records} == {"test"}
+    head, first, *_ = found.text.splitlines()
+    why = "the dev split cannot be loaded (OSError: dev.npz is damaged)"
+    assert head == f"test examples, because {why}:" and first.startswith("label 1  predicted ")
 
 
 class Named(WithDev):

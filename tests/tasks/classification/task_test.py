@@ -13,9 +13,9 @@ from tekso.framework import task_results
 from tekso.framework.context import StepContext
 from tekso.framework.execution.pipeline import loss_pieces
 from tekso.framework.input.arrays import Arrays
+from tekso.framework.input.errors import InputError
 from tekso.framework.input.held_out import HeldOut
 from tekso.framework.input.input import ExampleInput
-from tekso.framework.input.skips import InputError
 from tekso.framework.pieces import Piece
 from tekso.framework.run import input_checks
 from tekso.framework.task import LossSums

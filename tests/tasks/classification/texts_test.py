@@ -16,7 +16,7 @@ from eager_program import EagerProgram
 from tekso.framework.context import StepContext
 from tekso.framework.execution.base import signature_of
 from tekso.framework.input.arrays import Arrays
-from tekso.framework.input.skips import InputError
+from tekso.framework.input.errors import InputError
 from tekso.framework.run import litert, saved_model
 from tekso.models.layers.attention import MultiHeadAttention
 from tekso.models.layers.feed_forward import FeedForward

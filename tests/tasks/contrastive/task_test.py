@@ -13,8 +13,8 @@ from small_captions import Bars
 from tekso.framework.context import StepContext
 from tekso.framework.execution import DataParallel, ExecutionError, MeshSharded, Pipelined
 from tekso.framework.execution.base import signature_of
+from tekso.framework.input.errors import InputError
 from tekso.framework.input.held_out import HeldOut
-from tekso.framework.input.skips import InputError
 from tekso.framework.input.words import Words
 from tekso.framework.learner import Learner
 from tekso.framework.optimizers.sgd import SGD

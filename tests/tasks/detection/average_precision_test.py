@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from tekso.framework.input.skips import InputError
+from tekso.framework.input.errors import InputError
 from tekso.tasks.detection import average_precision as module
 from tekso.tasks.detection.average_precision import DetectedObjects, average_precision
 from tekso.tasks.detection.sources import Objects

@@ -10,8 +10,8 @@ import pytest
 from input_parts import part_of
 from small_boxes import Rectangles, write_coco
 
+from tekso.framework.input.errors import InputError
 from tekso.framework.input.held_out import HeldOut
-from tekso.framework.input.skips import InputError
 from tekso.tasks.detection.input import BoxImages, objects_of
 from tekso.tasks.detection.sources import CocoBoxes
 from tekso.tasks.detection.steps import Boxed, BoxFlip, Recolour, SsdCrop, cropped

@@ -13,7 +13,7 @@ import pytest
 from small_boxes import Rectangles, write_coco
 from small_pictures import png
 
-from tekso.framework.input.skips import InputError
+from tekso.framework.input.errors import InputError
 from tekso.tasks.detection.pong import PongFrames, objects_in
 from tekso.tasks.detection.sources import CocoBoxes
 from tekso.tasks.detection.voc import DeepforestTrees, VocBoxes

@@ -13,8 +13,8 @@ from small_boxes import Rectangles
 from small_pictures import png
 
 from tekso.framework.context import StepContext
+from tekso.framework.input.errors import InputError
 from tekso.framework.input.held_out import HeldOut
-from tekso.framework.input.skips import InputError
 from tekso.framework.run import litert
 from tekso.framework.run.saved_model import ExportModule
 from tekso.models.detection.box_coding import encode_boxes

@@ -10,7 +10,7 @@ import matplotlib
 import numpy as np
 import pytest
 
-from tekso.framework.input.skips import InputError
+from tekso.framework.input.errors import InputError
 from tekso.tasks.image.glyphs import CHARACTERS, Glyphs, family_of
 
 FONTS = Path(matplotlib.get_data_path()) / "fonts" / "ttf"

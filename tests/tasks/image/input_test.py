@@ -10,8 +10,8 @@ import pytest
 from input_parts import part_of
 from small_pictures import Blobs, write_folders
 
+from tekso.framework.input.errors import InputError
 from tekso.framework.input.held_out import HeldOut
-from tekso.framework.input.skips import InputError
 from tekso.tasks.image.colour import ColourJitter, RandAugment
 from tekso.tasks.image.files import ImageFolders
 from tekso.tasks.image.image_input import CLASSES_FILE

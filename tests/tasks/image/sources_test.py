@@ -15,7 +15,8 @@ from idx_files import idx
 from kept_memory import kept
 from small_pictures import png, write_folders
 
-from tekso.framework.input.skips import BadRecordError, InputError
+from tekso.framework.input.errors import InputError
+from tekso.framework.input.skips import BadRecordError
 from tekso.framework.input.sources import digest
 from tekso.tasks.image.files import ImageFolders, ImageRecords
 from tekso.tasks.image.packaged import Digits, FashionMnist, IdxImages, read_idx

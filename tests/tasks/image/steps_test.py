@@ -145,7 +145,7 @@ def test_posterize_and_solarize_have_the_values_of_their_definition() -> None:
     )
 
 
-def test_rand_augment_applies_as_many_operations_as_told() -> None:
+def test_rand_augment_applies_the_given_number_of_operations() -> None:
     none = RandAugment.Params(num_operations=0).instantiate()
     np.testing.assert_array_equal(several(none, SQUARE, 16, 1)[0], SQUARE)
     one, same = (RandAugment.Params(num_operations=1).instantiate() for _ in range(2))

@@ -15,8 +15,8 @@ from PIL import Image
 from small_pictures import Blobs, png, write_folders
 
 from tekso.framework.context import StepContext
+from tekso.framework.input.errors import InputError
 from tekso.framework.input.held_out import HeldOut
-from tekso.framework.input.skips import InputError
 from tekso.framework.run.saved_model import ExportModule
 from tekso.models.layers.conv_norm import ConvNorm
 from tekso.models.layers.residual_blocks import BATCH_NORM, BasicBlock
@@ -273,9 +273,21 @@ def test_int8_is_calibrated_with_training_images_and_compared_on_held_out_ones()
         np.testing.assert_array_equal(np.concatenate(found), pixels[list(wanted)])
         assert found[0].dtype == np.uint8
 
+    tested = images(source=OnlyTest.Params()).instantiate()
+    assert len(list(quantization.examples(tested, "held_out", 5))) == 4
     only = images(source=WithoutDev.Params()).instantiate()
     assert not list(quantization.examples(only, "held_out", 5))
     assert len(list(quantization.examples(only, "train", 5))) == 5
+
+
+class OnlyTest(Blobs):
+    """Has a test split, but its dev split cannot be loaded."""
+
+    def load(self, split: str) -> Any:
+        """Returns the split."""
+        if split == "dev":
+            raise OSError("the disk is gone")
+        return super().load("dev" if split == "test" else split)
 
 
 class WithoutDev(Blobs):

@@ -12,8 +12,9 @@ import pytest
 import tensorflow_datasets as tfds
 from input_parts import part_of
 
+from tekso.framework.input.errors import InputError
 from tekso.framework.input.record_frames import walk
-from tekso.framework.input.skips import BadRecordError, InputError
+from tekso.framework.input.skips import BadRecordError
 from tekso.framework.input.tfds import Tfds
 from tekso.tasks.image.input import Images
 from tekso.tasks.image.steps import Flip

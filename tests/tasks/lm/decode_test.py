@@ -41,7 +41,7 @@ def text_input() -> Any:
     return SimpleNamespace(tokenizer=Bytes.Params().instantiate(), batch=lambda step: batch)
 
 
-def test_samples_go_on_from_the_prompts(program_of: Any) -> None:
+def test_samples_continue_the_prompts(program_of: Any) -> None:
     task = make_task(prompts=["def ", "x ="], num_samples=2, temperature=0.5, top_p=0.9)
     decoded = task.decode(program_of(task), text_input())
     assert [r["prompt"] for r in decoded.records] == ["def ", "def ", "x =", "x ="]

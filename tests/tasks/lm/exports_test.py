@@ -35,7 +35,7 @@ def task_of() -> LanguageModel:
 
 
 @pytest.mark.slow
-def test_generate_and_sample_go_on_from_prompts_as_the_generator_does() -> None:
+def test_generate_and_sample_continue_prompts_as_the_generator_does() -> None:
     task = task_of()
     weights = {path: spec.initial_value(2) for path, spec in task.specs().items()}
     theta = task.theta({path: tf.constant(value) for path, value in weights.items()})

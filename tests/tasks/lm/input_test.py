@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tekso.framework.input.characters import Characters
+from tekso.framework.input.errors import InputError
 from tekso.framework.input.held_out import HeldOut
 from tekso.framework.input.mixtures import Mixture
 from tekso.framework.input.sentence_piece import SentencePiece
-from tekso.framework.input.skips import InputError
 from tekso.framework.input.sources import InMemory
 from tekso.framework.input.text_files import TextFiles
 from tekso.framework.input.tfrecords import TfRecords

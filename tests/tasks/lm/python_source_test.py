@@ -8,7 +8,7 @@ from typing import Any
 import processes
 import pytest
 
-from tekso.framework.input.skips import InputError
+from tekso.framework.input.errors import InputError
 from tekso.tasks.lm.compression import compressed_bits_per_byte
 from tekso.tasks.lm.python_source import PythonSource, find
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tekso.framework.input.skips import InputError
+from tekso.framework.input.errors import InputError
 from tekso.tasks.mt import cldr_phrases
 from tekso.tasks.mt.cldr import LOCALES, Cldr, pairs_of
 from tekso.tasks.mt.cldr_writer import UnwritableError, Writer
@@ -64,7 +64,7 @@ def test_spaces_are_those_that_people_type() -> None:
     assert not any(space in text for text in texts for space in "\u00a0\u202f\u2009")
 
 
-def test_unknown_words_are_told_and_unknown_languages_refused() -> None:
+def test_unknown_words_are_reported_and_unknown_languages_refused() -> None:
     with pytest.raises(UnwritableError):
         Writer("de").write(("name", "territories", "XYZ"))
     with pytest.raises(InputError, match="no locale 'qqq'"):

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tekso.framework.input import shuffle
-from tekso.framework.input.skips import InputError
+from tekso.framework.input.errors import InputError
 from tekso.tasks.mt.bucketed_pairs import BucketedPairs
 from tekso.tasks.mt.input import PaddedPairs
 from tekso.tasks.mt.languages import ManyLanguages, sampled

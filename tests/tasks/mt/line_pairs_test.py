@@ -10,7 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tekso.framework.input.skips import BadRecordError, InputError
+from tekso.framework.input.errors import InputError
+from tekso.framework.input.skips import BadRecordError
 from tekso.tasks.mt.line_pairs import UnequalLinesError
 from tekso.tasks.mt.pair_files import JsonLines, Tsv
 from tekso.tasks.mt.pairs import Pair

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tekso.framework.input.characters import Characters
+from tekso.framework.input.errors import InputError
 from tekso.framework.input.mixtures import Mixture
-from tekso.framework.input.skips import InputError
 from tekso.framework.input.tokenizers import Bytes
 from tekso.tasks.lm.packed_text import PackedText
 from tekso.tasks.mt.input import PaddedPairs

@@ -146,26 +146,26 @@ def one_sequence(learned: Any) -> Translation.Params:
 def test_vocabularies_and_learned_positions_are_those_of_the_input() -> None:
     params = task_params(REQUIRED)
     params.model.source_positions = LearnedPositions.Params()
-    told = PackedPairs.Params(source_length=9, target_length=8)
-    read = types.SimpleNamespace(params=told, source_vocab_size=12, target_vocab_size=12)
+    input_params = PackedPairs.Params(source_length=9, target_length=8)
+    read = types.SimpleNamespace(params=input_params, source_vocab_size=12, target_vocab_size=12)
 
     model = Translation.complete(params, read).model
 
     assert (model.source_vocab_size, model.target_vocab_size) == (12, 12)
     assert model.source_positions.max_length == 9
     assert params.model.source_vocab_size is REQUIRED
-    told.corpus = InMemoryPairs.Params(languages=["de", "fr"])
-    unread = types.SimpleNamespace(params=told, vocab_size=20)
+    input_params.corpus = InMemoryPairs.Params(languages=["de", "fr"])
+    unread = types.SimpleNamespace(params=input_params, vocab_size=20)
     assert Translation.complete(params, unread).model.target_vocab_size == 22
 
 
 def test_vocabularies_that_are_open_or_too_small_are_refused() -> None:
     apart = SentencePiece.Params()
-    told = PackedPairs.Params(source_tokenizer=apart, target_tokenizer=apart)
-    unread = types.SimpleNamespace(params=told, vocab_size=20)
+    input_params = PackedPairs.Params(source_tokenizer=apart, target_tokenizer=apart)
+    unread = types.SimpleNamespace(params=input_params, vocab_size=20)
     with pytest.raises(ValueError, match=r"task\.model\.source_vocab_size is not set"):
         Translation.complete(task_params(REQUIRED), unread)
-    read = types.SimpleNamespace(params=told, source_vocab_size=11, target_vocab_size=12)
+    read = types.SimpleNamespace(params=input_params, source_vocab_size=11, target_vocab_size=12)
     with pytest.raises(ValueError, match=r"target_vocab_size is 11, but the input has 12"):
         Translation.complete(task_params(), read)
     with pytest.raises(ValueError, match=r"label_smoothing is 1\.0"):

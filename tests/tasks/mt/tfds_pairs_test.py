@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import tensorflow_datasets as tfds
 
-from tekso.framework.input.skips import InputError
+from tekso.framework.input.errors import InputError
 from tekso.tasks.mt.pairs import Pair
 from tekso.tasks.mt.tfds_pairs import TfdsPairs
 

@@ -168,7 +168,7 @@ def test_a_compiled_search_translates_the_same() -> None:
     assert program.shapes == [(1, 16), (8, 16), (32, 16)]  # nothing between 8 and all
 
 
-def test_it_leaves_off_when_it_is_told_to() -> None:
+def test_it_stops_on_request() -> None:
     input, program = pairs_input(train=PLAIN), PlainProgram()
     translator = task_of(input, **{"translator.batch_tokens": 16}).translator
     asked = iter([False, True])
@@ -243,7 +243,7 @@ def test_scores_are_those_of_the_search() -> None:
     assert best.ids.tolist() == list(b"abc")
 
 
-def test_scores_that_are_no_numbers_are_told() -> None:
+def test_scores_that_are_no_numbers_are_reported() -> None:
     input, program = pairs_input(train=PLAIN), PlainProgram()
     translator = task_of(input).translator
     call = program.call
@@ -373,7 +373,7 @@ def test_a_sampler_is_not_exported() -> None:
         task.exports(input)
 
 
-def test_texts_that_are_cut_are_told() -> None:
+def test_texts_that_are_cut_are_reported() -> None:
     input = pairs_input(train=PLAIN, length=8)
     decoded = task_of(input, decode=["x" * 30]).decode(PlainProgram(), input)
     assert decoded is not None and "1 texts are longer" in decoded.text

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tekso.framework.input.skips import InputError
+from tekso.framework.input.errors import InputError
 from tekso.tasks.multi import python_prose
 from tekso.tasks.multi.python_prose import Punctuation, Replies, Triggers
 

@@ -11,7 +11,8 @@ import pytest
 from pycocotools import mask as coco
 from small_pictures import png
 
-from tekso.framework.input.skips import BadRecordError, InputError
+from tekso.framework.input.errors import InputError
+from tekso.framework.input.skips import BadRecordError
 from tekso.tasks.segmentation.coco_masks import CocoMasks
 from tekso.tasks.segmentation.input import MaskImages
 from tekso.tasks.segmentation.sources import IGNORED

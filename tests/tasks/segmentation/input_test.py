@@ -12,7 +12,7 @@ from kept_memory import kept
 from small_masks import Squares, write_masks
 from small_pictures import png
 
-from tekso.framework.input.skips import InputError
+from tekso.framework.input.errors import InputError
 from tekso.framework.input.sources import digest
 from tekso.tasks.image.colour import ColourJitter, RandAugment
 from tekso.tasks.image.packaged import Digits

@@ -13,8 +13,8 @@ from small_masks import Squares
 from small_pictures import png
 
 from tekso.framework.context import StepContext
+from tekso.framework.input.errors import InputError
 from tekso.framework.input.held_out import HeldOut
-from tekso.framework.input.skips import InputError
 from tekso.framework.run.saved_model import ExportModule
 from tekso.models.unet import UNet
 from tekso.tasks.segmentation.input import MaskImages

@@ -12,8 +12,8 @@ import tensorflow as tf
 from eager_program import EagerProgram
 
 from tekso.framework.context import StepContext
+from tekso.framework.input.errors import InputError
 from tekso.framework.input.held_out import HeldOut
-from tekso.framework.input.skips import InputError
 from tekso.framework.run.saved_model import ExportModule
 from tekso.models.unet import UNet3D
 from tekso.tasks.segmentation.scoring import SegmentationScoring

@@ -57,7 +57,7 @@ def arguments(logdir: Path, mesh: str, devices: int) -> list[str]:
         ("data:2;model:2", 0, "learner.accumulation_steps=2", ({"0-1", "2-3"}, {"1-2", "3-4"})),
     ],
 )
-def test_lost_process_is_named_and_the_same_command_goes_on(
+def test_lost_process_is_named_and_the_same_command_continues(
     package: Path,
     tmp_path: Path,
     mesh: str,
@@ -82,9 +82,9 @@ def test_lost_process_is_named_and_the_same_command_goes_on(
     assert started[victim].end(deadline)[0] == -signal.SIGKILL
     lost_at = time.monotonic()
     code, _, err = started[1 - victim].end(lost_at + AN_END_S)
-    told = LOST.match(err)
-    assert code == ExitCode.PROCESS_LOST and told and int(told[1]) == victim, err
-    assert int(told[3]) in (4, 8, 10, 12)  # 10 is the best
+    lost = LOST.match(err)
+    assert code == ExitCode.PROCESS_LOST and lost and int(lost[1]) == victim, err
+    assert int(lost[3]) in (4, 8, 10, 12)  # 10 is the best
     before = losses(logdir)
     assert max(before) >= 10
 
@@ -93,10 +93,10 @@ def test_lost_process_is_named_and_the_same_command_goes_on(
     again = start_together(2, package, args, BUILT=str(log))
     ends = [trainer.end(deadline) for trainer in again]
     assert [code for code, _, _ in ends] == [0, 0], ends
-    assert f"resuming from {logdir}/checkpoints/step_{int(told[3]):08d}" in ends[0][1]
+    assert f"resuming from {logdir}/checkpoints/step_{int(lost[3]):08d}" in ends[0][1]
     for process in range(2):
         short = {"0-3"} if "short" in setting else own[process]
-        expected_rows = {s: short if s == 17 else own[process] for s in range(int(told[3]), 20)}
+        expected_rows = {s: short if s == 17 else own[process] for s in range(int(lost[3]), 20)}
         found_rows = built(log, process)
         assert {s: found_rows[s] for s in expected_rows} == expected_rows
         if "short" in setting:
@@ -133,8 +133,8 @@ def test_process_killed_in_the_middle_of_a_sharded_write(
     second = Trainer(package, *args, cluster, "--process=1", END_AT_FILE="2")
     assert second.end(deadline)[0] == -signal.SIGKILL
     code, _, err = first.end(time.monotonic() + AN_END_S)
-    told = LOST.match(err)
-    assert code == ExitCode.PROCESS_LOST and told and (told[1], told[3]) == ("1", "4"), err
+    lost = LOST.match(err)
+    assert code == ExitCode.PROCESS_LOST and lost and (lost[1], lost[3]) == ("1", "4"), err
     names = {path.name for path in (tmp_path / "checkpoints").iterdir()}
     assert names == {"step_00000004", ".unfinished_step_00000008"}
     before = losses(tmp_path)
@@ -170,7 +170,7 @@ def test_signal_to_one_process_stops_all_at_the_same_step(package: Path, tmp_pat
 
 
 @pytest.mark.slow
-def test_different_settings_are_told_to_all(package: Path, tmp_path: Path) -> None:
+def test_different_settings_are_reported_to_all(package: Path, tmp_path: Path) -> None:
     addresses = ",".join(free_addresses(2))
     args = [*arguments(tmp_path, "data:2", 1), f"--cluster={addresses}"]
     deadline = time.monotonic() + DEADLINE_S

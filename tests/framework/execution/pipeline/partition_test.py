@@ -35,6 +35,6 @@ def test_greedy_would_leave_a_stage_empty() -> None:
     assert min_max([1, 1, 10, 1], 3) == [2, 1, 1]
 
 
-def test_a_task_of_one_piece_is_told_to_return_more() -> None:
+def test_a_task_of_one_piece_is_an_error_that_asks_for_more() -> None:
     with pytest.raises(ExecutionError, match=r"define pieces\(\) .*pipelines\.md.* at most 1$"):
         balance(["loss"], [1.0], num_stages=2, given=None, num_devices=2, most_devices=1)

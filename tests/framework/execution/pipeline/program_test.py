@@ -211,7 +211,7 @@ class TwoTowers(Task):
 
 
 @pytest.mark.parametrize("balance", sample([[6], [4, 2], [1, 2, 2, 1]], quick=[[4, 2]]))
-def test_pieces_of_two_models_of_one_class_are_told_apart(balance: list[int]) -> None:
+def test_pieces_of_two_models_of_one_class_are_distinguished(balance: list[int]) -> None:
     draw = np.random.default_rng(0)
     of = {name: draw.normal(size=(EXAMPLES, DIM)) for name in ("a", "b")}
     program = build(TwoTowers.Params().instantiate(), len(balance), 2, of=of, balance=balance)

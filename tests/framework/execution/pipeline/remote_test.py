@@ -58,7 +58,7 @@ def test_two_workers_train_as_one_process_and_a_lost_one_is_named(
 
 
 @pytest.mark.slow
-def test_a_supervised_pipeline_goes_on_by_itself_when_its_lost_worker_is_back(
+def test_a_supervised_pipeline_continues_by_itself_when_its_lost_worker_is_back(
     tmp_path: Path,
 ) -> None:
     addresses = [free_address() for _ in range(2)]

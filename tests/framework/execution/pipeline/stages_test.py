@@ -186,7 +186,7 @@ def test_a_name_that_no_piece_writes_is_an_error_of_the_piece() -> None:
         trace_all([Piece("missing", {}, missing)], {}, BATCH)
 
 
-def test_mixing_that_no_layer_tells_of_is_found_on_numbers() -> None:
+def test_coupling_that_no_layer_declares_is_found_on_numbers() -> None:
     def check(task: Task) -> None:
         pieces, specs = task.pieces(), task.specs()
         check_pieces(pieces, trace_all(pieces, specs, BATCH), specs, BATCH)
@@ -197,7 +197,7 @@ def test_mixing_that_no_layer_tells_of_is_found_on_numbers() -> None:
 
 
 @pytest.mark.parametrize("on_mesh", [False, True], ids=["devices", "meshes"])
-def test_mixing_that_no_layer_tells_of_is_refused_before_stages_lie_anywhere(on_mesh: bool) -> None:
+def test_coupling_that_no_layer_declares_is_refused_before_stages_are_placed(on_mesh: bool) -> None:
     mesh = StagesOnMesh.Params(mesh="data:2", rules="batch:data")
     params = Pipelined.Params(num_stages=2, num_micro_batches=2)
     params.set({"stages_on": mesh, "rematerialize": "all"} if on_mesh else {})
@@ -207,7 +207,7 @@ def test_mixing_that_no_layer_tells_of_is_refused_before_stages_lie_anywhere(on_
         params.instantiate().plan(Centred.Params().instantiate(), BATCH, parts=1, devices=names)
 
 
-def test_mixing_that_no_layer_tells_of_is_refused_in_one_program() -> None:
+def test_coupling_that_no_layer_declares_is_refused_in_one_program() -> None:
     params = SpmdPipelined.Params(num_stages=3, num_micro_batches=2)
     by = Learner.Params(optimizer=SGD.Params(), schedule=Schedule.Params(value=0.1)).instantiate()
     with pytest.raises(ExecutionError, match=r"stack/0 couples the examples of a batch"):
@@ -226,13 +226,13 @@ def test_mixing_that_no_layer_tells_of_is_refused_in_one_program() -> None:
     ],
     ids=["stages", "replicas", "workers"],
 )
-def test_too_few_devices_are_told_with_where_to_get_more(changes: Any, said: str) -> None:
+def test_too_few_devices_are_reported_with_where_to_get_more(changes: Any, said: str) -> None:
     params = Pipelined.Params(num_stages=3, num_micro_batches=2).set(changes)
     with pytest.raises(ExecutionError, match=said):
         params.instantiate().plan(Rows.Params().instantiate(), BATCH, parts=1, devices=["a", "b"])
 
 
-def test_pieces_that_only_a_number_tells_apart_are_traced_apart() -> None:
+def test_pieces_that_differ_only_in_a_number_are_traced_apart() -> None:
     class Numbered(Rows):
         def pieces(self) -> list[Piece]:
             rows = functools.partial(self._numbered, 0), functools.partial(self._numbered, 1)

@@ -69,5 +69,5 @@ def test_a_command_continues_without_lines_if_nobody_reads_them(
     for step in range(3):
         console.line(f"step {step}")
     console.close()
-    (told,) = capsys.readouterr().err.splitlines()
-    assert told.startswith("warning: no more lines are shown (Broken pipe); the command continues")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("warning: no more lines are shown (Broken pipe); the command continues")

@@ -21,7 +21,7 @@ def train_line(step: int = 1200, steps: int = 2000, **changes: Any) -> str:
     return lines.train_line(step, steps, VALUES, **options)
 
 
-def test_a_line_tells_everything_that_is_asked_of_it() -> None:
+def test_a_line_says_everything_that_was_requested() -> None:
     assert train_line(width=120) == (
         "step 1200/2000  loss 1.4568  2.102 bits/byte  grad 0.53  lr 3.0e-3  13.1k tok/s  wait  0%"
         "   1m45s left"
@@ -31,7 +31,7 @@ def test_a_line_tells_everything_that_is_asked_of_it() -> None:
     )
 
 
-def test_a_line_of_80_columns_tells_it_too() -> None:
+def test_a_line_of_80_columns_says_it_too() -> None:
     assert train_line() == (
         "step 1200/2000 loss 1.4568 2.102 bpb grad 0.53 lr 3.0e-3 13.1k/s wait  0%  1m45s"
     )
@@ -63,7 +63,7 @@ def test_the_figures_of_a_line_stand_below_those_of_the_line_before(width: int) 
         assert words and all(other[at:].startswith(word) for at, word in words)
 
 
-def test_perplexity_stands_where_there_are_no_bytes_and_skipped_steps_are_told() -> None:
+def test_perplexity_is_shown_where_there_are_no_bytes_and_skipped_steps_are_reported() -> None:
     values = {"loss": 1.5, "perplexity": 4.4817, "nonfinite_total": 3.0}
     line = lines.train_line(
         7, 20, values, speed=950.0, unit="examples", wait_share=0.25, seconds_left=7300.0

@@ -72,7 +72,7 @@ def test_going_on_leaves_no_event_of_a_later_step(tmp_path: Path) -> None:
     assert events(tmp_path / "train") == [(1, "loss", 1.0), (2, "loss", 20.0)]
 
 
-def test_events_go_on_in_a_new_file_if_theirs_is_removed(tmp_path: Path) -> None:
+def test_events_continue_in_a_new_file_if_theirs_is_removed(tmp_path: Path) -> None:
     writer = TensorBoardEvents(str(tmp_path / "events"))
     writer.append(1, "train", {"loss": 1.0})
     shutil.rmtree(tmp_path / "events")
@@ -116,7 +116,7 @@ def test_damaged_events_are_removed_and_the_others_stay(tmp_path: Path, kind: st
         Logdir(str(tmp_path.parent)), PlainConsole(stream), title="lm.some.Model", steps=20
     )
     report._events = TensorBoardEvents(str(tmp_path))
-    report.go_on_from(6)
+    report.continue_from(6)
     found = [step for step, *_ in events(tmp_path / "train")]
     assert len(found) in (4, 5, 6) and found[:2] == [1, 2] and found[-1] == 6
     assert stream.getvalue().startswith(f"warning: removed damaged records from {file}; ")

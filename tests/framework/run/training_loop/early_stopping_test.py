@@ -46,7 +46,7 @@ def test_training_ends_early_and_saves_the_step(tmp_path: Path) -> None:
         "none of the last 3 evaluations of dev/quality improved the best 4.0000 at step 6"
     )
     assert run.saved() == [4, 8, 12, 15] and list(run.losses("dev")) == [3, 6, 9, 12, 15]
-    again = train_with_quality(run)  # a finished run does not go on
+    again = train_with_quality(run)  # a finished run does not continue
     assert (again.first_step, again.step, again.ended_early) == (15, 15, outcome.ended_early)
     longer = EarlyStoppingRule("dev/quality", "min", patience=4)
     assert train_with_quality(run, steps=18, rule=longer).step == 18

@@ -91,7 +91,7 @@ def test_units_seen_are_those_of_an_uninterrupted_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("moment", KILLED)
-def test_killed_at_any_moment_goes_on_from_the_newest_complete_checkpoint_as_the_same_run(
+def test_killed_at_any_moment_continues_from_the_newest_complete_checkpoint_as_the_same_run(
     killed_run: Callable[[str], Run], whole: Run, moment: str
 ) -> None:
     run = killed_run(moment)
@@ -129,7 +129,7 @@ def test_killed_after_a_save_and_before_the_end_of_the_run_evaluates_what_is_mis
     assert run.warnings == []
 
 
-def test_a_finished_run_changes_nothing_and_more_steps_go_on(tmp_path: Path, whole: Run) -> None:
+def test_a_finished_run_changes_nothing_and_more_steps_continue(tmp_path: Path, whole: Run) -> None:
     run = Run(tmp_path)
     run.train(10)
     before = (tmp_path / "metrics.jsonl").read_bytes()
@@ -141,7 +141,7 @@ def test_a_finished_run_changes_nothing_and_more_steps_go_on(tmp_path: Path, who
     assert run.losses() == whole.losses()
 
 
-def test_a_torn_checkpoint_is_told_and_the_one_before_is_gone_on_from(
+def test_a_torn_checkpoint_is_reported_and_the_run_resumes_from_the_one_before(
     killed_run: Callable[[str], Run], whole: Run
 ) -> None:
     run = killed_run("10")

@@ -148,7 +148,7 @@ def test_after_the_last_rollback_the_run_ends_with_its_error(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("moment", ["renamed", "recorded", 8, 9, 11, 13, 20])
-def test_a_run_that_is_killed_around_a_rollback_goes_on_as_if_it_had_not_been(
+def test_a_run_that_is_killed_around_a_rollback_continues_as_if_it_had_not_been(
     tmp_path: Path, moment: str | int
 ) -> None:
     whole, run = Run(tmp_path / "whole"), Run(tmp_path / "killed")

@@ -26,7 +26,7 @@ PICTURE = b"\x89PNG\r\n\x1a\n" + struct.pack(">I4sII", 13, b"IHDR", 5, 3)
 
 
 def test_a_step_is_shown_once_when_the_process_is_warm_or_at_the_end(tmp_path: Path) -> None:
-    for steps, shown in ((9, [4]), (11, [10]), (11, [])):  # the second goes on after 9 steps
+    for steps, shown in ((9, [4]), (11, [10]), (11, [])):  # the second continues after 9 steps
         run = Run(tmp_path)
         now: list[int] = []
         seen: list[int] = []
@@ -122,7 +122,7 @@ def test_an_evaluation_weighs_every_example_once(whole: Run) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_the_step_saves_and_the_next_start_goes_on(
+def test_a_signal_ends_the_step_saves_and_the_next_start_continues(
     tmp_path: Path, whole: Run, number: signal.Signals
 ) -> None:
     def at_step(step: int) -> None:
@@ -164,13 +164,13 @@ def test_the_best_evaluation_is_saved_whenever_it_comes(tmp_path: Path) -> None:
     assert "best so far" in run.output.getvalue()
 
 
-def test_a_checkpoint_tells_its_metrics_and_where_the_input_stands(tmp_path: Path) -> None:
+def test_a_checkpoint_has_its_metrics_and_the_position_of_the_input(tmp_path: Path) -> None:
     run = Run(tmp_path)
     run.train(10, checkpoint_every=5)
     path = tmp_path / "checkpoints" / "step_00000005" / "checkpoint.json"
-    told = json.loads(path.read_text())
-    assert told["input"] == {"seed": 3, "position": 5, "eval_data": {"dev": "a"}}
-    assert told["metrics"]["dev/loss"] == run.losses("dev")[5]
+    description = json.loads(path.read_text())
+    assert description["input"] == {"seed": 3, "position": 5, "eval_data": {"dev": "a"}}
+    assert description["metrics"]["dev/loss"] == run.losses("dev")[5]
 
 
 def test_another_weight_table_is_an_error_that_names_the_weights(tmp_path: Path) -> None:
@@ -230,7 +230,7 @@ def test_no_steps_evaluate_and_save_the_first_state(tmp_path: Path) -> None:
     assert outcome.step == 0 and run.saved() == [0] and list(run.losses("dev")) == [0]
 
 
-def test_lines_have_no_escape_codes_and_tell_the_time_left(tmp_path: Path) -> None:
+def test_lines_have_no_escape_codes_and_show_the_time_left(tmp_path: Path) -> None:
     run = Run(tmp_path)
     run.train(20, log_every=10)
     lines = run.output.getvalue().splitlines()

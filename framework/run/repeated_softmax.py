@@ -1,0 +1,47 @@
+"""Finds a loss that applies a softmax to probabilities, to which a softmax was applied already.
+
+Such a loss cannot reach 0, and the model learns little, without an error. Only the values show it
+for certain, which are at hand when ops run one by one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from tensorflow.python.framework import op_callbacks
+
+_LOSSES = ("SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits")
+_TOLERANCE = 1e-3  # of the sum of probabilities, also in bfloat16
+
+
+class RepeatedSoftmax:
+    """Watches ops that run one by one.
+
+    Attributes:
+      found: whether the scores of a softmax cross-entropy were probabilities.
+    """
+
+    def __init__(self) -> None:
+        self.found = False
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Watches the ops of a block; ops inside of compiled functions are not seen."""
+        op_callbacks.add_op_callback(self._observe)
+        try:
+            yield
+        finally:
+            op_callbacks.remove_op_callback(self._observe)
+
+    def _observe(self, kind: str, inputs: Any, *args: Any, graph: Any = None, **rest: Any) -> None:
+        if graph is None and kind in _LOSSES:
+            self.found = self.found or _are_probabilities(inputs[0].numpy().astype(np.float64))
+
+
+def _are_probabilities(scores: np.ndarray) -> bool:
+    """Returns whether all rows are probabilities of several classes."""
+    are_shares = scores.size > 0 and scores.shape[1] > 1 and scores.min() >= 0 and scores.max() <= 1
+    return bool(are_shares and (np.abs(scores.sum(1) - 1) < _TOLERANCE).all())

@@ -1,0 +1,95 @@
+"""Stand-ins for the trainer and for Optuna, for tests of tekso-sweep."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+RATE = "learner.schedule.initial_value"
+TINY = "--model=lm.python_source.Tiny"
+PARAMS = """# model: lm.python_source.Tiny
+learner.schedule.initial_value : {rate}  # --set
+run.seed : {seed}  # --seed
+"""
+
+
+class FakeTrainer:
+    """Stands for the process of a trial: writes what a run leaves; some end early."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.trained: list[str] = []
+        self.codes: dict[str, int] = {}
+        self.evaluates = True
+
+        real = subprocess.Popen
+
+        def popen(words: list[str], **options: Any) -> Any:
+            if "tekso.tools.trainer" not in words:  # another program, which a library calls
+                return real(words, **options)
+            flags = dict(word.removeprefix("--").split("=", 1) for word in words[3:])
+            logdir = Path(flags["logdir"])
+            self.trained.append(logdir.name)
+            rate = next(w for w in words if w.startswith(f"--set={RATE}")).rpartition("=")[2]
+            text = PARAMS.format(rate=rate, seed=flags["seed"])
+            (logdir / "params.txt").write_text(text)
+            record = {"step": 8, "split": "dev", "loss": 100 * float(rate) + int(flags["seed"])}
+            if not self.evaluates:
+                record = {"step": 8, "split": "train", "loss": None}
+            (logdir / "metrics.jsonl").write_text(json.dumps(record) + "\n")
+            code = self.codes.get(logdir.name, 0)
+            options["stdout"].write(b"the last words\n")
+            return SimpleNamespace(wait=lambda _: code, send_signal=None, terminate=None)
+
+        monkeypatch.setattr(subprocess, "Popen", popen)
+
+
+class FakeOptuna:
+    """The part of Optuna's interface that a search uses, with a study in memory."""
+
+    def __init__(self) -> None:
+        self.trials: list[Any] = []
+        self.sampler = ""
+        states = SimpleNamespace(
+            RUNNING="running", FAIL="fail", COMPLETE="complete", WAITING="waiting"
+        )
+        self.queue: list[dict[str, Any]] = []
+        self.trial = SimpleNamespace(TrialState=states, Trial=lambda study, id: self.trials[id])
+        self.logging = SimpleNamespace(set_verbosity=lambda level: None, WARNING=30)
+        self.samplers = SimpleNamespace(
+            TPESampler=lambda seed: f"tpe {seed}", RandomSampler=lambda seed: f"random {seed}"
+        )
+        self.pruners = SimpleNamespace(SuccessiveHalvingPruner=object, NopPruner=object)
+
+    def create_study(self, **settings: Any) -> Any:
+        self.settings = settings
+        return self
+
+    def get_trials(self, states: Any = None, deepcopy: bool = True) -> list[Any]:
+        return [t for t in self.trials if states is None or t.state in states]
+
+    def ask(self) -> Any:
+        number = len(self.trials)
+        fixed, params = self.queue.pop() if self.queue else {}, {}
+
+        def chosen(path: str, value: Any) -> Any:
+            return params.setdefault(path, fixed.get(path, value))
+
+        trial = SimpleNamespace(
+            number=number, _trial_id=number, state="running", value=None, params=params,
+            suggest_float=lambda path, low, high, log: chosen(path, low * (number + 1)),
+            suggest_int=lambda path, low, high, log: chosen(path, low + number),
+            suggest_categorical=lambda path, values: chosen(path, values[number % len(values)]),
+        )  # fmt: skip
+        self.trials.append(trial)
+        return trial
+
+    def enqueue_trial(self, params: dict[str, Any]) -> None:
+        self.queue.append(params)
+
+    def tell(self, trial: Any, value: float | None = None, state: str = "complete") -> None:
+        trial.value, trial.state = value, state

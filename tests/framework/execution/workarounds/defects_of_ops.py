@@ -1,0 +1,132 @@
+"""Defects of DTensor in single ops: slices, gathers, conditions and resharding."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import numpy as np
+import tensorflow as tf
+from reproducing import COLUMNS, ROWS, WHOLE_2D, Place, computed, equal, values
+from tensorflow.python.eager import context
+
+from tekso.framework.execution.workarounds import forms, tensors
+from tekso.framework.weight_update import select
+
+
+def scalar_where(place: Place, avoided: bool) -> bool:
+    """tf.where with a scalar condition and a sharded tensor crashes the process."""
+    x = values(4, 6)
+    where = select if avoided else tf.where
+    y = computed(lambda x: where(tf.reduce_sum(x) > 1e6, x, -x), place.put(x, ROWS))
+    return equal(place, y, -x)
+
+
+def new_axis(place: Place, avoided: bool) -> bool:
+    """x[:, None] of a sharded tensor has no layout."""
+    x = values(4, 6)
+    expand = (lambda x: tf.expand_dims(x, 1)) if avoided else (lambda x: x[:, None])
+    return equal(place, computed(lambda x: expand(x) * 2.0, place.put(x, ROWS)), 2 * x[:, None])
+
+
+def negative_step(place: Place, avoided: bool) -> bool:
+    """A slice with a negative step along a sharded dim reverses each shard alone."""
+    x = values(4, 6)
+
+    def reverse(x: tf.Tensor) -> tf.Tensor:
+        return tf.gather(x, range(5, -1, -1), axis=1) if avoided else x[:, ::-1]
+
+    return equal(place, computed(reverse, place.put(x, COLUMNS)), x[:, ::-1])
+
+
+def inner_relayout(place: Place, avoided: bool) -> bool:
+    """The default resharding between two inner dims of a tensor of rank 4 gives wrong values."""
+    x = values(2, 4, 4, 4)
+    placed = place.put(x, (None, "m", None, None))
+    return equal(place, place.reshard(placed, (None, None, "m", None)), x)
+
+
+def changing_integer(place: Place, avoided: bool) -> bool:
+    """A small integer is compiled as a constant, so a function is compiled again for another."""
+
+    @tf.function(autograph=False)
+    def scale(x: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
+        return x * tf.cast(number[0], tf.float32)
+
+    x, compiled = values(4), []
+    for value in (2, 3):
+        number = np.int32(value)
+        number = tensors.copies(number) if avoided else number[np.newaxis]
+        is_right = equal(place, scale(place.put(x, ("m",)), place.put(number)), x * value)
+        compiled.append(context.context().list_function_names())
+    return is_right and compiled[0] == compiled[1]
+
+
+def concatenated_shards(place: Place, avoided: bool) -> bool:
+    """Tensors cannot be concatenated along a dim that is sharded afterwards."""
+    x, y = values(4, 6), values(4, 2)
+
+    def join(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+        joined = tf.concat([x, y], 1)
+        if avoided:
+            joined = tensors.separated(place.reshard(joined, WHOLE_2D))
+        return place.reshard(joined, COLUMNS)
+
+    return equal(place, computed(join, place.put(x), place.put(y)), np.concatenate([x, y], 1))
+
+
+def row_of_stacked_weights(place: Place, avoided: bool) -> bool:
+    """x[-1], of which an einsum contracts two dims, one of them sharded."""
+    x, w = values(8, 4, 2), values(3, 4, 2, 6)
+
+    def contract(x: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
+        row = forms.take_row(cast(Any, None), w, 2) if avoided else w[-1]  # needs no context
+        return tf.einsum("abc,bcd->ad", x, row)
+
+    layouts = (None, "m", None), (None, "m", None, None)
+    y = computed(contract, place.put(x, layouts[0]), place.put(w, layouts[1]))
+    return equal(place, y, np.einsum("abc,bcd->ad", x, w[-1]))
+
+
+def resharded_gather(place: Place, avoided: bool) -> bool:
+    """A gather whose result is sharded along a dim that is not sharded in its input."""
+    x = values(4, 6)
+
+    def reverse(x: tf.Tensor) -> tf.Tensor:
+        y = tf.gather(x, tf.range(5, -1, -1), axis=1)
+        if avoided:
+            y = tensors.separated(place.reshard(y, WHOLE_2D))
+        return place.reshard(y, ROWS)
+
+    return equal(place, computed(reverse, place.put(x)), x[:, ::-1])
+
+
+def sorted_values(place: Place, avoided: bool) -> bool:
+    """The gradient of the values of top_k scatters by indices of the whole tensor into a shard."""
+    x = values(4, 6)
+
+    def gradient(x: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = place.reshard(3 * x, ROWS)
+            values, indices = tf.math.top_k(y, 2)
+            if avoided:
+                values = tf.gather(y, indices, batch_dims=1)
+            total = tf.reduce_sum(tf.reduce_sum(values, 1, keepdims=True) * y)
+        return tape.gradient(total, x)
+
+    is_kept = x >= np.sort(x, 1)[:, -2:-1]
+    sums = (x * is_kept).sum(1, keepdims=True), x.sum(1, keepdims=True)
+    return equal(place, computed(gradient, place.put(x, ROWS)), 9 * (sums[0] + sums[1] * is_kept))
+
+
+REPRODUCTIONS = (
+    changing_integer,
+    concatenated_shards,
+    inner_relayout,
+    negative_step,
+    new_axis,
+    resharded_gather,
+    row_of_stacked_weights,
+    scalar_where,
+    sorted_values,
+)

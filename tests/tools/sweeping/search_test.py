@@ -1,0 +1,189 @@
+"""Searches by Optuna: the settings they choose, the values they report, resuming."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_sweeps import RATE, TINY, FakeOptuna, FakeTrainer
+
+from tekso.framework.exit_codes import ExitCode
+from tekso.tools import sweep
+from tekso.tools.sweeping import search, space
+from tekso.tools.sweeping.trials import SweepTrial, Trainer
+
+
+@pytest.mark.parametrize("kind", search.SEARCHES)
+def test_optuna_searches_and_resumes(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    optuna = pytest.importorskip("optuna", reason="the extra `sweep` is not installed")
+    fake = FakeTrainer(monkeypatch)
+    words = ["tekso-sweep", TINY, f"--logdir={tmp_path}", f"--search={kind}", "--metric=dev/loss",
+             f"--sweep={RATE}=1e-4:1e-2:log", "--sweep=run.log_every_steps=5,10"]  # fmt: skip
+    assert sweep.main([*words, "--trials=3"]) == ExitCode.OK
+    first = list(fake.trained)
+    assert len(first) == len(set(first)) == 3
+    fake.trained = []
+    assert sweep.main([*words, "--trials=5"]) == ExitCode.OK
+    assert len(fake.trained) == 2 and not set(first) & set(fake.trained)
+    study = optuna.load_study(study_name="sweep", storage=f"sqlite:///{tmp_path}/optuna.db")
+    best = min(100 * float(t.params[RATE]) for t in study.trials)
+    assert len(study.trials) == 5 and study.best_value == pytest.approx(best)
+    assert {t.params["run.log_every_steps"] for t in study.trials} <= {"5", "10"}
+    assert "5 trials finished" in capsys.readouterr().out
+
+
+def test_a_trial_that_diverges_before_its_first_evaluation_does_not_end_a_search(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    optuna = FakeOptuna()
+    monkeypatch.setattr(search, "check_installed", lambda: None)
+    monkeypatch.setitem(sys.modules, "optuna", optuna)  # type: ignore[arg-type]
+    fake, real = FakeTrainer(monkeypatch), Trainer.train
+
+    def train(self: Trainer, trial: SweepTrial, *rest: Any) -> int:
+        fake.evaluates = "seed=0" in trial.name and "000_" not in trial.name
+        fake.codes[trial.name] = ExitCode.OK if fake.evaluates else ExitCode.NOT_FINITE
+        return real(self, trial, *rest)
+
+    monkeypatch.setattr(Trainer, "train", train)
+    words = ["tekso-sweep", TINY, f"--logdir={tmp_path}", "--search=random", "--metric=dev/loss",
+             f"--sweep={RATE}=1e-3:1e-2", "--trials=2"]  # fmt: skip
+    assert sweep.main(words) == ExitCode.OK
+    assert [(t.state, t.value) for t in optuna.trials] == [
+        ("complete", math.inf), ("complete", pytest.approx(0.2))
+    ]  # fmt: skip
+    assert len(fake.trained) == 2 and "diverged" in capsys.readouterr().out
+
+
+def test_a_search_without_optuna_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(search.importlib.util, "find_spec", lambda name: None)
+    words = ["tekso-sweep", TINY, f"--logdir={tmp_path}/sweep", "--search=tpe", "--metric=dev/loss",
+             f"--sweep={RATE}=1e-3,3e-3", "--trials=2"]  # fmt: skip
+    assert sweep.main(words) == ExitCode.WRONG_USAGE
+    assert "requires Optuna, which is not installed: pip install optuna" in capsys.readouterr().err
+
+
+def test_a_search_asks_for_settings_reports_values_and_resumes_a_trial_that_was_running(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    optuna = FakeOptuna()
+    monkeypatch.setitem(sys.modules, "optuna", optuna)  # type: ignore[arg-type]
+    varied = [space.parse("rate=0.5:4.0"), space.parse("size=2:9"), space.parse("kind=a,b")]
+    seen: list[tuple[int, Mapping[str, str]]] = []
+
+    def study() -> search.Study:
+        return search.Study(str(tmp_path), "tpe", varied, goal="max", seed=0, steps=9)
+
+    def train(number: int, settings: Mapping[str, str], trial: Any) -> float | None:
+        if number == 1 and len(seen) == 1:
+            raise RuntimeError("killed")
+        seen.append((number, settings))
+        return math.nan if number == 2 else float(settings["rate"])
+
+    with pytest.raises(RuntimeError):
+        study().run(3, train)
+    seen.append((-1, {}))
+    assert optuna.sampler == "tpe 1"
+    study().run(3, train)
+    assert optuna.sampler == "tpe 2"
+    assert [number for number, _ in seen] == [0, -1, 1, 2]
+    assert seen[2][1] == {"rate": "1.0", "size": "3", "kind": "b"}
+    assert [(t.state, t.value) for t in optuna.trials] == [
+        ("complete", 0.5), ("complete", 1.0), ("complete", -math.inf)
+    ]  # fmt: skip
+    assert optuna.settings["direction"] == "maximize" and optuna.settings["load_if_exists"]
+    assert os.path.dirname(optuna.settings["storage"].removeprefix("sqlite:///")) == str(tmp_path)
+
+
+@pytest.mark.parametrize("kind", search.SEARCHES)
+def test_a_search_tries_no_settings_twice_and_ends_when_all_were_tried(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("optuna", reason="the extra `sweep` is not installed")
+    fake = FakeTrainer(monkeypatch)
+    words = ["tekso-sweep", TINY, f"--logdir={tmp_path}", f"--search={kind}", "--metric=dev/loss",
+             f"--sweep={RATE}=1e-3,2e-3,3e-3", "--sweep=run.log_every_steps=5:6"]  # fmt: skip
+    assert sweep.main([*words, "--trials=4"]) == ExitCode.OK
+    assert len(fake.trained) == 4
+    assert sweep.main([*words, "--trials=9"]) == ExitCode.OK
+    settings = {name.partition("_")[2] for name in fake.trained}
+    assert len(fake.trained) == len(settings) == 6
+    out = capsys.readouterr().out
+    assert "trial 6/6: " in out and "all 6 settings of the search were tried" in out
+
+
+def test_settings_that_were_tried_get_their_value_again_and_others_are_chosen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    optuna = FakeOptuna()
+    monkeypatch.setitem(sys.modules, "optuna", optuna)  # type: ignore[arg-type]
+    varied = [space.parse("kind=a,b"), space.parse("size=ab,cd")]  # proposes (a, ab) and (b, cd)
+    seen: list[tuple[str, ...]] = []
+
+    def train(number: int, settings: Mapping[str, str], trial: Any) -> float | None:
+        seen.append(tuple(settings.values()))
+        return {1: None, 2: math.nan}.get(len(seen) - 1, 5.0)
+
+    search.Study(str(tmp_path), "tpe", varied, goal="min", seed=0, steps=9).run(7, train)
+    assert sorted(seen) == [("a", "ab"), ("a", "cd"), ("b", "ab"), ("b", "cd")]
+    results = {tuple(t.params.values()): (t.state, t.value) for t in optuna.trials}
+    for trial in optuna.trials:
+        assert (trial.state, trial.value) == results[tuple(trial.params.values())]
+    assert results["a", "ab"] == ("complete", 5.0) and results["b", "cd"] == ("fail", None)
+    assert results[seen[2]] == ("complete", math.inf)
+
+
+@pytest.mark.parametrize("kind", ["random", "tpe"])
+def test_a_search_that_is_killed_chooses_the_same_settings(kind: str, tmp_path: Path) -> None:
+    pytest.importorskip("optuna", reason="the extra `sweep` is not installed")
+    varied = [space.parse("rate=0.5:4.0:log"), space.parse("size=2:9"), space.parse("kind=a,b")]
+
+    def settings(folder: Path, killed: set[int]) -> list[Mapping[str, str]]:
+        found: dict[int, Mapping[str, str]] = {}
+
+        def train(number: int, settings: Mapping[str, str], trial: Any) -> float | None:
+            if number in killed:
+                killed.remove(number)
+                raise RuntimeError("killed")
+            assert number not in found
+            found[number] = settings
+            return None if number == 4 else float(settings["rate"]) + int(settings["size"])
+
+        while len(found) < 14:  # the first 10 settings of TPE are random
+            folder.mkdir(exist_ok=True)
+            with contextlib.suppress(RuntimeError):
+                study = search.Study(str(folder), kind, varied, goal="min", seed=0, steps=9)
+                study.run(14, train)
+        return [found[number] for number in range(14)]
+
+    whole = settings(tmp_path / "whole", set())
+    assert len({tuple(one.values()) for one in whole}) == 14
+    assert settings(tmp_path / "killed", {0, 3, 12}) == whole
+
+
+def test_trials_of_an_earlier_process_are_compared_in_order_and_a_failed_one_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    optuna = FakeOptuna()
+    monkeypatch.setattr(search, "check_installed", lambda: None)
+    monkeypatch.setitem(sys.modules, "optuna", optuna)  # type: ignore[arg-type]
+    fake = FakeTrainer(monkeypatch)
+    words = ["tekso-sweep", TINY, f"--logdir={tmp_path}", "--search=random", "--metric=dev/loss",
+             f"--sweep={RATE}=1e-3:1e-2"]  # fmt: skip
+    fake.codes["001_initial_value=0.002_seed=0"] = ExitCode.FAILED
+    assert sweep.main([*words, "--trials=2"]) == ExitCode.FAILED
+    capsys.readouterr()
+    assert sweep.main([*words, "--trials=3"]) == ExitCode.FAILED  # as in one process
+    out, err = capsys.readouterr()
+    assert out.index("000_initial") < out.rindex("002_initial") and "2 trials finished" in out
+    assert f"failed: {RATE}=0.002, seed 0: the last words" in err

@@ -1,0 +1,22 @@
+"""Trials of a sweep: their folders, best values and records."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tekso.tools.sweeping.trials import SweepTrial, Trainer, best_of, folder_name
+
+
+def test_a_folder_has_the_settings_in_its_name() -> None:
+    assert folder_name(3, 1, {"a.rate": "1e-3", "b": "[1, 2]"}) == "003_rate=1e-3_b=-1-2-_seed=1"
+    assert folder_name(0, 0, {}) == "000_seed=0"
+    assert best_of([(1, 3.0), (2, None), (3, 2.0)], "min") == 2.0
+    assert best_of([(1, None)], "max") is None
+
+
+def test_a_trial_without_a_result_is_not_finished(tmp_path: Path) -> None:
+    trainer, trial = Trainer(str(tmp_path), []), SweepTrial("t", {}, 0)
+    (tmp_path / "t").mkdir()
+    for text in ("", "{", "[]", '{"exit_code": "x"}'):
+        (tmp_path / "t" / "trial.json").write_text(text)
+        assert trainer.code(trial) is None
