@@ -99,6 +99,7 @@ def _all_cpu_minutes() -> float:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    processes.collect_less()
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(_Times(), "cpu-times")
 

@@ -9,6 +9,7 @@ command that matches no entry of `HOW` is an error.
 from __future__ import annotations
 
 import ast
+import dataclasses
 import importlib
 import json
 import os
@@ -32,6 +33,7 @@ from docs_commands_elsewhere import TestedBy
 
 from tekso.framework import experiment
 from tekso.framework.context import StepContext
+from tekso.framework.costs import this_machine
 from tekso.framework.input.arrays import Arrays
 from tekso.framework.params import Params
 from tekso.framework.warm_start import WarmStart
@@ -115,6 +117,28 @@ def folder(tmp_path: Path) -> Path:
     for number, document in enumerate(written):
         (tmp_path / "my_text" / f"{number}.txt").write_text(document.read_text() * 4)
     return tmp_path
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A user's cache folder after the first plan, which measures the machine for about 100 s.
+
+    The speeds are made up. this_machine_test.py measures the machine.
+    """
+    folder = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(folder))
+        this_machine.stored("machine", speeds, this_machine._of_record, cost="none")
+    return folder
+
+
+def speeds() -> dict[str, Any]:
+    """Returns the record of a machine that does 1e9 of anything in a second."""
+    names = [field.name for field in dataclasses.fields(this_machine.MachineSpeed)]
+    one = {name: 1e-6 if name in this_machine.STARTS else 1e9 for name in names}
+    one |= {name: [(1.0, 1e9)] for name in this_machine.POINTS}
+    kinds = ("side_by_side", "alone", "alone_cpu")
+    return {**dict.fromkeys(this_machine.OF_STEP, 1e-6), **dict.fromkeys(kinds, one)}
 
 
 @pytest.mark.parametrize("command", ALL, ids=lambda command: command.place)
@@ -258,7 +282,7 @@ def test_python_that_is_no_file_works(document: Path, code: str, tmp_path: Path)
     [path for path in DOCUMENTS if any(commands(path))],
     ids=lambda path: str(path.relative_to(ROOT)),
 )
-def test_commands_of_a_document_work(document: Path, folder: Path) -> None:
+def test_commands_of_a_document_work(document: Path, folder: Path, cache: Path) -> None:
     for _, lines in blocks(document, "python"):
         if lines and (name := FILE.fullmatch(lines[0])):
             file = folder / name[1]
@@ -271,6 +295,8 @@ def test_commands_of_a_document_work(document: Path, folder: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if "MAKE" not in name}
     path = [str(folder / ".venv" / "bin"), sysconfig.get_path("scripts"), os.environ["PATH"]]
     environment["PATH"] = os.pathsep.join(path)
+    environment["XDG_CACHE_HOME"] = str(cache)
+    environment |= processes.GRAPH_OPTIMIZER_OFF
     environment["XLA_FLAGS"] = "--xla_backend_optimization_level=0"  # compiles sooner
     steps: dict[str, int] = {}  # that were trained, by logdir
     for command in commands(document):

@@ -11,12 +11,16 @@ The fork runs the program as `python` would, with its own `sys.argv`, `sys.path`
 files. Uncaught errors, `sys.exit` and `atexit` work as usual. Environment variables that TensorFlow
 reads during its import (TF_CPP_MIN_LOG_LEVEL, TF_ENABLE_ONEDNN_OPTS) have the values of the server.
 Use `subprocess` for a program that needs other values, or whose imports are tested.
+
+With `GRAPH_OPTIMIZER_OFF` in its environment, a program runs without TensorFlow's graph optimizer,
+which takes longer than a few steps of a small model.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -34,6 +38,9 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 DEFAULT_TIMEOUT_S = 600
+
+GRAPH_OPTIMIZER_OFF = {"TEKSO_TESTS_GRAPH_OPTIMIZER": "off"}
+"""Variables of the environment of a program that tests no numbers of an optimized graph."""
 
 MODULES = (
     "matplotlib.backends.backend_agg",
@@ -372,6 +379,10 @@ def _become(request: dict[str, Any]) -> None:
     for name in set(os.environ) - set(request["env"]):
         del os.environ[name]
     os.environ.update(request["env"])
+    if GRAPH_OPTIMIZER_OFF.items() <= request["env"].items():
+        import tensorflow as tf
+
+        tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     # Set sys.path from PYTHONPATH and the command, as `python` does; keep the rest of the server.
     added = [path for path in request["env"].get("PYTHONPATH", "").split(os.pathsep) if path]
     kept = [path for path in sys.path[1:] if path not in added]
@@ -392,6 +403,15 @@ def _become(request: dict[str, Any]) -> None:
         runpy.run_path(program, run_name="__main__")
 
 
+def collect_less() -> None:
+    """Collects garbage rarely in this process and its forks.
+
+    Tracing creates many objects that stay. With Python's thresholds, searching them for garbage
+    takes a tenth of the time of a short training.
+    """
+    gc.set_threshold(50_000, 5, 5)
+
+
 def _serve_and_become(parent: str, listener: str) -> None:
     from tekso.framework.run import quiet_tensorflow
 
@@ -399,6 +419,7 @@ def _serve_and_become(parent: str, listener: str) -> None:
     with quiet_tensorflow.without_collecting():  # a collection in a fork would copy all pages
         for module in MODULES:
             importlib.import_module(module)
+    collect_less()
     _become(_serve(socket.socket(fileno=int(parent)), socket.socket(fileno=int(listener))))
 
 

@@ -39,6 +39,16 @@ def test_a_program_has_its_arguments_input_folder_environment_and_exit_code(
     assert "ZeroDivisionError" in processes.run(["-c", "1 / 0"]).stderr
 
 
+def test_the_graph_optimizer_is_off_in_programs_that_ask_for_it() -> None:
+    code = (
+        "import tensorflow as tf;"
+        "print(tf.config.optimizer.get_experimental_options()['disable_meta_optimizer'])"
+    )
+    assert processes.run(["-c", code]).stdout == "False\n"
+    env = {**os.environ, **processes.GRAPH_OPTIMIZER_OFF}
+    assert processes.run(["-c", code], env=env).stdout == "True\n"
+
+
 def test_a_program_that_lasts_too_long_is_killed_and_its_last_words_reported() -> None:
     with pytest.raises(subprocess.TimeoutExpired) as error:
         processes.run(["-c", FOREVER], timeout=1.0)

@@ -38,8 +38,8 @@ def test_files_and_samples_on_standard_input_have_the_same_transcript(tmp_path: 
         "task.model.encoder=tekso.models.conformer:Conformer", "task.model.encoder.dim=8",
         "task.model.encoder.num_layers=1", "task.model.encoder.chunk_frames=2", CAUSAL,
         "task.model.encoder.block.num_heads=2", "task.model.normalize=None",
-        "input.bounds_s=[0.5]", "input.max_seconds=1.0", "input.max_labels=40",
-        "run.decode_at_end=False",
+        "input.bounds_s=[1.0]", "input.max_seconds=1.0", "input.max_labels=40",
+        "run.decode_at_end=False", "execution.towers=1", "execution.xla=none",
     )  # fmt: skip
     flags = [f"--set={setting}" for setting in settings]
     run(

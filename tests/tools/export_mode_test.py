@@ -29,6 +29,7 @@ SETTINGS = [
     "input.files=a.txt",
     "learner.ema_decay=0.5",
     "run.decode_at_end=false",
+    "execution.towers=1",
     "execution.xla=none",  # to compile would take longer than all the rest
 ]
 

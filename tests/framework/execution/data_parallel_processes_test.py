@@ -25,7 +25,11 @@ pytestmark = pytest.mark.slow
 
 # 60 tokens make 9 examples of 6: the pass has three batches of 3. 3 does not divide over 2
 # processes, and of 4, one has no example.
-SETTINGS = ["--set=eval_inputs.dev.batch_size=3", "--set=execution.xla=none"]
+SETTINGS = [
+    "--set=eval_inputs.dev.batch_size=3",
+    "--set=execution.xla=none",
+    "--set=task.model.stack.num_layers=1",
+]
 
 
 @pytest.fixture(scope="module")

@@ -33,6 +33,8 @@ TWO_DEVICES = ["--cpu_devices", "2", "--accumulation", "2", "--execution", '{"xl
 BATCH_NORM = '{"block.batch_norm": true}'
 # Where another test evaluates with as many devices or towers, as they do in each accumulation.
 NO_EVALUATION = "--no_evaluation"
+# Where another test has TensorFlow's graph optimizer on, which takes longer than the steps.
+UNOPTIMIZED = "--unoptimized"
 # LLVM takes longer to optimize than the steps take.
 XLA_FLAGS = {"XLA_FLAGS": "--xla_backend_optimization_level=0"}
 
@@ -84,8 +86,8 @@ def assert_same_run(run: dict[str, Any], reference: dict[str, Any]) -> None:
             ["--execution", '{"towers": 2, "xla": "clusters"}'],
             TWO_DEVICES,
             ["--execution", '{"towers": 2, "xla": "step"}'],
-            ["--execution", '{"towers": 1}', "--accumulation", "4", NO_EVALUATION],
-            ["--cpu_devices", "4", "--execution", '{"xla": "none"}'],
+            ["--execution", '{"towers": 1}', "--accumulation", "4", NO_EVALUATION, UNOPTIMIZED],
+            ["--cpu_devices", "4", "--execution", '{"xla": "none"}', UNOPTIMIZED],
         ],
         quick=[
             ["--execution", '{"towers": 2, "xla": "clusters"}'],
@@ -108,12 +110,12 @@ def test_steps_equal_those_of_one_device_with_dropout_padding_and_auxiliary_loss
         *sample(
             [
                 [
-                    *(2, "--accumulation", "2", NO_EVALUATION),
+                    *(2, "--accumulation", "2", NO_EVALUATION, UNOPTIMIZED),
                     *("--execution", '{"towers": 2, "xla": "clusters"}'),
                 ],
                 [2, "--execution", '{"towers": 1, "xla": "none"}'],
                 [2, "--execution", '{"xla": "step"}'],
-                [2, "--task", BATCH_NORM, NO_EVALUATION],
+                [2, "--task", BATCH_NORM, NO_EVALUATION, UNOPTIMIZED],
             ],
             quick=[[2, "--execution", '{"towers": 1, "xla": "none"}']],
         ),
@@ -143,7 +145,8 @@ def test_processes_that_do_not_divide_the_batch_are_refused_with_numbers_that_do
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["repeated_translation"])
 def test_models_of_pairs_equal_one_device(model: str) -> None:
-    common = ["--execution", '{"towers": 1, "xla": "none"}', "--model", model, "--unoptimized"]
+    common = ["--execution", '{"towers": 1, "xla": "none"}', "--model", model]
+    common += [UNOPTIMIZED, NO_EVALUATION]
     alone = steps(*common)
     spread = steps("--cpu_devices", "2", *common)
     assert spread["first"] == alone["first"]
@@ -170,7 +173,7 @@ def test_batch_statistics_are_those_of_the_global_batch(arguments: list[str]) ->
 
 @pytest.mark.slow
 def test_repeated_rematerialised_stack_equals_the_unrolled_one() -> None:
-    run = steps("--task", '{"repeated": true, "rematerialize": true}')
+    run = steps("--task", '{"repeated": true, "rematerialize": true}', UNOPTIMIZED)
     reference = one_device()
     unstacked = {}
     for path, value in run["weights"].items():
@@ -232,11 +235,11 @@ def test_batch_statistics_of_several_devices_are_refused_inside_of_a_loop_or_a_c
     "arguments",
     sample(
         [
-            TWO_DEVICES,
+            [*TWO_DEVICES, UNOPTIMIZED],
             ["--execution", '{"towers": 2, "xla": "clusters"}'],
             ["--execution", '{"towers": 2, "xla": "step"}'],
         ],
-        quick=[TWO_DEVICES],
+        quick=[[*TWO_DEVICES, UNOPTIMIZED]],
     ),
     ids=" ".join,
 )
@@ -249,7 +252,9 @@ def test_steps_in_one_call_are_the_same_to_the_last_bit(arguments: list[str]) ->
 
 @pytest.mark.slow
 def test_replicas_and_towers_share_no_compiled_cluster() -> None:
-    run = steps("--cpu_devices", "2", "--execution", '{"towers": 2, "xla": "clusters"}')
+    run = steps(
+        "--cpu_devices", "2", "--execution", '{"towers": 2, "xla": "clusters"}', UNOPTIMIZED
+    )
     in_training = [[replica, tower] for replica in range(2) for tower in range(2)]
     evaluated = [("eval", *pair) for pair in in_training]
     updated = [("update", replica) for replica in range(2)]

@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import numpy as np
 from small_models import batch, language_model, layer
 
-from tekso.framework.execution import DataParallel, MeshSharded, Pipelined, shards
+from tekso.framework.execution import DataParallel, MeshSharded, Pipelined, devices, shards
 from tekso.framework.execution.base import signature_of
 from tekso.framework.learner import Learner
 from tekso.framework.optimizers.sgd import Momentum
@@ -45,6 +45,7 @@ def run(folder: str, leg: dict[str, Any]) -> list[float]:
     """Goes on from the newest checkpoint of the folder; returns the losses."""
     execution = EXECUTIONS[leg["execution"]].Params().set(leg["params"]).instantiate()
     execution.setup_devices(cpu_devices=leg.get("cpu_devices"))
+    devices.set_graph_optimizer(False)  # it takes longer than the steps
     task = language_model(RepeatedStack.Params(num_layers=3, layer=layer())).instantiate()
     learner = Learner.Params(
         optimizer=Momentum.Params(),

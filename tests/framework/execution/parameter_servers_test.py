@@ -124,7 +124,7 @@ def test_a_supervised_run_continues_by_itself_when_its_lost_server_is_back(
     package = tmp_path / "package"
     package.mkdir()
     args = ["--model=ending.experiments.Small", "--deterministic", "--set=execution.xla=none"]
-    args += ["--set=execution.towers=1"]
+    args += ["--set=execution.towers=1", "--set=task.model.stack.num_layers=1"]
     alone, logdir = tmp_path / "alone", tmp_path / "run"
     clusters.write_package(package)
     one = clusters.Trainer(package, *args, f"--logdir={alone}")

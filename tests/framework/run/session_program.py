@@ -17,7 +17,7 @@ from tekso.framework.theta import flatten
 
 SETTINGS = {
     "input.batch_size": 4,
-    "*.num_layers": 2,
+    "*.num_layers": 1,
     "run.steps": 2,
     "learner.ema_decay": 0.5,
     "execution.xla": "none",

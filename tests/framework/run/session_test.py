@@ -12,7 +12,7 @@ from typing import Any
 import processes
 import pytest
 
-SETTINGS = ("input.batch_size=4", "*.num_layers=2", "learner.ema_decay=0.5", "execution.xla=none")
+SETTINGS = ("input.batch_size=4", "*.num_layers=1", "learner.ema_decay=0.5", "execution.xla=none")
 PROGRAM = Path(__file__).with_name("session_program.py")
 
 

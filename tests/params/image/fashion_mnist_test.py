@@ -14,7 +14,7 @@ from idx_files import idx
 SMALL = (
     "--set", "input.source.num_dev=10", "--set", "input.batch_size=8",
     "--set", "eval_inputs.dev.batch_size=10", "--set", "eval_inputs.test.batch_size=10",
-    "--set", "task.model.width=4",
+    "--set", "task.model.width=4", "--set", "execution.towers=1", "--set", "execution.xla=none",
 )  # fmt: skip
 
 

@@ -18,6 +18,7 @@ SMALL = {
     "input.batch_size": "4",
     "task.model.width": "4",
     "task.model.num_scales": "2",
+    "execution.towers": "1",
     "execution.xla": "none",
 }
 
@@ -75,6 +76,7 @@ def test_volumes_are_trained_on_scored_and_segmented(tmp_path: Path) -> None:
         "--set=input.source.folder=volumes", "--set=input.source.classes=['background', 'cube']",
         "--set=input.channels=1", "--set=input.volume_shape=[4, 8, 8]", "--set=task.num_classes=2",
         "--set=task.model.width=2", "--set=task.model.num_scales=2", "--set=execution.xla=none",
+        "--set=execution.towers=1",
     ]  # fmt: skip
     done = processes.run(command, cwd=tmp_path, merge=True)
     assert done.returncode == 0, done.stdout[-3000:]

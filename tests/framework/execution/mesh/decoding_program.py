@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from tekso.framework.execution import DataParallel, MeshSharded
+from tekso.framework.execution import DataParallel, MeshSharded, devices
 from tekso.framework.execution.base import signature_of
 from tekso.framework.learner import Learner
 from tekso.framework.optimizers.sgd import SGD
@@ -53,6 +53,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     else:
         execution = MeshSharded.Params(decode_on="mesh").set(job["execution"]).instantiate()
     execution.setup_devices()
+    devices.set_graph_optimizer(False)  # it takes longer than the calls
     task = MODELS[model]().instantiate()
     learner = Learner.Params(optimizer=SGD.Params(), schedule=Constant.Params(value=0.1))
     given = batch(model, 0)

@@ -60,6 +60,7 @@ def test_float64_equals_one_device_and_schedules_give_the_same_bits() -> None:
         "skipping",
         *(pipeline(3, 4, name, "none") for name in ("gpipe", "1f1b")),
         size=40,
+        optimized=False,
     )
     for one in piped:
         check(alone, one, within=1e-12)
@@ -95,14 +96,10 @@ def matrix(*values: Any) -> Any:
 @pytest.mark.parametrize(
     ("model", "pipelines"),
     [
-        (
-            "deep",
-            [pipeline(2, 2, "interleaved_1f1b", "all", num_replicas=2)],
-        ),
         ("repeated", [pipeline(3, 4, "zero_bubble_h1", "all")]),
         ("moe", [pipeline(2, 4, "interleaved_1f1b", "all")]),
         ("adapted", [pipeline(2, 4, "1f1b", "all")]),
-        ("untied", [pipeline(2, 4, "zero_bubble_h1", "except_last")]),
+        ("untied", [pipeline(2, 2, "interleaved_1f1b", "all", num_replicas=2)]),
         ("sampled", [pipeline(2, 4, "1f1b", "none")]),
         ("remat", [pipeline(2, 2, "1f1b", "none", xla="clusters")]),
         ("lstm", [pipeline(4, 8, "zero_bubble_h1", "none")]),
@@ -110,14 +107,16 @@ def matrix(*values: Any) -> Any:
         ("repeated_translation", [pipeline(3, 2, "zero_bubble_h1", "none")]),
         ("prefix", [pipeline(3, 4, "1f1b", "except_last")]),
         ("pairs", [pipeline(7, 2, "1f1b", "none")]),
-        # As "adapted" and "moe" together, and as "pairs" with another decoder.
+        # As "untied" with more layers, as "adapted" and "moe" together, and as "pairs" with another
+        # decoder.
+        matrix("deep", [pipeline(2, 2, "interleaved_1f1b", "all", num_replicas=2)]),
         matrix("adapted_experts", [pipeline(3, 4, "1f1b", "none")]),
         matrix("pairs_luong", [pipeline(3, 2, "1f1b", "except_last")]),
     ],
     ids=lambda v: v if isinstance(v, str) else "",
 )
 def test_language_models(model: str, pipelines: list[Any]) -> None:
-    # TensorFlow's graph optimizer, a tenth of the time, is on in the tests of float64.
+    # TensorFlow's graph optimizer, a tenth of the time, is on in the slow test of float64.
     alone, *piped = run(model, *pipelines, optimized=False, evaluate=model in EVALUATED)
     for one in piped:
         check(alone, one)
@@ -126,7 +125,9 @@ def test_language_models(model: str, pipelines: list[Any]) -> None:
 @pytest.mark.slow
 def test_accumulated_parts_add_up() -> None:
     # A later batch is divided into as many parts as it allows: 2, 2 of another size, 1.
-    alone, piped = run("dense", pipeline(2, 2, "1f1b", "none"), accumulation=2, sizes=[8, 6, 5])
+    alone, piped = run(
+        "dense", pipeline(2, 2, "1f1b", "none"), accumulation=2, sizes=[8, 6, 5], optimized=False
+    )
     check(alone, piped)
 
 

@@ -9,12 +9,12 @@ import processes
 import pytest
 
 
-def trained(model: str, logdir: Path) -> dict[str, float]:
+def trained(model: str, logdir: Path, *more: str) -> dict[str, float]:
     """Returns the figures of two steps and an evaluation."""
     command = ["-m", "tekso.tools.trainer", f"--model={model}", "--steps=2"]
     command += [f"--logdir={logdir}", "--set=task.decode=None"]
     command += ["--set=eval_inputs.dev.max_batches=1", "--set=task.model.stack.num_layers=2"]
-    done = processes.run(command)
+    done = processes.run([*command, *more])
     assert done.returncode == 0, done.stderr[-3000:]
     lines = (logdir / "metrics.jsonl").read_text().splitlines()
     records = [json.loads(line) for line in lines]
@@ -28,7 +28,8 @@ def trained(model: str, logdir: Path) -> dict[str, float]:
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
-    return trained("lm.python_source.Tiny", tmp_path_factory.mktemp("alone"))
+    one_device = ("--set=execution.towers=1", "--set=execution.xla=none")
+    return trained("lm.python_source.Tiny", tmp_path_factory.mktemp("alone"), *one_device)
 
 
 @pytest.mark.slow

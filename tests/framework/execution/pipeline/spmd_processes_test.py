@@ -89,6 +89,7 @@ def test_two_processes_train_as_one(tmp_path: Path) -> None:
         for process in both:
             process.kill()
     plain = ["--execution=data_parallel", "--cpu_devices=1"]
+    plain += ["--set=execution.towers=1", "--set=execution.xla=none"]
     alone = trainer(tmp_path, "alone", *plain)
     error = alone.communicate(timeout=500)[1]
     assert alone.returncode == 0, error

@@ -37,11 +37,14 @@ def pipeline(stages: int, micro_batches: int, **more: Any) -> dict[str, Any]:
     return {"execution": "spmd_pipelined", **sizes, **more}
 
 
+# TensorFlow's graph optimizer is on in the test of a mask, which is quick.
+
+
 @pytest.mark.slow
 def test_stages_and_micro_batches_change_nothing() -> None:
     sizes = [12, 6, 7]  # 2 accumulation steps, 2 of another size, 1 that is not a pipeline
     execution = pipeline(4, 2, rematerialize="all")
-    alone, piped = run("stacked", execution, sizes=sizes, size=12, accumulation=2)
+    alone, piped = run("stacked", execution, sizes=sizes, size=12, accumulation=2, optimized=False)
     check(alone, piped)
 
 
@@ -49,14 +52,16 @@ def test_stages_and_micro_batches_change_nothing() -> None:
 def test_experts_in_the_stack_and_parts_of_a_batch() -> None:
     # Without rematerialization, the gradients of sums are those of tensors outside of the loop.
     pipelines = (pipeline(2, 2, rematerialize=which) for which in ("all", "none"))
-    alone, *piped = run("stacked_moe", *pipelines, size=16, accumulation=2)
+    alone, *piped = run("stacked_moe", *pipelines, size=16, accumulation=2, optimized=False)
     for one in piped:
         check(alone, one)
 
 
 @pytest.mark.slow
 def test_what_layers_read_besides_goes_with_its_micro_batch() -> None:
-    alone, piped = run("stacked", pipeline(2, 2, num_replicas=2), size=16, packed=True)
+    alone, piped = run(
+        "stacked", pipeline(2, 2, num_replicas=2), size=16, packed=True, optimized=False
+    )
     check(alone, piped)
 
 
@@ -73,19 +78,19 @@ def test_a_mask_of_minus_infinity_is_fine_and_a_step_that_is_not_finite_is_skipp
 @pytest.mark.slow
 def test_a_convolution_before_the_stack() -> None:
     # DTensor compiles its gradient only if the shape of the images is a constant.
-    alone, piped = run("stacked_images", pipeline(1, 2), size=4)
+    alone, piped = run("stacked_images", pipeline(1, 2), size=4, optimized=False)
     check(alone, piped)
 
 
 @pytest.mark.slow
 def test_padding_of_the_vocabulary_is_a_constant_in_the_loop() -> None:
-    alone, piped = run("padded_vocab", pipeline(1, 2), size=8, steps=2)
+    alone, piped = run("padded_vocab", pipeline(1, 2), size=8, optimized=False)
     check(alone, piped)
 
 
 @pytest.mark.slow
 def test_a_rematerialized_layer_may_collect_constants() -> None:
-    alone, piped = run("rematerialized_moe", pipeline(1, 2), size=8, steps=2)
+    alone, piped = run("rematerialized_moe", pipeline(1, 2), size=8, optimized=False)
     check(alone, piped)
 
 
