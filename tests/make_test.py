@@ -58,23 +58,36 @@ def installed(checkout: Path) -> Path:
 
 
 def fake_python(path: Path, checkout: Path) -> Path:
-    """A Python whose environments are empty, with a pip that only writes down its arguments."""
+    """A Python whose environments are empty, with a pip that only writes down its arguments.
+
+    Of what pip installs there is only a `tekso-trainer`, which writes down its arguments, too. The
+    pip fails if the file `no_<last argument>` exists; `tekso-trainer`, if `no_start` does.
+    """
     log = checkout / "pip.log"
     return executable(
         path,
         f"""
 if [ "$1 $2" = "-m venv" ]; then
     "{sys.executable}" -m venv --without-pip "$3" || exit 1
-    mv "$3/bin/python" "$3/bin/real" && cat > "$3/bin/python" <<'END'
+    [ -e "$3/bin/real" ] || mv "$3/bin/python" "$3/bin/real"
+    rm -f "$3/bin/python"  # else a link, and written to what it points to
+    cat > "$3/bin/python" <<'END'
 #!/bin/sh
 if [ "$1 $2" = "-m pip" ]; then
     shift 2; echo "$*" >> "{log}"
     if [ "$1" = check ]; then cat "{checkout}/problems" 2>/dev/null && exit 1; fi
+    for last in "$@"; do :; done
+    if [ -e "{checkout}/no_$last" ]; then echo "no $last"; exit 1; fi
     exit 0
 fi
 exec "$(dirname "$0")/real" "$@"
 END
-    chmod +x "$3/bin/python"
+    cat > "$3/bin/tekso-trainer" <<'END'
+#!/bin/sh
+echo "tekso-trainer $*" >> "{log}"
+if [ -e "{checkout}/no_start" ]; then echo "no start" >&2; exit 1; fi
+END
+    chmod +x "$3/bin/python" "$3/bin/tekso-trainer"
 else
     exec "{sys.executable}" "$@"
 fi
@@ -212,13 +225,68 @@ def test_install_makes_a_venv(checkout: Path, tmp_path: Path) -> None:
     executable(tmp_path / "bin" / "nvidia-smi", "exit 9\n")
     result = run(checkout, "make", "install", path=tmp_path / "bin")
     assert result.returncode == 0, result.stdout
-    tensorflow, tekso, check = (checkout / "pip.log").read_text().splitlines()
+    pip, tensorflow, tekso, check, start = (checkout / "pip.log").read_text().splitlines()
+    assert pip.endswith("--upgrade pip")
     assert "tensorflow" in tensorflow.split()[-1]
     assert tekso.endswith("--editable .[test]")
     assert check == "check"
+    assert start.startswith("tekso-trainer --list")
     again = run(checkout, "make", "install", path=tmp_path / "bin")
     assert again.returncode == 0
-    assert len((checkout / "pip.log").read_text().splitlines()) == 3  # nothing is installed again
+    assert len((checkout / "pip.log").read_text().splitlines()) == 5  # nothing is installed again
+
+
+def test_install_goes_on_with_the_pip_that_there_is(checkout: Path, tmp_path: Path) -> None:
+    fake_python(tmp_path / "bin" / "python3.11", checkout)
+    (checkout / "no_pip").touch()
+    result = run(checkout, "make", "install", path=tmp_path / "bin")
+    assert result.returncode == 0, result.stdout
+    assert "pip could not be upgraded" in result.stdout
+    assert "--editable .[test]" in (checkout / "pip.log").read_text()
+
+
+@pytest.mark.parametrize(("missing", "message"), [(".[test]", "no .[test]"), ("start", "no start")])
+def test_install_that_fails_is_repeated(
+    checkout: Path, tmp_path: Path, missing: str, message: str
+) -> None:
+    fake_python(tmp_path / "bin" / "python3.11", checkout)
+    (checkout / f"no_{missing}").touch()
+    result = run(checkout, "make", "install", path=tmp_path / "bin")
+    assert result.returncode != 0
+    assert message in result.stdout
+    assert not (checkout / ".venv" / ".installed").exists()
+    (checkout / f"no_{missing}").unlink()
+    assert run(checkout, "make", "install", path=tmp_path / "bin").returncode == 0
+    assert (checkout / ".venv" / ".installed").exists()
+
+
+def test_install_that_was_interrupted_starts_from_the_beginning(
+    checkout: Path, tmp_path: Path
+) -> None:
+    fake_python(tmp_path / "bin" / "python3.11", checkout)
+    (checkout / "no_.[test]").touch()
+    assert run(checkout, "make", "install", path=tmp_path / "bin").returncode != 0
+    package = checkout / ".venv" / "lib" / "python3.11" / "site-packages" / "tensorflow"
+    package.mkdir()
+    (package / "__init__.py").touch()  # without the rest of TensorFlow
+    (checkout / "no_.[test]").unlink()
+    result = run(checkout, "make", "install", path=tmp_path / "bin")
+    assert result.returncode == 0, result.stdout
+    assert "Installing tensorflow" in result.stdout
+    assert not package.exists()
+
+
+def test_install_again_keeps_what_is_installed(checkout: Path, tmp_path: Path) -> None:
+    fake_python(tmp_path / "bin" / "python3.11", checkout)
+    assert run(checkout, "make", "install", path=tmp_path / "bin").returncode == 0
+    package = checkout / ".venv" / "lib" / "python3.11" / "site-packages" / "tensorflow"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    result = run(checkout, "make", "--always-make", "install", path=tmp_path / "bin")
+    assert result.returncode == 0, result.stdout
+    assert "Installing Tekso" in result.stdout
+    assert "Installing tensorflow" not in result.stdout
+    assert package.exists()
 
 
 @pytest.mark.skipif(
@@ -239,7 +307,7 @@ def test_install_takes_the_tensorflow_for_the_machine(
     executable(tmp_path / "bin" / "nvidia-smi", nvidia_smi + "\n")
     result = run(checkout, "make", "install", path=tmp_path / "bin")
     assert f"Installing {requirement} in .venv: " in result.stdout
-    assert (checkout / "pip.log").read_text().splitlines()[0].split()[-1] == requirement
+    assert (checkout / "pip.log").read_text().splitlines()[1].split()[-1] == requirement
 
 
 def test_install_falls_back_to_python3(checkout: Path, tmp_path: Path) -> None:
