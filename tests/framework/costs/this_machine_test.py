@@ -240,10 +240,33 @@ def test_an_op_whose_inputs_are_ready_early_frees_them_early() -> None:
         large = tf.matmul(x, x)
         first = tf.reduce_sum(large)
         later = tf.matmul(tf.matmul(tf.matmul(y, y), y), y)
-        return first + tf.reduce_sum(later) * tf.reduce_sum(large, keepdims=False)
+        return first + tf.reduce_sum(later) * tf.reduce_max(large)
 
     found = graph_memory.peak_bytes(graph(function, [100, 100], [60, 60]))
     assert found == 40000 + 14400 + 2 * 4  # without the second product: the large one is freed
+
+
+def test_equal_ops_are_one_tensor_as_tensorflow_measures() -> None:
+    """As in the gradient of batch normalization, which subtracts the mean twice."""
+
+    def function(x: tf.Tensor, y: tf.Tensor) -> Any:
+        product = tf.matmul(x, x)
+        first, again = product - y, tf.identity(product) - y
+        total = tf.reduce_sum(tf.matmul(product, product))
+        results = (first * total, again * (total + 1.0), product * total)
+        return [tf.reduce_sum(result) for result in results]
+
+    run = tf.function(function, autograph=False)
+    x, y = tf.ones([512, 512]), tf.ones([512, 512])
+    run(x, y)
+    before = tf.config.experimental.get_memory_info("CPU:0")["current"]
+    tf.config.experimental.reset_memory_stats("CPU:0")
+    run(x, y)
+    measured = tf.config.experimental.get_memory_info("CPU:0")["peak"] - before
+    found = graph_memory.peak_bytes(graph(function, [512, 512], [512, 512]))
+    # The product, one difference and the second product; with both differences 4 MiB.
+    assert found == pytest.approx(3 * 4 * 512 * 512, rel=0.01)
+    assert found == pytest.approx(measured, rel=0.01)
 
 
 def test_ops_that_do_not_depend_on_each_other_run_on_several_cores() -> None:
