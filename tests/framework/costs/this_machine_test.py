@@ -6,9 +6,7 @@ import dataclasses
 import json
 import math
 import os
-import subprocess
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,10 +18,13 @@ from tekso.framework.costs import (
     graph_time,
     graph_work,
     machine_probes,
+    reference_work,
+    stored_speeds,
     this_machine,
 )
 from tekso.framework.costs.graph_clusters import CompiledCluster
 from tekso.framework.costs.machine_probes import Probes
+from tekso.framework.costs.reference_work import Reference
 from tekso.framework.costs.this_machine import MachineSpeed, ThisMachine, rate
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.run import step_probes
@@ -363,23 +364,23 @@ def test_a_loop_keeps_what_its_gradient_needs_and_an_unchanged_weight_once() -> 
     assert found == pytest.approx(measured, rel=0.25)
 
 
-def test_the_speed_is_measured_once_and_a_damaged_cache_is_written_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_the_speed_is_that_of_three_programs_and_is_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    calls: list[Any] = []
+    calls: list[str] = []
 
-    def run(command: Any, **_: Any) -> Any:
-        calls.append(command)
-        code = int(len(calls) > 6)
+    def run(module: str, *args: str) -> Any:
+        calls.append(module)
         speed = {k: v for k, v in dataclasses.asdict(SPEED).items() if k not in OF_REAL_STEPS}
-        if "step_probes" in command[-1]:
-            text = json.dumps(STARTS)
-        else:
-            text = json.dumps({"cpu": speed, "elapsed": {**speed, "op_s": 9.0}})
-        return SimpleNamespace(returncode=code, stdout=f"a line\n{text}\n", stderr="why\n")
+        if "step_probes" in module:
+            return STARTS
+        return json.loads(json.dumps({"cpu": speed, "elapsed": {**speed, "op_s": 9.0}}))
 
-    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(stored_speeds, "printed_by", run)
+    monkeypatch.setattr(stored_speeds, "_read", {})
+    monkeypatch.setattr(stored_speeds, "_reference", lambda: Reference(1.0, 1.0))
+    monkeypatch.setattr(reference_work, "measure", lambda: Reference(1.0, 1.0))
     measure = this_machine.measured.__wrapped__
     found = measure()
     assert found == measure() and len(calls) == 3
@@ -388,16 +389,6 @@ def test_the_speed_is_measured_once_and_a_damaged_cache_is_written_again(
     assert found.side_by_side == towers
     alone = dataclasses.replace(SPEED, op_s=9.0, **{k: STARTS[k] for k in OF_REAL_STEPS})
     assert found.alone == alone and found.alone_cpu == dataclasses.replace(alone, op_s=0.25)
-    (path,) = (tmp_path / "tekso").iterdir()
-    assert capsys.readouterr().err == (
-        "measuring the speed of this machine (up to 90 s of CPU time); the next plans read it from "
-        f"{path}\n"
-    )
-    path.write_text("{")
-    assert measure() == found and len(calls) == 6
-    path.unlink()
-    with pytest.raises(ExecutionError, match="could not be measured: why"):
-        measure()
     assert this_machine.find("cpu").name == "cpu"
     with pytest.raises(ExecutionError, match="did you mean this_machine"):
         this_machine.find("this_machin")
