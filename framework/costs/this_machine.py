@@ -148,7 +148,7 @@ def measured() -> ThisMachine:
     Raises:
       ExecutionError: the process of the probes ended with an error.
     """
-    return stored_speeds.stored("machine", _measure, _of_record, cost="up to 2 min of CPU time")
+    return stored_speeds.stored("machine", _measure, _of_record, cost="1 to 2 min")
 
 
 def _measure(run: stored_speeds.Run) -> dict[str, Any]:
