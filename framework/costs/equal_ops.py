@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -15,16 +15,48 @@ Same = Mapping[str, tf.Tensor]
 
 def same_memory(graph: Any) -> Same:
     """Returns the tensors of a graph by the names of all that share their memory."""
-    found: dict[str, tf.Tensor] = {}
+    return _found(graph)[0]
+
+
+class Merged(NamedTuple):
+    """The ops of a graph that TensorFlow merges with an earlier one.
+
+    Attributes:
+      ops: {name of an op: the earlier op that is equal}.
+    """
+
+    ops: Mapping[str, tf.Operation]
+
+    def op_name(self, op: tf.Operation) -> str:
+        """Returns the name of the op that runs for an op."""
+        return str(self.ops.get(op.name, op).name)
+
+    def name(self, tensor: tf.Tensor) -> str:
+        """Returns the name of the tensor that is computed for a tensor."""
+        op = self.ops.get(tensor.op.name)
+        return str(tensor.name if op is None else op.outputs[tensor.value_index].name)
+
+
+def merged(graph: Any) -> Merged:
+    """Returns the ops of a graph that are equal to an earlier one."""
+    return Merged(_found(graph)[1])
+
+
+def _found(graph: Any) -> tuple[Same, Mapping[str, tf.Operation]]:
+    """Returns {tensor: first one in the same memory} and {op: earlier one that is equal}."""
+    tensors: dict[str, tf.Tensor] = {}
     first: dict[Any, tf.Operation] = {}
+    ops: dict[str, tf.Operation] = {}
     for op in graph.get_operations():
-        given = [found.get(tensor.name, tensor) for tensor in op.inputs]
-        if op.type in SAME_MEMORY:
-            own = given[: len(op.outputs)]
-        else:
-            own = first.setdefault(kind(op, given), op).outputs
-        found.update({tensor.name: one for tensor, one in zip(op.outputs, own, strict=True)})
-    return found
+        given = [tensors.get(tensor.name, tensor) for tensor in op.inputs]
+        own = given[: len(op.outputs)]
+        if op.type not in SAME_MEMORY:
+            earlier = first.setdefault(kind(op, given), op)
+            own = earlier.outputs
+            if earlier is not op:
+                ops[op.name] = earlier
+        tensors.update({tensor.name: one for tensor, one in zip(op.outputs, own, strict=True)})
+    return tensors, ops
 
 
 def kind(op: tf.Operation, given: Sequence[tf.Tensor]) -> Any:

@@ -2,8 +2,8 @@
 
 Ops run in the order in which their inputs are ready, as TensorFlow runs them. A tensor is allocated
 by its op and freed after the last op that reads it. An elementwise op writes its output over an
-input that nothing else reads. The inputs and outputs of the graph are counted by the caller. The
-lists of a loop have an item per iteration.
+input that nothing else reads. Equal ops run once, because TensorFlow merges them. The inputs and
+outputs of the graph are counted by the caller. The lists of a loop have an item per iteration.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tekso.framework.costs import graph_work, op_kinds
+from tekso.framework.costs import equal_ops, graph_work, op_kinds
+from tekso.framework.costs.equal_ops import Merged
 from tekso.framework.costs.graph_clusters import CompiledCluster
 from tekso.framework.costs.graph_time import is_cluster, needed
 
@@ -50,33 +51,36 @@ def peak_bytes_of(
       outputs: tensors that are not freed.
       least: tensors of fewer bytes do not count.
     """
-    ops = _as_they_get_ready(list(ops))
+    merged = equal_ops.merged(graph)
+    ops = _as_they_get_ready([op for op in ops if op.name not in merged.ops], merged)
     root: dict[str, str] = {}  # tensor: the tensor whose memory it has
     readers: dict[str, int] = {}
     sizes: dict[str, float] = {}
     for op in ops:
         lists = _lists(op, least)
         for number, tensor in enumerate(op.outputs):
-            given = op.inputs[min(number, len(op.inputs) - 1)].name if len(op.inputs) else None
+            given = None
+            if len(op.inputs):
+                given = merged.name(op.inputs[min(number, len(op.inputs) - 1)])
             is_alias = op.type in _ALIASES or lists.get(number) == 0.0
             root[tensor.name] = root[given] if is_alias and given in root else tensor.name
             held = 0.0 if is_alias else float(graph_work.size(tensor) * (tensor.dtype.size or 0))
             held = held if held >= least else 0.0
             sizes.setdefault(root[tensor.name], lists.get(number) or held)
     for tensor in [*(t for op in ops for t in op.inputs), *outputs]:
-        name = root.get(tensor.name)
+        name = root.get(merged.name(tensor))
         if name is not None:
             readers[name] = readers.get(name, 0) + 1
     held = peak = 0.0
     for op in ops:
         own = [root[t.name] for t in op.outputs if root.get(t.name) == t.name]
         new = sum(sizes[name] for name in own)
-        reused = _reused(op, root, readers, sizes, new)
+        reused = _reused(op, merged, root, readers, sizes, new)
         inside = _inside_bytes(graph, op, new, least)
         peak = max(peak, held + new - reused + inside)
         held += new
         for tensor in op.inputs:
-            name = root.get(tensor.name)
+            name = root.get(merged.name(tensor))
             if name is None:
                 continue
             readers[name] -= 1
@@ -89,7 +93,7 @@ def peak_bytes_of(
     return peak
 
 
-def _as_they_get_ready(ops: list[Any]) -> list[Any]:
+def _as_they_get_ready(ops: list[Any], merged: Merged) -> list[Any]:
     """Returns ops in the order of TensorFlow's executor: first the one that was ready first.
 
     So an op of the backward pass that needs values of the forward pass only runs early.
@@ -98,7 +102,8 @@ def _as_they_get_ready(ops: list[Any]) -> list[Any]:
     waits: dict[str, int] = {}
     followers: dict[str, list[Any]] = {}
     for op in ops:
-        before = {t.op.name for t in op.inputs} | {o.name for o in op.control_inputs}
+        before = {merged.op_name(t.op) for t in op.inputs}
+        before |= {merged.op_name(o) for o in op.control_inputs}
         before &= names
         waits[op.name] = len(before)
         for name in before:
@@ -115,12 +120,12 @@ def _as_they_get_ready(ops: list[Any]) -> list[Any]:
     return found
 
 
-def _reused(op: Any, root: Any, readers: Any, sizes: Any, new: float) -> float:
+def _reused(op: Any, merged: Merged, root: Any, readers: Any, sizes: Any, new: float) -> float:
     """Returns the bytes of an input that the op overwrites with its output."""
     if len(op.outputs) != 1 or op.type in _NEW or graph_work.inside(op.graph, op)[1]:
         return 0.0
     for tensor in op.inputs:
-        name = root.get(tensor.name)
+        name = root.get(merged.name(tensor))
         if name is not None and readers.get(name) == 1 and sizes[name] == new:
             return new
     return 0.0

@@ -31,6 +31,8 @@ Seconds = npt.NDArray[np.float64]
 
 _RUN_S = 0.03  # CPU time of a measurement, for each copy
 _REPEATS = 3
+_MOST_REPEATS = 9  # if measurements differ
+_SCATTER = 0.05  # of two measurements that confirm each other
 _LEAST = 0.1  # least share of a call that its ops take, if other programs disturb a measurement
 _TIMES = 16  # repetitions of an op in a probe, so that the call of the function hardly counts
 _MANY_TIMES = 64  # the same for ops that do nothing
@@ -349,15 +351,35 @@ def _call_s() -> Seconds:
 def _mean(function: Any, inputs: Sequence[Any], *, least_s: float) -> Seconds:
     function(*inputs)  # traces and compiles
     function(*inputs)
-    best = np.full(2, np.inf)
-    for _ in range(_REPEATS):
+
+    def measure() -> Seconds:
         calls, start = 0, _now()
         while _now()[0] - start[0] < least_s:
             function(*inputs)
             calls += 1
-        best = np.minimum(best, (_now() - start) / calls)
+        return (_now() - start) / calls
+
+    best = _least(measure)
     # While a graph runs, a thread computes. If more time passes, other programs use the cores.
     return np.array([best[0], min(best)])
+
+
+def _least(measure: Callable[[], Seconds]) -> Seconds:
+    """Returns the least times of several measurements.
+
+    If one is much below all others, these were disturbed, and so it may be. Then there are more
+    measurements, until a second one confirms the least.
+    """
+    found: list[Seconds] = []
+    while len(found) < _REPEATS or (len(found) < _MOST_REPEATS and not _is_confirmed(found)):
+        found.append(measure())
+    best: Seconds = np.min(found, axis=0)
+    return best
+
+
+def _is_confirmed(found: Sequence[Seconds]) -> bool:
+    least, second = np.sort(found, axis=0)[:2]
+    return bool((second <= (1.0 + _SCATTER) * least).all())
 
 
 def _now() -> Seconds:

@@ -1,7 +1,7 @@
 """The measured speed of this machine, for estimates of the time of a step.
 
-    machine_probes (speeds of ops)              ─►  ThisMachine  ─►  cached by processor and version
-    step_probes (fixed costs of a real step)                         of TensorFlow
+    machine_probes (speeds of ops)              ─►  ThisMachine  ─►  stored_speeds.py
+    step_probes (fixed costs of a real step)
 
 The probes run as the ops of a step do: side by side on one thread per core, as towers do, which
 share caches and memory; and alone, with all threads for each op. `measured()` runs each kind in a
@@ -12,31 +12,18 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
-import json
-import os
-import platform
-import re
-import subprocess
-import sys
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
 import psutil
 
-from tekso.framework import files
-from tekso.framework.costs import device_types
+from tekso.framework.costs import device_types, stored_speeds
 from tekso.framework.costs.device_types import DeviceType
-from tekso.framework.execution.errors import ExecutionError
 
 THIS_MACHINE = "this_machine"
 
-_VERSION = 12
 _PROBES = "tekso.framework.costs.machine_probes"  # a program, which imports this module
 _STEP_PROBES = "tekso.framework.run.step_probes"  # the same
-T = TypeVar("T")
-_CPUINFO = Path("/proc/cpuinfo")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,45 +148,13 @@ def measured() -> ThisMachine:
     Raises:
       ExecutionError: the process of the probes ended with an error.
     """
-    return stored("machine", _measure, _of_record, cost="up to 90 s of CPU time")
+    return stored_speeds.stored("machine", _measure, _of_record, cost="1 to 2 min")
 
 
-def stored(name: str, measure: Callable[[], Any], read: Callable[[Any], T], *, cost: str) -> T:
-    """Returns what was measured on this machine before, from its file, or measures it.
-
-    A line on stderr says so before it measures.
-
-    Args:
-      name: beginning of the name of the file.
-      measure: returns what the file stores as JSON.
-      read: returns the result from that; a file for which it fails is written again.
-      cost: how long that takes, for the line.
-    """
-    path = _cache(name)
-    if path.exists():
-        try:
-            return read(json.loads(path.read_text()))
-        except (ValueError, TypeError, KeyError, AttributeError):
-            pass  # damaged: measure again
-    print(
-        f"measuring the speed of this machine ({cost}); the next plans read it from {path}",
-        file=sys.stderr,
-        flush=True,
-    )
-    record = measure()
-    found = read(record)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        files.write_atomically(str(path), json.dumps(record) + "\n")
-    except OSError:
-        pass  # it is measured again next time
-    return found
-
-
-def _measure() -> dict[str, Any]:
-    towers = printed_by(_PROBES, "side_by_side")
-    alone = printed_by(_PROBES, "alone")
-    step = printed_by(_STEP_PROBES)
+def _measure(run: stored_speeds.Run) -> dict[str, Any]:
+    towers = run(_PROBES, "side_by_side")
+    alone = run(_PROBES, "alone")
+    step = run(_STEP_PROBES)
     starts = {name: step[name] for name in STARTS}
     # A step of the probes runs each op on one thread. An op that uses all threads costs more to
     # start, which only the probes of `alone` show.
@@ -209,42 +164,6 @@ def _measure() -> dict[str, Any]:
         "alone": {**starts, **alone["elapsed"]},
         "alone_cpu": {**starts, **alone["cpu"]},
     }
-
-
-def printed_by(module: str, *args: str) -> Any:
-    """Returns the JSON that `main(*args)` of a module prints last, in a process of its own.
-
-    Raises:
-      ExecutionError: the process ended with an error.
-    """
-    program = [sys.executable, "-c", f"from {module} import main; main(*{args!r})"]
-    done = subprocess.run(
-        program, capture_output=True, text=True, check=False,
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"},
-    )  # fmt: skip
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or [""])[-1]
-        raise ExecutionError(f"the speed of this machine could not be measured: {last}")
-    return json.loads(done.stdout.strip().splitlines()[-1])
-
-
-def _cache(name: str) -> Path:
-    from importlib.metadata import PackageNotFoundError, version
-
-    found = ""
-    for package in ("tensorflow", "tensorflow-cpu"):
-        try:
-            found = version(package)
-        except PackageNotFoundError:
-            continue
-        break
-    try:
-        lines = re.findall(r"^(?:model name|flags)\s*:.*$", _CPUINFO.read_text(), re.MULTILINE)[:2]
-    except OSError:
-        lines = [platform.processor(), platform.machine()]
-    key = hashlib.sha256("\n".join([str(_VERSION), found, *lines]).encode()).hexdigest()[:16]
-    root = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return Path(root) / "tekso" / f"{name}_{key}.json"
 
 
 def _of_record(values: Any) -> ThisMachine:

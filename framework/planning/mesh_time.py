@@ -19,7 +19,7 @@ import functools
 import math
 from collections.abc import Mapping
 
-from tekso.framework.costs import this_machine
+from tekso.framework.costs import stored_speeds
 from tekso.framework.costs.this_machine import MachineSpeed
 from tekso.framework.planning.mesh_graphs import DeviceGraphs
 from tekso.framework.planning.step_time import StepTime
@@ -54,9 +54,9 @@ def measured_starts() -> Mapping[int, MeshStarts]:
     Raises:
       ExecutionError: a process of the probes ended with an error.
     """
-    return this_machine.stored(
+    return stored_speeds.stored(
         "mesh",
-        lambda: {str(n): this_machine.printed_by(_PROBES, str(n)) for n in MEASURED_DEVICES},
+        lambda run: {str(n): run(_PROBES, str(n)) for n in MEASURED_DEVICES},
         _of_record,
         cost="steps on meshes, about 30 s of CPU time",
     )

@@ -18,7 +18,7 @@ import dataclasses
 import functools
 import math
 
-from tekso.framework.costs import this_machine
+from tekso.framework.costs import stored_speeds
 from tekso.framework.costs.this_machine import MachineSpeed, rate
 from tekso.framework.execution.pipeline.actions import (
     BACKWARD,
@@ -64,9 +64,9 @@ def measured_starts() -> PipelineStarts:
     Raises:
       ExecutionError: the process of the probes ended with an error.
     """
-    return this_machine.stored(
+    return stored_speeds.stored(
         "pipeline",
-        lambda: this_machine.printed_by(_PROBES),
+        lambda run: run(_PROBES),
         _of_record,
         cost="calls of pipeline stages, about 10 s of CPU time",
     )

@@ -5,7 +5,6 @@ The layer computes next to nothing, so the CPU time of a step is that of starts.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -24,6 +23,7 @@ from tekso.framework.theta import Theta
 
 _EXAMPLES, _WIDTH = 64, 4
 _STEPS = 8
+_PAUSE_S = 2e-3  # before a step; about as long as a small batch takes to make
 
 
 def batch() -> dict[str, Any]:
@@ -39,27 +39,80 @@ def learner() -> Learner:
 
 
 def least_seconds(
-    calls: Sequence[Callable[[], Any]], *, warmup_steps: int, repeats: int, steps: int = _STEPS
+    calls: Sequence[Callable[[], Any]], *, warmup_steps: int, repeats: int
 ) -> list[float]:
     """Returns the least CPU time of each function; it hardly depends on other programs.
 
     Args:
       calls: the functions; a call is a step. They are measured in turns.
       warmup_steps: number of calls of each before it is measured.
-      repeats: number of measurements of each.
-      steps: number of calls between two readings of the clock.
+      repeats: number of turns.
     """
-    found = [math.inf] * len(calls)
+    _warm_up(calls, warmup_steps)
+    return [float(x) for x in _turns(calls, repeats, _STEPS).min(0)]
+
+
+def typical_seconds(
+    calls: Sequence[Callable[[], Any]],
+    *,
+    warmup_steps: int,
+    repeats: int,
+    pause: Callable[[], None] = lambda: time.sleep(_PAUSE_S),
+) -> list[float]:
+    """Returns the CPU time of a usual step of each function; see `of_turns`.
+
+    A pause precedes each step, as in training, where a step waits for its batch. TensorFlow's
+    threads fall asleep in it, so a small step takes longer than right after another one.
+
+    Args:
+      calls: the functions; a call is a step. They are measured in turns, step by step.
+      warmup_steps: number of calls of each before it is measured.
+      repeats: number of turns.
+      pause: waits before each step.
+    """
+    _warm_up(calls, warmup_steps)
+    return of_turns(_turns(calls, repeats, 1, pause))
+
+
+def of_turns(turns: Any) -> list[float]:
+    """Returns the time of each function: its median in the half of the turns that took least time.
+
+    On an idle machine, threads that wait for ops sometimes sleep and sometimes do not, so the least
+    time of a step is far below that of most steps. And the least times of several functions are
+    those of different moments, although they are subtracted from each other. The median leaves out
+    single steps that were disturbed; half of the turns are left out, because other programs may
+    have run in these.
+
+    Args:
+      turns: [turn, function], seconds.
+    """
+    count = (len(turns) + 1) // 2
+    quiet = turns[np.argsort(turns.sum(1), kind="stable")[:count]]
+    return [float(x) for x in np.median(quiet, axis=0)]
+
+
+def _warm_up(calls: Sequence[Callable[[], Any]], steps: int) -> None:
     for call in calls:
-        for _ in range(warmup_steps):
+        for _ in range(steps):
             call()
-    for _ in range(repeats):
+
+
+def _turns(
+    calls: Sequence[Callable[[], Any]],
+    repeats: int,
+    steps: int,
+    pause: Callable[[], None] = lambda: None,
+) -> Any:
+    """Returns [turn, function]: CPU time of a step, the mean of several steps."""
+    turns = np.zeros([repeats, len(calls)])
+    for turn in turns:
         for i, call in enumerate(calls):
+            pause()
             start = time.process_time()
             for _ in range(steps):
                 call()
-            found[i] = min(found[i], (time.process_time() - start) / steps)
-    return found
+            turn[i] = (time.process_time() - start) / steps
+    return turns
 
 
 class Products(Layer):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import textwrap
 from typing import Any
 
@@ -31,6 +32,7 @@ def record(plan: RunPlan) -> dict[str, Any]:
         "others": [_step_record(plan, step) for step in plan.others],
         "rejected": dict(plan.rejected),
         "not_ranked": dict(plan.not_ranked),
+        "machine": dataclasses.asdict(plan.condition),
         "checkpoint_bytes": plan.checkpoint_bytes,
         "checkpoints": plan.checkpoints,
         "existing_checkpoints": plan.existing_checkpoints,
@@ -79,6 +81,8 @@ def text(plan: RunPlan, *, width: int | None = None) -> str:
             lines += textwrap.wrap(_PIPELINES, prose)
     for name, why in [*plan.rejected.items(), *plan.not_ranked.items()]:
         lines += textwrap.wrap(f"{name}: {why}", prose, subsequent_indent="    ")
+    if condition := plan.condition.text():
+        lines += ["", *textwrap.wrap(f"machine     {condition}", prose, subsequent_indent=" " * 12)]
     lines.append("")
     for problem in plan.problems or ["no problems were found"]:
         whole = f"problem: {problem}" if plan.problems else problem

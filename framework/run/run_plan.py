@@ -12,8 +12,10 @@ import shutil
 from collections.abc import Mapping
 
 from tekso.framework import files, schedules
-from tekso.framework.costs import this_machine
+from tekso.framework.costs import stored_speeds, this_machine
 from tekso.framework.costs.device_types import DeviceType
+from tekso.framework.costs.stored_speeds import Condition
+from tekso.framework.costs.this_machine import THIS_MACHINE
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.experiment import Tree
 from tekso.framework.planning import layout_ranking
@@ -47,6 +49,7 @@ class RunPlan:
       logdir: the logdir.
       resumes_from: step of the newest checkpoint in the logdir; None: a new run.
       steps: steps of the whole run.
+      condition: how far the measured speeds of this machine apply to it as it is now.
     """
 
     model: str
@@ -65,6 +68,7 @@ class RunPlan:
     logdir: str
     resumes_from: int | None
     steps: int
+    condition: Condition
 
     def fits(self, step: StepPlan) -> bool:
         """Whether a step fits into the memory of a device."""
@@ -171,6 +175,7 @@ def plan(
         logdir,
         steps[-1] if steps else None,
         tree.run.steps,
+        stored_speeds.condition() if parts.device.name == THIS_MACHINE else Condition(),
     )
 
 

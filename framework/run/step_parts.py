@@ -18,7 +18,7 @@ from tekso.framework.signature import Signature
 from tekso.framework.step import Step
 from tekso.framework.task import Task
 
-MEASURED = "speeds of this machine are measured once; memory is without TensorFlow itself"
+MEASURED = "the speed of this machine was measured; memory is without TensorFlow itself"
 
 
 @dataclasses.dataclass(frozen=True)

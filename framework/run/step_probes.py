@@ -39,7 +39,7 @@ from tekso.framework.task import Batch, LossSums, Task
 from tekso.framework.theta import Theta
 
 _WARMUP_STEPS = 100  # after which TensorFlow knows the ops that are too short for another thread
-_REPEATS = 150  # of single steps, of which few are disturbed by other programs
+_REPEATS = 150  # of single steps
 _FAST = 1e30  # operations, elements or bytes per second
 _ITERATIONS = 64  # of a loop that XLA compiles
 _INPUTS, _OUTPUTS = 7, 3  # of a cluster with many arguments, as an update by Adam has
@@ -90,8 +90,8 @@ def main() -> None:
     """Measures this machine; prints {name of a time: seconds} as JSON."""
     DataParallel.Params().instantiate().setup_devices()
     probes = list(dict.fromkeys(probe for _, *both in EQUATIONS for probe in both))
-    seconds = start_probes.least_seconds(
-        [step_of(probe) for probe in probes], warmup_steps=_WARMUP_STEPS, repeats=_REPEATS, steps=1
+    seconds = start_probes.typical_seconds(
+        [step_of(probe) for probe in probes], warmup_steps=_WARMUP_STEPS, repeats=_REPEATS
     )
     counts = [counts_of(graphs_of(probe)) for probe in probes]
     measured = zip(probes, zip(seconds, counts, strict=True), strict=True)

@@ -3,5 +3,5 @@
 from tekso.framework.costs import machine_probes
 
 machine_probes._RUN_S = 0.002
-machine_probes._REPEATS = 1
+machine_probes._REPEATS = machine_probes._MOST_REPEATS = 1
 main = machine_probes.main

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 
-from tekso.framework.costs import this_machine
+from tekso.framework.costs import reference_work, stored_speeds
+from tekso.framework.costs.reference_work import Reference
 from tekso.framework.costs.this_machine import MachineSpeed
 from tekso.framework.planning import mesh_probes, mesh_time
 from tekso.framework.planning.mesh_graphs import DeviceGraphs
@@ -107,17 +108,20 @@ def test_the_measured_times_are_stored_and_read_again(
         runs.append(words)
         return printed
 
-    monkeypatch.setattr(this_machine, "printed_by", measure)
+    monkeypatch.setattr(stored_speeds, "printed_by", measure)
+    monkeypatch.setattr(stored_speeds, "_read", {})
+    monkeypatch.setattr(stored_speeds, "_reference", lambda: Reference(1.0, 1.0))
+    monkeypatch.setattr(reference_work, "measure", lambda: Reference(1.0, 1.0))
     for _ in range(2):
         found = mesh_time.measured_starts.__wrapped__()
         assert found == dict.fromkeys((2, 4), MeshStarts(1.0, 2.0, 3.0, 4.0, 5.0))
     assert [words[1] for words in runs] == ["2", "4"]
     (file,) = tmp_path.glob("tekso/mesh_*.json")
-    assert sorted(json.loads(file.read_text())) == ["2", "4"]
+    assert sorted(json.loads(file.read_text())["speeds"]) == ["2", "4"]
 
 
 @pytest.mark.slow
 def test_the_probes_measure_meshes_of_two_devices() -> None:
-    found = this_machine.printed_by("tekso.framework.planning.mesh_probes", "2")
+    found = stored_speeds.printed_by("tekso.framework.planning.mesh_probes", "2")
     assert sorted(found) == ["byte_s", "call_s", "collective_s", "op_s", "variable_s"]
     assert 1e-5 < found["call_s"] < 1.0 and 0.0 <= found["op_s"] < 1e-3

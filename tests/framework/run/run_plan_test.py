@@ -13,7 +13,8 @@ import pytest
 from stored_checkpoints import STATE, save
 
 from tekso.framework import execution, registry
-from tekso.framework.costs import this_machine
+from tekso.framework.costs import stored_speeds, this_machine
+from tekso.framework.costs.stored_speeds import Condition
 from tekso.framework.costs.this_machine import MachineSpeed, ThisMachine
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.pipelined import Pipelined
@@ -250,6 +251,22 @@ def speed_of(factor: float) -> MachineSpeed:
     )  # fmt: skip
 
 
+def test_a_plan_says_that_other_programs_use_the_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    busy = Condition(2.5, is_slow=True, measured_busy=True)
+    monkeypatch.setattr(stored_speeds, "_read", {"machine": busy})
+    plan = planned(tmp_path)
+    assert plan.condition == Condition()  # the plan is for another device
+    assert "2.5 times" not in plan_text.text(plan)
+    plan = dataclasses.replace(plan, condition=busy)
+    assert "machine     other programs used this machine when its" in plan_text.text(plan)
+    assert "this machine is 2.5 times as slow now" in " ".join(plan_text.text(plan).split())
+    assert plan_text.record(plan)["machine"] == {
+        "slowdown": 2.5, "is_slow": True, "measured_busy": True,
+    }  # fmt: skip
+
+
 def test_a_step_on_this_machine_has_the_time_and_memory_of_its_graphs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -257,7 +274,10 @@ def test_a_step_on_this_machine_has_the_time_and_memory_of_its_graphs(
     machine = ThisMachine(speed, speed, speed, call_s=1e-4, array_s=0.0, variable_s=1e-6)
     monkeypatch.setattr(this_machine, "measured", lambda: machine)
     monkeypatch.setattr(step_graphs, "num_cores", lambda: 2)
+    condition = Condition(2.5, is_slow=True)
+    monkeypatch.setattr(stored_speeds, "_read", {"machine": condition})
     plan = planned(tmp_path, device="this_machine")
+    assert plan.condition == condition
     assert plan.step is not None and "2 cores" in plan.step.name
     assert plan.device.name == "this_machine"
     alone = planned(tmp_path, tree(**{"execution.towers": 1}), device="this_machine").step
