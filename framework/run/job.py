@@ -195,9 +195,9 @@ class Job:
             return []  # as `changes_since` reports
 
     def try_task(self, parts: Assembly, *, is_new: bool) -> list[str]:
-        """Checks the task as `Assembly.try_task` does, and prints warnings.
+        """Checks the task and prints warnings; returns those to print after the first step.
 
-        Returns: warnings to print after the first step.
+        See `Assembly.try_task`.
         """
         found = parts.try_task(is_new=is_new)
         self.warn(found.warnings)

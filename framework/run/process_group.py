@@ -32,7 +32,7 @@ from tekso.framework.run.cluster_token import Token
 from tekso.framework.run.connection import Connection, Message
 from tekso.framework.run.rendezvous import Rendezvous
 
-_TELL_S = 30.0
+_REPORT_AFTER_S = 30.0
 _GRACE_S = 15.0  # time for the main thread to notice that a process is lost
 _TENSORFLOW_S = 5.0  # by how much TensorFlow may detect a lost process earlier than this group
 _TASK = re.compile(r"(?:unhealthy|remote target)[^/]*/job:worker/(?:replica:\d+/)?task:(\d+)")
@@ -197,7 +197,7 @@ class ConnectedProcessGroup(ProcessGroup):
             answers[process] = 0
             with watchdog.waiting(f"an answer of {self.name(process)}", interruptible=True):
                 while not self._changed.wait_for(
-                    lambda: is_over() or answers[process], timeout=_TELL_S
+                    lambda: is_over() or answers[process], timeout=_REPORT_AFTER_S
                 ):
                     self._log(f"waiting for {self.name(process)}")
                     self._connections[process].send({"kind": "ask"})

@@ -1,4 +1,4 @@
-"""Tells on resume whether a run continues to the last bit, and if not, why.
+"""Reports on resume whether a run continues to the last bit, and if not, why.
 
 The sums of a step have the same bits if nothing changes their order: the Params of the execution,
 the number of devices, processes and cores, the processor, what computes large products, and

@@ -276,7 +276,7 @@ def groups(runs: Sequence[ComparedRun]) -> list[Group]:
         found = _equal(runs, different)
     common = [one for one in different if None not in one.values]  # fields that all runs have
     names = _names(list(_equal(runs, common)), common) if common else []
-    if len(names) < len(found):  # they do not tell all groups apart
+    if len(names) < len(found):  # they do not distinguish all groups
         names = _names(list(found), different)
     result = []
     for name, members in zip(names, found.values(), strict=True):

@@ -101,7 +101,7 @@ class Trainer:
         names = (f"{r[SPLIT]}/{name}" for r in records for name in r if name not in (SPLIT, STEP))
         return list(dict.fromkeys(names))
 
-    def train(self, trial: SweepTrial, stops: Callable[[], bool] = lambda: False) -> int:
+    def train(self, trial: SweepTrial, stops: Callable[[], bool]) -> int:
         """Trains a trial, from its last checkpoint if there is one; returns its exit code.
 
         A trial whose loss was not finite too often (exit code 3) is finished too: it is a result. A

@@ -140,7 +140,7 @@ def test_lost_first_process_is_named(addresses: tuple[str, ...]) -> None:
 def test_process_that_others_wait_for_is_reported(
     addresses: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process_group, "_TELL_S", 0.05)
+    monkeypatch.setattr(process_group, "_REPORT_AFTER_S", 0.05)
     messages: list[str] = []
     is_reported = threading.Event()
 
@@ -381,7 +381,7 @@ def test_port_in_use_is_reported(
 def test_process_that_is_alive_is_waited_for_and_a_frozen_one_is_not(
     addresses: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process_group, "_TELL_S", 0.02)
+    monkeypatch.setattr(process_group, "_REPORT_AFTER_S", 0.02)
     waits: list[str] = []  # of process 0 for process 1
     enough, asked_often = threading.Event(), threading.Event()
     asked_in_silence = -1  # -1 as long as process 1 answers
