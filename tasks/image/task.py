@@ -114,9 +114,10 @@ class ImageClassification(ImageTask, Classification):
             absent = [i for i in range(self.params.num_classes) if i not in present]
             if absent:
                 which = ", ".join(map(str, absent[:5])) + (", …" if len(absent) > 5 else "")
+                hint = ". Classes are numbered from 0: if labels count from 1, subtract 1"
                 warnings.append(
                     f"input: {len(absent):,} of the {self.params.num_classes:,} classes have no "
-                    f"training image ({which})"
+                    f"training image ({which}){hint if absent == [0] else ''}"
                 )
         return warnings
 

@@ -156,6 +156,24 @@ def test_classes_without_an_image_are_a_warning() -> None:
     assert warnings == ["input: 6 of the 9 classes have no training image (3, 4, 5, 6, 7, …)"]
 
 
+class FromOne(Blobs):
+    """Labels that count from 1."""
+
+    class_names = ()
+
+    def load(self, split: str) -> Any:
+        """Returns them."""
+        found = super().load(split)
+        return {**found, "labels": found["labels"] + 1}
+
+
+def test_labels_that_count_from_one_are_a_warning_with_the_cure() -> None:
+    input = images(source=FromOne.Params()).instantiate()
+    [warning] = task_of(input).check_inputs({"input": input})
+    assert warning.startswith("input: 1 of the 5 classes have no training image (0). ")
+    assert warning.endswith("if labels count from 1, subtract 1")
+
+
 def test_mixed_inputs_train_and_plain_ones_are_evaluated() -> None:
     params = images(mix=[Mixup.Params()])
     train, dev = params.instantiate(), HeldOut.Params().instantiate(train=params)
