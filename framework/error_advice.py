@@ -14,6 +14,7 @@ _NO_CTX = re.compile(r"\.fprop\(\) missing 1 required positional argument: 'ctx'
 _NONE = re.compile(r"^None values not supported|Attempt to convert a value \(None\)")
 _FUNCTION = re.compile(r"\{\{function_node [^}]*\}\}\s*")
 _OP = re.compile(r"\s*\[Op:\w+\]( name:.*)?\s*$")
+_NO_ROW = re.compile(r"indices\S* = (-?\d+) is not in \[0, (\d+)\)")
 _NODE = re.compile(r"'\{\{node [^}]*\}\} = (\w+)\[[^]]*\]\([^)]*\)'")
 
 
@@ -25,6 +26,18 @@ def text_of(error: BaseException) -> str:
     text = _OP.sub("", _NODE.sub(r"\1", _FUNCTION.sub("", str(error))))
     hint = advice(error)
     return f"{text.rstrip('.')}; {hint}" if hint else text
+
+
+def advice_for_ids(text: str) -> str:
+    """Returns what to do if the text of an error is that of a lookup of an id without a row."""
+    if (found := _NO_ROW.search(text)) is None:
+        return ""
+    given, rows = found.groups()
+    return (
+        f"the data has the id {given}, but the table, such as that of an Embedding, has the rows 0 "
+        f"to {int(rows) - 1:,}: set its size (vocab_size) to the largest id of all splits + 1, or "
+        "replace unknown ids in the input"
+    )
 
 
 def advice(error: BaseException) -> str:
@@ -45,6 +58,8 @@ def advice(error: BaseException) -> str:
         return "theta, the weights of the layer, comes first: self.child.fprop(theta.child, x, ctx)"
     if _NONE.search(text):
         return "is a return missing in the fprop of a layer, or in a function?"
+    if hint := advice_for_ids(text):
+        return hint
     if isinstance(error, KeyError) and (names := _names_in_batch(error)):
         return f"the batch has {', '.join(map(repr, names))}"
     if (found := _CALLED.search(text)) and found[1] in _names_of_layers():

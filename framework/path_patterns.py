@@ -57,8 +57,9 @@ def _hint(pattern: str, paths: Sequence[str]) -> str:
     part = [path for path in paths if re.search(pattern, path)]
     if part:
         return f" as a whole; '.*{pattern}.*' would match {listed(part)}"
-    close = close_matches(pattern, paths, cutoff=0.5)
-    return f"; the weights are {listed(close or paths)}"
+    if close := close_matches(pattern, paths, cutoff=0.5):
+        return f"; similar weights: {listed(close)}"
+    return f"; the weights are {listed(paths)}"
 
 
 def listed(paths: Sequence[str], limit: int = 5) -> str:

@@ -39,6 +39,7 @@ from tekso.framework.params import Params
 from tekso.framework.warm_start import WarmStart
 from tekso.models.mlp import Mlp
 from tekso.tasks.classification.task import Classification
+from tekso.tasks.image.sources import ImageArrays
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -232,6 +233,16 @@ def run_warm_start(code: str, folder: Path) -> None:
     assert {re.sub(a, b, "model/decoder/w") for a, b in rules.items()} == {"model/stack/w"}
 
 
+def run_cells(code: str, folder: Path) -> None:
+    """Builds the source of images: the weights are those of the classes, in training only."""
+    cells = np.zeros([3, 5, 2, 1], np.uint8), np.array([1, 0, 1])
+    namespace = {"ImageArrays": ImageArrays, "np": np, "read_cells": lambda split: cells}
+    exec(code, namespace)
+    for split, weights in (("train", [4.0, 1.0, 4.0]), ("dev", [1.0, 1.0, 1.0])):
+        source = namespace["Cells"].Params().instantiate(split=split)
+        assert [source[i].weight for i in range(3)] == weights
+
+
 def run_migrations(code: str, folder: Path) -> None:
     """Reads Params of every version of the class in the document."""
     module = types.ModuleType("of_the_document")
@@ -249,7 +260,8 @@ def run_migrations(code: str, folder: Path) -> None:
 
 FRAGMENTS = {
     "def execution(self):": run_execution,
-    "def load(self, split):": run_load,
+    "return tf.data.Dataset.load(": run_load,
+    "class Cells(ImageArrays):": run_cells,
     "from tekso.framework.execution import devices": run_devices,
     "logits = task.model.fprop(theta.model, x": run_model,
     'WarmStart.Params(checkpoint="runs/bert"': run_warm_start,

@@ -74,7 +74,9 @@ def run(program: str, action: Callable[[], int], *, show_traceback: bool = False
             cause = error.__cause__ or error  # of an OutOfMemoryError
             _report(program, f"{text}{_graph_error(cause)[1] or _places(cause)}")
         elif of_graph:
-            _report(program, f"{type(error).__name__}: {of_graph}{place}\n{_MORE}")
+            hint = error_advice.advice_for_ids(of_graph)
+            text = f"{of_graph}; {hint}" if hint else of_graph
+            _report(program, f"{type(error).__name__}: {text}{place}\n{_MORE}")
         elif is_meant(error):
             _report(program, f"{_text(error)}{_places(error)}")
         elif _is_of_wrong_use(error):

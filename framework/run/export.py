@@ -95,7 +95,10 @@ def export(
         name = type(task).__name__
         why = f"{name}.exports() returned nothing"
         if type(task).exports is Task.exports:
-            why = f"{name} has no exports(): return {{name: ExportedFunction(…)}} from it"
+            why = (
+                f"{name} has no exports(): return {{name: ExportedFunction(…)}} from it, of "
+                "tekso.framework.exports; docs/own_model.md has an example"
+            )
         raise ExportError(f"{model} has nothing to export: {why}")
     functions = _with_lengths(functions, settings.lengths)
     not_litert = not_for_litert(model, functions) if settings.litert else []

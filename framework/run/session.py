@@ -239,8 +239,8 @@ class Session:
             may be omitted. float64 becomes float32.
 
         Raises:
-          SessionError: the arrays have other ranks than the input, or their shapes do not fit the
-            task.
+          SessionError: the arrays have other ranks than the input, their shapes do not fit the
+            task, or `predict` reads an array of the input that is not given.
           NotImplementedError: the task has no `predict`.
           ValueError: the task needs an array that is not given.
         """
@@ -249,8 +249,17 @@ class Session:
         _refuse(problems_of_shapes(given, self._signature))
         if type(self.task).predict is Task.predict:
             self.task.predict(self.theta(), given, StepContext())  # raises NotImplementedError
-        with self._explaining(given):
-            found = self.program.call(self._predict, given)
+        try:
+            with self._explaining(given):
+                found = self.program.call(self._predict, given)
+        except KeyError as error:
+            missing = error.args[0] if error.args else None
+            if missing not in self._signature or missing in given:
+                raise
+            raise SessionError(
+                f"{task_results.method_of(self.task, 'predict')} reads the array {missing!r}, "
+                f"which is not given; given: {', '.join(map(repr, given)) or 'none'}"
+            ) from error
         return {name: np.asarray(value) for name, value in found.items()}
 
     def evaluate(self, name: str, *, max_batches: int | None = None) -> dict[str, float]:

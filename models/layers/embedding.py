@@ -63,8 +63,11 @@ class Embedding(TableLayer):
         Shapes:
           ids: [...] int in [0, vocab_size)
           returns: [..., dim], dtype of the table
+
+        Raises:
+          ValueError: the ids are not integers.
         """
-        return self._scaled(self.rows_of(theta, "table", ids, ctx))
+        return self._scaled(self.rows_of(theta, "table", _integers(ids), ctx))
 
     def fprop_shared(
         self, theta: Theta, ids: tf.Tensor, ctx: StepContext
@@ -73,8 +76,11 @@ class Embedding(TableLayer):
 
         The values are the same as from `fprop`. Using the returned weights in the softmax makes the
         gradient of the table cheaper.
+
+        Raises:
+          ValueError: the ids are not integers.
         """
-        x, theta = self.rows_shared(theta, "table", ids, ctx)
+        x, theta = self.rows_shared(theta, "table", _integers(ids), ctx)
         return self._scaled(x), theta
 
     def _scaled(self, x: tf.Tensor) -> tf.Tensor:
@@ -116,3 +122,21 @@ class Embedding(TableLayer):
             label_smoothing=label_smoothing,
             classes=self.params.vocab_size,
         )
+
+
+def _integers(ids: tf.Tensor) -> tf.Tensor:
+    """Returns ids in a type that a lookup accepts: types of 8 bits and unsigned types are widened.
+
+    Raises:
+      ValueError: the ids are not integers.
+    """
+    ids = tf.convert_to_tensor(ids)
+    if not ids.dtype.is_integer:
+        raise ValueError(
+            f"Embedding: ids are {ids.dtype.name} {ids.shape}, but must be integers, the numbers "
+            "of rows from 0. If the data has whole numbers in a table of floats, convert them in "
+            "the input (ids.astype('int32')), or here: tf.cast(ids, tf.int32)"
+        )
+    if ids.dtype in (tf.int16, tf.int32, tf.int64):
+        return ids
+    return tf.cast(ids, tf.int32 if ids.dtype.size < 4 else tf.int64)

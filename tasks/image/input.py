@@ -32,7 +32,8 @@ class Images(ImageInput):
       batch:
         "x": [batch, image_size, image_size, channels] float32, (value / 255 - mean) / deviation
         "labels": [batch] int32
-        "weights": [batch] float32; 0 for padding and malformed images
+        "weights": [batch] float32; 0 for padding and malformed images, otherwise 1 or that of the
+          source
         only if `mix` is not empty: "other_labels" [batch] int32, and "shares" [batch] float32, the
           share of "labels" in the target; the rest is that of "other_labels"
     Raises:
@@ -59,6 +60,12 @@ class Images(ImageInput):
         p = self.params
         self.preparation = Preparation(p, p.augment if self.is_training else p.evaluate)
         self._mix: list[Mix] = [mix.instantiate() for mix in p.mix] if self.is_training else []
+        if self._mix and self.source.has_weights:
+            raise InputError(
+                f"{p.path_of('mix')} is set, but {self.source.describe()} gives the images "
+                "weights: images with different weights are not mixed. Set it to [], or leave out "
+                "the array 'weights'"
+            )
 
     @classmethod
     def signature(cls, params: Any) -> Signature | None:
@@ -76,8 +83,8 @@ class Images(ImageInput):
 
     def prepared(self, index: int, key: int) -> Batch:
         """Returns an example; see the class and `PreparedInput`."""
-        x, label = self._pixels(index, key)
-        example: dict[str, Any] = {X: x, LABELS: label, WEIGHTS: 1.0}
+        x, label, weight = self._pixels(index, key)
+        example: dict[str, Any] = {X: x, LABELS: label, WEIGHTS: weight}
         if not self.params.mix:
             return example
         example |= {OTHER_LABELS: 0, SHARES: 1.0}
@@ -88,7 +95,7 @@ class Images(ImageInput):
         count = self.num_examples
         other = (index + 1 + int(random.integers(max(count - 1, 1)))) % count
         try:
-            second, other_label = self._pixels(other, int(random.integers(1 << 63)))
+            second, other_label, _ = self._pixels(other, int(random.integers(1 << 63)))
         except BadRecordError:  # it is reported as an example of its own
             return {**example, OTHER_LABELS: label}
         x, share = mix.mixed(x, second, random)
@@ -99,15 +106,15 @@ class Images(ImageInput):
         found = super().blank()
         return {**found, SHARES: np.ones((), np.float32)} if SHARES in found else found
 
-    def _pixels(self, index: int, key: int) -> tuple[np.ndarray, int]:
-        """Returns an image as the model gets it, and its label.
+    def _pixels(self, index: int, key: int) -> tuple[np.ndarray, int, float]:
+        """Returns an image as the model gets it, its label and its weight.
 
         Raises:
           BadRecordError: the image is malformed.
         """
         record = self.source[index]
         image = self.preparation.image(record.image, key, self.source.origin(index))
-        return self.preparation.normalized(image), record.label
+        return self.preparation.normalized(image), record.label, record.weight
 
 
 def images_of(input: Input) -> Images:

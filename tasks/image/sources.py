@@ -17,7 +17,7 @@ from tekso.framework.input.sources import Source, digest
 from tekso.framework.input.splits import Split, check_fractions, held_out_fractions, part
 from tekso.framework.params import param
 
-IMAGES, LABELS = "images", "labels"
+IMAGES, LABELS, WEIGHTS = "images", "labels", "weights"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,10 +27,12 @@ class LabelledImage:
     Attributes:
       image: the bytes of an image file; or pixels, [height, width, channels] uint8.
       label: number of the class, from 0.
+      weight: weight of the image in the loss and the metrics; 0: it does not count.
     """
 
     image: bytes | np.ndarray
     label: int
+    weight: float = 1.0
 
 
 class AnySource(Source):
@@ -58,12 +60,14 @@ class ImageSource(AnySource):
 
     Attributes:
       labels: [records] the labels of all records; None: they are known only record by record.
+      has_weights: whether records have other weights than 1.
     """
 
     class Params(AnySource.Params):
         """Params of ImageSource."""
 
     labels: npt.NDArray[np.int64] | None = None
+    has_weights = False
 
     @property
     def num_classes(self) -> int | None:
@@ -90,6 +94,8 @@ class ImageArrays(ImageSource):
       images: [n, height, width] or [n, height, width, channels], channels 1 or 3; uint8, bool, or
         floats from 0 to 1, which are rounded to 256 values
       labels: [n] or [n, 1] integers
+      weights, optional, only from `load`: [n] or [n, 1] numbers from 0, such as the weight of the
+        class of an image
     Raises:
       InputError: an array is missing or has a wrong shape, type or range; a file cannot be read.
     """
@@ -115,10 +121,15 @@ class ImageArrays(ImageSource):
             raise InputError(f"{what}: expected the arrays {IMAGES!r} and {LABELS!r}, got {given}")
         self.images = as_images(what, found[IMAGES])
         self.labels = as_labels(what, found[LABELS], len(self.images))
+        self.has_weights = WEIGHTS in found
+        self._weights = as_weights(what, found[WEIGHTS], self.labels) if self.has_weights else None
         self.class_names = tuple(self.params.classes) or self.class_names
 
     def load(self, split: Split) -> Mapping[str, Any]:
-        """Returns {"images": array, "labels": array} of a split, the same in every call."""
+        """Returns {"images": array, "labels": array} of a split, the same in every call.
+
+        A subclass may also return "weights".
+        """
         p = self.params
         own = {"train": "", "dev": p.dev_file, "test": p.test_file}[split]
         if not p.file and not own:
@@ -147,8 +158,9 @@ class ImageArrays(ImageSource):
 
     @functools.cached_property
     def _fingerprint(self) -> str:
-        labels = np.asarray(self.labels)
-        return digest([str(self.images.shape).encode(), self.images.tobytes(), labels.tobytes()])
+        parts = [str(self.images.shape).encode(), self.images.tobytes()]
+        parts.append(np.asarray(self.labels).tobytes())
+        return digest(parts if self._weights is None else [*parts, self._weights.tobytes()])
 
     def describe(self) -> str:
         """Returns a short description of the collection."""
@@ -156,7 +168,8 @@ class ImageArrays(ImageSource):
 
     def _read(self, index: int) -> LabelledImage:
         labels: Any = self.labels
-        return LabelledImage(self.images[index], int(labels[index]))
+        weight = 1.0 if self._weights is None else float(self._weights[index])
+        return LabelledImage(self.images[index], int(labels[index]), weight)
 
 
 def as_images(what: str, value: Any) -> npt.NDArray[np.uint8]:
@@ -181,6 +194,12 @@ def as_images(what: str, value: Any) -> npt.NDArray[np.uint8]:
         return images.astype(np.uint8) * np.uint8(255)
     if images.dtype.kind == "f" and np.min(images) >= 0.0 and np.max(images) <= 1.0:
         return np.round(images * 255.0).astype(np.uint8)
+    if images.dtype.kind == "f" and not np.isfinite(images).all():
+        wrong = np.flatnonzero(~np.isfinite(images).all(axis=(1, 2, 3)))
+        which = ", ".join(map(str, wrong[:5])) + (", …" if len(wrong) > 5 else "")
+        raise InputError(
+            f"{what}: {IMAGES!r} has NaN or infinite values in {len(wrong):,} images ({which})"
+        )
     raise InputError(
         f"{what}: {IMAGES!r} has the type {images.dtype} and values from {np.min(images):g} to "
         f"{np.max(images):g}, but must be uint8, bool, or floats from 0 to 1"
@@ -204,6 +223,29 @@ def as_labels(what: str, value: Any, count: int) -> npt.NDArray[np.int64]:
     if labels.min() < 0:
         raise InputError(f"{what}: label {labels.min()} is negative: number the classes from 0")
     return labels.astype(np.int64)
+
+
+def as_weights(what: str, value: Any, labels: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+    """Returns the weights of images as float32, [count].
+
+    Raises:
+      InputError: the number, the shape or the type is wrong; a weight is negative or not finite; or
+        all are 0.
+    """
+    weights = np.asarray(value)
+    if weights.ndim == 2 and weights.shape[1] == 1:
+        weights = weights[:, 0]
+    if weights.shape != labels.shape or weights.dtype.kind not in "buif":
+        raise InputError(
+            f"{what}: {WEIGHTS!r} is {list(weights.shape)} {weights.dtype}, but must be "
+            f"[{len(labels)}] numbers, one per image. From weights of the classes: "
+            "np.take(class_weights, labels)"
+        )
+    wrong = np.flatnonzero(~((weights >= 0) & (weights <= np.finfo(np.float32).max)))
+    if len(wrong) or not weights.any():
+        given = f"that of image {wrong[0]} is {weights[wrong[0]]}" if len(wrong) else "all are 0"
+        raise InputError(f"{what}: {WEIGHTS!r} must be finite numbers from 0, not all 0; {given}")
+    return weights.astype(np.float32)
 
 
 def _check_counts(path: str, arrays: Mapping[str, np.ndarray]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,6 +16,7 @@ from tekso.framework.input.input import Input
 from tekso.framework.params import REQUIRED, param
 from tekso.framework.pieces import LOSS_SUM, METRICS, Flow
 from tekso.framework.task import Batch, LossSums, Program, Scored
+from tekso.framework.task_results import loss_sums, method_of
 from tekso.framework.theta import Theta
 from tekso.tasks.classification.task import ACCURACY, LABELS, WEIGHTS, Classification, X
 from tekso.tasks.image.crops import PROBABILITIES, TOP_5, Crops
@@ -80,6 +82,12 @@ class ImageClassification(ImageTask, Classification):
             raise ValueError(
                 f"task.label_smoothing is {self.params.label_smoothing}, but must be in [0, 1)"
             )
+        if self.params.label_smoothing and not _takes_smoothing(self.sums):
+            raise ValueError(
+                f"{method_of(self, 'sums')} has no argument `smoothing`, but task.label_smoothing "
+                f"is {self.params.label_smoothing}: write sums(self, logits, batch, "
+                "smoothing=0.0), and in it super().sums(logits, batch, smoothing)"
+            )
         scoring = self.params.scoring
         self._scoring: ImageScoring | None = None if scoring is None else scoring.instantiate()
         self._filters = FirstFilters(self)
@@ -106,9 +114,10 @@ class ImageClassification(ImageTask, Classification):
             absent = [i for i in range(self.params.num_classes) if i not in present]
             if absent:
                 which = ", ".join(map(str, absent[:5])) + (", …" if len(absent) > 5 else "")
+                hint = ". Classes are numbered from 0: if labels count from 1, subtract 1"
                 warnings.append(
                     f"input: {len(absent):,} of the {self.params.num_classes:,} classes have no "
-                    f"training image ({which})"
+                    f"training image ({which}){hint if absent == [0] else ''}"
                 )
         return warnings
 
@@ -116,13 +125,15 @@ class ImageClassification(ImageTask, Classification):
         del theta
         logits = ctx.constrain(self._scores(flow[X]), ("batch", None))
         smoothing = self.params.label_smoothing if ctx.is_training else 0.0
-        sums = self.sums(logits, flow, smoothing) if smoothing else self.sums(logits, flow)
+        found = self.sums(logits, flow, smoothing) if smoothing else self.sums(logits, flow)
+        sums = loss_sums(self, "sums", found)
         return {**flow, LOSS_SUM: sums.loss_sum, METRICS: sums.metrics}
 
     def sums(self, logits: tf.Tensor, batch: Batch, smoothing: float = 0.0) -> LossSums:
         """Returns the sums of the loss and the metrics; see `Classification`.
 
-        A method that overrides it needs `smoothing` only if `label_smoothing` is set.
+        A method that overrides it needs `smoothing` only if `label_smoothing` is set; it then
+        passes it on: `super().sums(logits, batch, smoothing)`.
 
         Shapes:
           logits: [batch, num_classes], at least float32
@@ -234,3 +245,11 @@ def _rank(logits: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
     own = tf.reduce_sum(of_label, axis=1, keepdims=True)
     below = tf.cast(logits < own, tf.int32)
     return logits.shape[1] - 1 - tf.reduce_sum(below, axis=1)
+
+
+def _takes_smoothing(sums: Callable[..., Any]) -> bool:
+    try:
+        inspect.signature(sums).bind(None, None, 0.0)
+    except TypeError:
+        return False
+    return True

@@ -117,7 +117,7 @@ def test_weights_frozen_for_all_need_no_pattern() -> None:
         ),
         (
             {"embedding": "embeding/.*", "rest": ".*"},
-            r"patterns.embedding: 'embeding/\.\*' matches no weight; the weights are 'embedding/w'",
+            r"patterns.embedding: 'embeding/\.\*' matches no weight; similar weights: 'embedding/w",
         ),
     ],
 )

@@ -31,7 +31,7 @@ def test_miss_of_a_part_shows_the_pattern_that_would_match() -> None:
 def test_miss_by_a_typo_shows_close_paths() -> None:
     patterns = PathPatterns(["nrom/scale"], name="learner.frozen")
     text = patterns.explain_miss(["nrom/scale"], PATHS)
-    assert text == "learner.frozen: 'nrom/scale' matches no weight; the weights are 'norm/scale'"
+    assert text == "learner.frozen: 'nrom/scale' matches no weight; similar weights: 'norm/scale'"
 
 
 def test_broken_pattern_is_refused_with_its_place() -> None:

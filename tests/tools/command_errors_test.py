@@ -147,7 +147,9 @@ def test_an_op_that_fails_when_it_runs_is_shown_with_the_line_that_made_it(
 
     lines = shown(lambda: step(tf.constant([100])), capsys)
     assert lines == [
-        "tekso-some: InvalidArgumentError: indices[0] = 100 is not in [0, 8)",
+        "tekso-some: InvalidArgumentError: indices[0] = 100 is not in [0, 8); the data has the id "
+        "100, but the table, such as that of an Embedding, has the rows 0 to 7: set its size "
+        "(vocab_size) to the largest id of all splits + 1, or replace unknown ids in the input",
         f"  (at {tmp_path}/code.py:3, in lookup)",
         "    return tf.gather(table, ids)",
         "  --traceback prints the whole traceback",
@@ -168,6 +170,7 @@ def test_common_mistakes_are_answered_with_what_to_write(
         "def nothing():\n    return tf.ones([2]) + tf.constant(None)\n"
         "def named():\n    batch = {'x': 1, 'labels': 2}\n    return batch['y']\n"
         "def sizes():\n    return tf.ones([2, 3]) @ tf.ones([5, 7])\n"
+        "def row():\n    return tf.gather(tf.ones([2, 3]), [0, -1])\n"
         "def other():\n    return 'a'()\n"
     )
     names = written(tmp_path, "their_package.code", source)
@@ -177,6 +180,7 @@ def test_common_mistakes_are_answered_with_what_to_write(
         ("order", "; theta, the weights of the layer, comes first: self.child.fprop(theta.child"),
         ("nothing", "; is a return missing"),
         ("named", "KeyError: 'y'; the batch has 'x', 'labels'"),
+        ("row", "indices[1] = -1 is not in [0, 2); the data has the id -1, but the table,"),
         ("sizes", "InvalidArgumentError: Matrix size-incompatible: In[0]: [2,3], In[1]: [5,7]"),
         ("mixed", "compute the loss in float32, logits = tf.cast(logits, tf.float32)"),
         ("traced", "compute the loss in float32, logits = tf.cast(logits, tf.float32)"),

@@ -30,6 +30,28 @@ class Decoding(Counting):
         raise AssertionError("not before the first step")
 
 
+class Ratio(Classification):
+    """Reports a figure that is no mean, by a division."""
+
+    def summarize(self, sums: Any) -> dict[str, float]:
+        figures = super().summarize(sums)
+        return {**figures, "r2": 1 - figures["loss"] / (figures["loss"] - figures["accuracy"] ** 2)}
+
+
+class Guarded(Ratio):
+    """As `Ratio`, but without the figure if it is not defined."""
+
+    def summarize(self, sums: Any) -> dict[str, float]:
+        return {} if sums["accuracy"][0] == 1.0 else super().summarize(sums)
+
+
+class Undefined(Classification):
+    """Reports nothing for sums that no data has."""
+
+    def summarize(self, sums: Any) -> dict[str, float]:
+        raise ZeroDivisionError
+
+
 class Images:
     num_batches = 3
 
@@ -58,6 +80,14 @@ def check(cls: Any, metric: str, *, rule: str = "early_stopping", **changes: Any
 def test_metrics_that_evaluations_report_are_accepted(metric: str) -> None:
     check(Counting, metric)
     check(Counting, metric, rule="keep_best")
+
+
+@pytest.mark.parametrize("cls", [Ratio, Guarded, Undefined])
+def test_summaries_that_divide_do_not_fail_for_invented_sums(cls: Any) -> None:
+    check(cls, "r2")
+    if cls is not Undefined:  # of which no names are known
+        with pytest.raises(ValueError, match=r"'rr2', but .*reports .*r2; did you mean r2\?"):
+            check(cls, "rr2")
 
 
 @pytest.mark.parametrize("rule", ["early_stopping", "keep_best"])

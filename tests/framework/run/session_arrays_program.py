@@ -76,6 +76,13 @@ def predictions(found: dict[str, Any], session: Session) -> None:
     found["no dict"] = [error(session.predict, X), error(session.assign, X)]
     found["narrow"] = error(session.predict, {"x": X[:, :5]})
 
+    def predict(theta: Any, batch: Any, ctx: StepContext) -> Any:
+        return {"y": batch["no array of the input" if "x" in batch else "x"]}
+
+    with unittest.mock.patch.object(session.task, "predict", predict):
+        found["not given"] = error(session.predict, {"labels": np.zeros(3, np.int32)})
+        found["own KeyError"] = error(session.predict, {"x": X})
+
 
 def without_data(found: dict[str, Any], folder: str) -> None:
     """Loads tasks after the data has gone, of this version and as an earlier one saved them."""

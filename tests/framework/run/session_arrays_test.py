@@ -33,6 +33,13 @@ def test_examples_of_other_shapes_are_not_predicted(found: Any) -> None:
     assert found["narrow"].startswith("SessionError: the task cannot compute a batch of shapes")
 
 
+def test_an_array_that_predict_misses_is_named(found: Any) -> None:
+    message = found["not given"]
+    assert "session_arrays_program.py:" in message
+    assert message.endswith("reads the array 'x', which is not given; given: 'labels'")
+    assert found["own KeyError"] == "KeyError: 'no array of the input'"
+
+
 def test_a_task_is_loaded_without_its_data(found: Any) -> None:
     assert found["classes"] == [2, 2, 2]
     assert (found["completed"], found["open"]) == (2, "REQUIRED")

@@ -30,6 +30,24 @@ def test_looks_up_rows_and_scales_them(scale: str, factor: float) -> None:
         np.testing.assert_allclose(x, factor * table[ids], rtol=1e-15)
 
 
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "uint16", "uint32", "uint64"])
+def test_looks_up_ids_of_every_integer_type(dtype: str) -> None:
+    layer, theta, table = build()
+    ids = tf.constant(IDS.astype(dtype))
+    np.testing.assert_array_equal(layer.fprop(theta, ids, StepContext()), table[IDS])
+    np.testing.assert_array_equal(layer.fprop_shared(theta, ids, StepContext())[0], table[IDS])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bool"])
+def test_rejects_ids_that_are_not_integers_and_says_how_to_convert_them(dtype: str) -> None:
+    layer, theta, _ = build()
+    ids = tf.constant(IDS.astype(dtype))
+    message = rf"ids are {dtype} \(2, 3\), but must be integers.*tf.cast\(ids, tf.int32\)"
+    for method in (layer.fprop, layer.fprop_shared):
+        with pytest.raises(ValueError, match=message):
+            method(theta, ids, StepContext())
+
+
 def test_logits_are_products_with_the_unscaled_table() -> None:
     layer, theta, table = build(scale="sqrt_dim")
     x = np.random.default_rng(1).normal(size=(2, 3, 4))

@@ -50,6 +50,42 @@ def folders(root: Path, **params: Any) -> Any:
     )
 
 
+CLASS_WEIGHTS = [2.0, 0.5, 0.0, 1.0]
+
+
+class Weighted(Blobs):
+    """Images with the weights of their classes."""
+
+    def load(self, split: str) -> Any:
+        """Returns them."""
+        found = super().load(split)
+        return {**found, "weights": np.take(CLASS_WEIGHTS, found["labels"])}
+
+
+def test_weights_of_a_source_are_those_of_the_examples() -> None:
+    given: Any = {"source": Weighted.Params(), "image_size": 8, "batch_size": 7}
+    train = Images.Params(**given, augment=[Flip.Params()]).instantiate(seed=1)
+    batch = train.batch(0)
+    np.testing.assert_array_equal(batch["weights"], np.take(CLASS_WEIGHTS, batch["labels"]))
+    plain = Images.Params(**{**given, "source": Blobs.Params()}, augment=[Flip.Params()])
+    same = plain.instantiate(seed=1)
+    np.testing.assert_array_equal(batch["x"], same.batch(0)["x"])
+    assert train.source.fingerprint() != same.source.fingerprint()
+    dev = Images.Params(**given, order="once").instantiate()  # its last batch is padded
+    count = dev.num_examples % 7
+    last = dev.batch(dev.num_batches - 1)
+    np.testing.assert_array_equal(
+        last["weights"], [*np.take(CLASS_WEIGHTS, last["labels"][:count]), *[0] * (7 - count)]
+    )
+
+
+def test_images_with_weights_are_not_mixed() -> None:
+    params = EVERYTHING.copy().set({"source": Weighted.Params()})
+    with pytest.raises(InputError, match=r"mix is set, but Weighted gives the images weights"):
+        params.instantiate()
+    params.set({"mix": []}).instantiate()
+
+
 def test_values_are_normalised_by_channel() -> None:
     params = Images.Params(
         source=Blobs.Params(),

@@ -68,7 +68,7 @@ def test_floats_and_bools_become_bytes() -> None:
         (np.zeros((0, 3, 3), np.uint8), [], "there are no images"),
         (np.full((1, 3, 3), 200.0), [0], "values from 200 to 200"),
         (np.zeros((1, 3, 3), np.int32), [0], "has the type int32"),
-        (np.full((1, 3, 3), np.nan), [0], "has the type float64"),
+        (np.array([[[0.5]], [[np.nan]]]), [0, 0], r"NaN or infinite values in 1 images \(1\)"),
         (np.zeros((2, 3, 3), np.uint8), [0], r"must be \[2\] integers"),
         (np.zeros((2, 3, 3), np.uint8), [0.0, 1.0], "float64"),
         (np.zeros((2, 3, 3), np.uint8), [0, -1], "label -1 is negative"),
@@ -77,6 +77,30 @@ def test_floats_and_bools_become_bytes() -> None:
 def test_wrong_arrays_are_named(images: Any, labels: Any, reason: str) -> None:
     with pytest.raises(InputError, match=reason):
         of_arrays(images, labels)
+
+
+@pytest.mark.parametrize(
+    ("weights", "reason"),
+    [
+        ([1.0], r"'weights' is \[1\] float64, but must be \[2\] numbers.*np.take"),
+        (["a", "b"], "but must be"),
+        ([1.0, -0.5], "that of image 1 is -0.5"),
+        ([np.nan, 1.0], "that of image 0 is nan"),
+        ([1.0, 1e39], "that of image 1 is 1e\\+39"),
+        ([0, 0], "all are 0"),
+    ],
+)
+def test_wrong_weights_are_named(weights: Any, reason: str) -> None:
+    Given.made = {"images": np.zeros((2, 3, 3), np.uint8), "labels": [0, 1], "weights": weights}
+    with pytest.raises(InputError, match=reason):
+        Given.Params().instantiate()
+
+
+def test_weights_may_be_a_column_of_any_numbers() -> None:
+    Given.made = {"images": np.zeros((2, 3, 3), np.uint8), "labels": [0, 1], "weights": [[3], [0]]}
+    source = Given.Params().instantiate()
+    assert [source[i].weight for i in range(2)] == [3.0, 0.0]
+    assert of_arrays(np.zeros((1, 3, 3), np.uint8), [0])[0].weight == 1.0
 
 
 @pytest.mark.parametrize(("images", "labels"), [(10, 9), (9, 10), (10, None)])

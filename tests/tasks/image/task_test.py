@@ -18,6 +18,7 @@ from tekso.framework.context import StepContext
 from tekso.framework.input.errors import InputError
 from tekso.framework.input.held_out import HeldOut
 from tekso.framework.run.saved_model import ExportModule
+from tekso.framework.task import TaskError
 from tekso.models.layers.conv_norm import ConvNorm
 from tekso.models.layers.residual_blocks import BATCH_NORM, BasicBlock
 from tekso.models.mlp import Mlp
@@ -72,6 +73,22 @@ def test_loss_has_smoothed_and_mixed_targets(smoothing: float, mixed: bool) -> N
     for name, count in (("accuracy", 1), ("top_5_accuracy", 5)):
         hits = (order[:, :count] == LABELS[:, None]).any(1)
         np.testing.assert_allclose(sums.metrics[name], [WEIGHTS @ hits, 4.0])
+
+
+class Plain(ImageClassification):
+    def sums(self, logits: Any, batch: Any) -> Any:  # type: ignore[override]
+        return None
+
+
+def test_own_sums_without_smoothing_or_a_result_say_what_to_write() -> None:
+    params = Plain.Params(model=Mlp.Params(input_dim=192, hidden_dims=[], output_dim=4))
+    params.num_classes = 4
+    with pytest.raises(ValueError, match=r"Plain.sums \(.*\) has no argument `smoothing`.*is 0.1"):
+        params.copy().set({"label_smoothing": 0.1}).instantiate()
+    task = params.instantiate()
+    batch = tensors(images().instantiate().batch(0))
+    with pytest.raises(TaskError, match=r"Plain.sums \(.*\) returns None"):
+        task.loss(task.init(0), batch, StepContext())
 
 
 def test_equal_scores_and_nan_are_not_among_the_best_five() -> None:
@@ -137,6 +154,24 @@ def test_classes_without_an_image_are_a_warning() -> None:
     input = images(source=Blobs.Params(count=3)).instantiate()
     warnings = task_of(input, num_classes=9).check_inputs({"input": input})
     assert warnings == ["input: 6 of the 9 classes have no training image (3, 4, 5, 6, 7, …)"]
+
+
+class FromOne(Blobs):
+    """Labels that count from 1."""
+
+    class_names = ()
+
+    def load(self, split: str) -> Any:
+        """Returns them."""
+        found = super().load(split)
+        return {**found, "labels": found["labels"] + 1}
+
+
+def test_labels_that_count_from_one_are_a_warning_with_the_cure() -> None:
+    input = images(source=FromOne.Params()).instantiate()
+    [warning] = task_of(input).check_inputs({"input": input})
+    assert warning.startswith("input: 1 of the 5 classes have no training image (0). ")
+    assert warning.endswith("if labels count from 1, subtract 1")
 
 
 def test_mixed_inputs_train_and_plain_ones_are_evaluated() -> None:
