@@ -372,3 +372,5 @@ def test_the_mode_prints_text_and_json_and_its_exit_code_says_whether_the_run_wo
     assert record["device"] == "cpu" and "does not divide" in record["problems"][0]
     assert trainer.main([*words, "--warm_start=missing"]) == ExitCode.FAILED
     assert "run.warm_start.main.checkpoint is 'missing'" in capsys.readouterr().out
+    assert trainer.main([*words[:-1], "--device=tpu3"]) == ExitCode.WRONG_USAGE
+    assert "--device=tpu3: there is no device type 'tpu3'; did you" in capsys.readouterr().err
