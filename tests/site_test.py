@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib.util
 import os
 import re
@@ -20,6 +21,7 @@ DOCS = ROOT / "docs"
 PACKAGES = ("framework", "models", "tasks", "params", "tools")
 
 
+@functools.cache
 def constants() -> set[str]:
     """Returns all texts in the sources; adjacent literals are one text."""
     found = set()
@@ -44,6 +46,17 @@ def test_every_message_of_troubleshooting_is_one_of_tekso() -> None:
             words = part.strip(" :;,'")
             if words:
                 assert words in texts, f"no message contains {words!r} ({message})"
+
+
+def test_every_line_of_some_runs_is_one_of_tekso() -> None:
+    section = (DOCS / "output.md").read_text().partition("## Lines of some runs")[2]
+    lines = re.findall(r"^\| `(.*?)` \|", section.partition("\n## ")[0], re.MULTILINE)
+    assert len(lines) > 10
+    texts = "\n".join(constants())
+    for line in lines:
+        # Numbers, names and what follows a colon are values of a run; the rest is in the code.
+        for part in re.split(r"…|\b\d\S*|SIGINT|--cluster", line):
+            assert part.strip(" :;,()") in texts, f"no line contains {part!r} ({line})"
 
 
 def test_the_site_has_every_page() -> None:

@@ -97,8 +97,10 @@ def compare(paths: Sequence[str], *, output: str, metric: str | None = None) -> 
         print(f"{one.title}\n")
         print("\n".join(table(one.header, one.rows, right=one.right, width=width)))
         print("".join(f"\n{note}" for note in one.notes[:-1]) + "\n" * bool(one.notes[:-1]))
+    if different:
+        print("Params that differ\n")
     for field in different[:_MOST_FIELDS]:
-        values = (v.text if v is not None else "(no field)" for v in field.values)
+        values = (v.with_origin if v is not None else "(no field)" for v in field.values)
         print(f"{field.path} : {' | '.join(values)}")
     if len(different) > _MOST_FIELDS:
         more = counted(len(different) - _MOST_FIELDS, "field")

@@ -104,6 +104,19 @@ def check(values: Any) -> None:
         )
 
 
+def check_device(name: str) -> None:
+    """Raises a UsageError if --device is no device type."""
+    from tekso.framework.costs import device_types
+    from tekso.framework.costs.this_machine import THIS_MACHINE
+    from tekso.framework.execution.errors import ExecutionError
+
+    if name != THIS_MACHINE:
+        try:
+            device_types.find(name, also=(THIS_MACHINE,))
+        except ExecutionError as error:
+            raise UsageError(f"--device={name}: {error}") from None
+
+
 def is_given(flag: Any) -> bool:
     """Returns whether a flag was given, except as its default (such as --noauto)."""
     return bool(flag.present) and not (flag.boolean and flag.value == flag.default)

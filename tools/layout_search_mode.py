@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tekso.framework.json_text import to_json
+from tekso.tools import flag_modes
 from tekso.tools.command_errors import OK, UsageError
 
 if TYPE_CHECKING:  # slow to import
@@ -33,8 +34,8 @@ def run(
       as_json: print one object instead of text.
 
     Raises:
-      UsageError: neither a mesh nor a number of devices is given.
-      ExecutionError: the device type is unknown, or the layout of the experiment is illegal.
+      UsageError: neither a mesh nor a number of devices is given, or the device type is unknown.
+      ExecutionError: the layout of the experiment is illegal.
     """
     from tekso.framework.execution import MeshSharded
     from tekso.framework.execution.mesh.layouts import MeshShape
@@ -42,6 +43,7 @@ def run(
     from tekso.framework.run import mesh_plan
     from tekso.framework.tables import terminal_width
 
+    flag_modes.check_device(device)
     owner = tree.execution.owner
     has_layout = owner is not None and issubclass(owner, MeshSharded)
     if not has_layout:

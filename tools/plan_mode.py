@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tekso.framework.json_text import to_json
+from tekso.tools import flag_modes
 from tekso.tools.command_errors import FAILED, OK
 
 if TYPE_CHECKING:  # slow to import
@@ -35,11 +36,12 @@ def run(
       as_json: print one object instead of text.
 
     Raises:
-      ExecutionError: the device type is unknown.
+      UsageError: the device type is unknown.
     """
     from tekso.framework.run import plan_text, run_plan
     from tekso.framework.tables import terminal_width
 
+    flag_modes.check_device(device)
     found = run_plan.plan(
         model,
         tree,

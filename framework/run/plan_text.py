@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import textwrap
 from typing import Any
 
@@ -16,6 +17,7 @@ _PIPELINES = (
     "The times of pipelines are without communication and temporary memory, those of other "
     "executions with both."
 )
+_EXPLAINED = 3  # of the ranked executions
 _NAMES = {"used_weights": "copies of weights"}
 
 
@@ -29,6 +31,7 @@ def record(plan: RunPlan) -> dict[str, Any]:
         "ok": not plan.problems,
         "problems": plan.problems,
         "step": None if plan.step is None else _step_record(plan, plan.step),
+        "forward_flops": dict(plan.forward_flops),
         "others": [_step_record(plan, step) for step in plan.others],
         "rejected": dict(plan.rejected),
         "not_ranked": dict(plan.not_ranked),
@@ -66,7 +69,7 @@ def text(plan: RunPlan, *, width: int | None = None) -> str:
     lines = [plan.model, ""]
     if plan.step is not None:
         lines += [*_step(plan, plan.step, prose), ""]
-    lines += _run(plan)
+    lines += [*_forward(plan), *_run(plan)]
     if plan.others:
         rows = [
             (
@@ -79,6 +82,10 @@ def text(plan: RunPlan, *, width: int | None = None) -> str:
         lines += ["", *table(("step", "memory", "execution"), rows, right=(0, 1), width=width)]
         if any("pipelined" in step.name for step in plan.others):
             lines += textwrap.wrap(_PIPELINES, prose)
+        for step in plan.others[:_EXPLAINED]:
+            lines += ["", *textwrap.wrap(step.name, prose), *_bullets(step, prose)]
+        if plan.rejected or plan.not_ranked:
+            lines.append("")
     for name, why in [*plan.rejected.items(), *plan.not_ranked.items()]:
         lines += textwrap.wrap(f"{name}: {why}", prose, subsequent_indent="    ")
     if condition := plan.condition.text():
@@ -111,6 +118,32 @@ def _step(plan: RunPlan, step: StepPlan, width: int) -> list[str]:
             note, width, initial_indent="              ", subsequent_indent=" " * 16
         )
     return lines
+
+
+def _bullets(step: StepPlan, width: int) -> list[str]:
+    """Returns the notes of a ranked execution."""
+    return [
+        line
+        for note in step.notes
+        for line in textwrap.wrap(note, width, initial_indent="  - ", subsequent_indent="    ")
+    ]
+
+
+def _forward(plan: RunPlan) -> list[str]:
+    """Returns the operations of the forward pass by part of the model."""
+    parts = plan.forward_flops
+    total = math.fsum(parts.values())
+    if not total:
+        return []
+    wide = max(map(len, parts))
+    return [
+        f"forward     {flops_text(total)} for the whole batch:",
+        *(
+            f"              {name:<{wide}}  {flops_text(flops):>10}  {flops / total:4.0%}"
+            for name, flops in parts.items()
+        ),
+        "",
+    ]
 
 
 def _run(plan: RunPlan) -> list[str]:

@@ -21,6 +21,7 @@ from tekso.framework.experiment import Tree
 from tekso.framework.planning import layout_ranking
 from tekso.framework.run import inspection, warm_start_sources
 from tekso.framework.run.checkpoints import Checkpoints
+from tekso.framework.run.forward_flops import forward_flops
 from tekso.framework.run.job import checkpoints_of
 from tekso.framework.run.logdir import Logdir
 from tekso.framework.run.metric_choice import metric_of
@@ -50,6 +51,8 @@ class RunPlan:
       resumes_from: step of the newest checkpoint in the logdir; None: a new run.
       steps: steps of the whole run.
       condition: how far the measured speeds of this machine apply to it as it is now.
+      forward_flops: {part of the model: floating-point operations of the forward pass over the
+        global batch}, see `forward_flops.py`; empty: not known.
     """
 
     model: str
@@ -69,6 +72,7 @@ class RunPlan:
     resumes_from: int | None
     steps: int
     condition: Condition
+    forward_flops: Mapping[str, float]
 
     def fits(self, step: StepPlan) -> bool:
         """Whether a step fits into the memory of a device."""
@@ -176,6 +180,7 @@ def plan(
         steps[-1] if steps else None,
         tree.run.steps,
         stored_speeds.condition() if parts.device.name == THIS_MACHINE else Condition(),
+        forward_flops(parts.task, parts.batch),
     )
 
 

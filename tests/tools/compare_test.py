@@ -188,7 +188,8 @@ def test_the_page_is_one_file_without_scripts_and_the_csv_has_all_points(
     output = tmp_path / "out.html"
     assert compare.main(["tekso-compare", *paths, f"--output={output}"]) == ExitCode.OK
     printed = capsys.readouterr().out
-    assert "initial_value=0.3" in printed and "learner.schedule.initial_value : 0.1 | " in printed
+    assert "initial_value=0.3" in printed
+    assert "Params that differ\n\nlearner.schedule.initial_value : 0.1 [--set] | 0.1 [" in printed
     page = Tags()
     page.feed(output.read_text())
     assert page.open == [] and "script" not in page.seen and "link" not in page.seen

@@ -54,7 +54,7 @@ def test_what_is_missing_or_wrong_is_said(capsys: pytest.CaptureFixture[str]) ->
     tiny = "--model=lm.python_source.Tiny"
     assert main(tiny) == 2
     assert "neither is given: add --devices=512, or" in capsys.readouterr().err
-    assert main(tiny, "--devices=4", "--device=tpu3") == 1
+    assert main(tiny, "--devices=4", "--device=tpu3") == 2
     assert "no device type 'tpu3'; did you mean tpu_v3?" in capsys.readouterr().err
     assert trainer.main(["tekso-trainer", tiny, "--auto"]) == 2
     expected = "--auto works only with --mode=inspect_sharding or plan, not with train"

@@ -33,6 +33,7 @@ _LENGTH = {  # fields that say for how long a run goes, not what is trained
     "run.weight_figures_every_steps",
 }
 _MOST_SAMPLE = 4000  # characters
+_DEFAULT = "default"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +42,11 @@ class ParamValue:
 
     text: str
     origin: str
+
+    @property
+    def with_origin(self) -> str:
+        """The value, and the place that set it unless it is a default."""
+        return self.text if self.origin == _DEFAULT else f"{self.text} [{self.origin}]"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,7 +158,7 @@ def params_of(text: str) -> dict[str, ParamValue]:
     """Returns {path: value} of the text of Params with origins."""
     found = (_LINE.fullmatch(line) for line in text.split("\n"))
     return {
-        match[1]: ParamValue(match[2], match[3] or "default")
+        match[1]: ParamValue(match[2], match[3] or _DEFAULT)
         for match in found
         if match is not None and not match[1].startswith("#")
     }

@@ -197,7 +197,12 @@ def test_the_executions_of_an_experiment_and_of_a_search_are_planned(tmp_path: P
     assert plan.not_ranked == {}  # a stage has one device
     text = plan_text.text(plan)
     assert "mesh_sharded, data:" in text and "no problems were found" in text
+    assert "\n\n\n" not in text
     assert "The times of pipelines are without communication" in text
+    for step in plan.others[:3]:  # a title, and why it takes this time
+        reasons = text.partition(f"\n\n{step.name}\n  - ")[2].partition("\n\n")[0]
+        assert " ".join(reasons.split()).startswith(step.notes[0])
+        assert " ".join(reasons.split()).endswith(step.notes[-1])
 
 
 def test_pipelines_as_one_program_are_ranked_and_what_is_not_is_said(tmp_path: Path) -> None:
@@ -367,3 +372,5 @@ def test_the_mode_prints_text_and_json_and_its_exit_code_says_whether_the_run_wo
     assert record["device"] == "cpu" and "does not divide" in record["problems"][0]
     assert trainer.main([*words, "--warm_start=missing"]) == ExitCode.FAILED
     assert "run.warm_start.main.checkpoint is 'missing'" in capsys.readouterr().out
+    assert trainer.main([*words[:-1], "--device=tpu3"]) == ExitCode.WRONG_USAGE
+    assert "--device=tpu3: there is no device type 'tpu3'; did you" in capsys.readouterr().err

@@ -1,0 +1,39 @@
+"""Counts the operations of a forward pass by part of the model, for the plan of a run."""
+
+from __future__ import annotations
+
+import re
+
+from tekso.framework import task_results
+from tekso.framework.costs.piece_traces import trace_all
+from tekso.framework.execution.errors import ExecutionError
+from tekso.framework.signature import Signature
+from tekso.framework.task import Task
+from tekso.framework.task_values import TaskError
+
+_NUMBER = re.compile(r"/\d+(?=/|$)")  # of a layer of a stack
+
+
+def forward_flops(task: Task, batch: Signature) -> dict[str, float]:
+    """Returns {part: floating-point operations of the forward pass}, in the order of the model.
+
+    The parts are the pieces of the task (`Task.pieces`). The layers of a stack are one part, such
+    as "4 × stack/layers". The result is empty if the pieces cannot be traced, which matters to
+    pipelines only.
+
+    Args:
+      task: the task.
+      batch: signature of the batch that is counted, such as the global batch.
+    """
+    try:
+        pieces = task_results.pieces(task)
+        traces = trace_all(pieces, task.specs(), batch)
+    except (ExecutionError, TaskError):
+        return {}
+    layers: dict[str, list[float]] = {}
+    for piece, trace in zip(pieces, traces, strict=True):
+        layers.setdefault(_NUMBER.sub("", piece.name), []).append(trace.flops)
+    return {
+        name if len(flops) == 1 else f"{len(flops)} × {name}": sum(flops)
+        for name, flops in layers.items()
+    }
