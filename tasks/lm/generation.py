@@ -25,6 +25,7 @@ import tensorflow as tf
 from tekso.framework import workarounds
 from tekso.framework.context import StepContext
 from tekso.framework.theta import Theta
+from tekso.models.decoding.recomputation import extendable
 from tekso.models.decoding.sampling import sample
 from tekso.models.decoding.search import forbidding
 
@@ -69,7 +70,8 @@ class Generator:
     """Samples `max_new_tokens` tokens after every prompt, or fewer if it samples `stop_id`.
 
     Attributes:
-      model: a language model with `init_cache` and `extend_step`.
+      model: a language model with `init_cache` and `extend_step`, or only `logits`; then all of
+        its window is computed again for every token.
       max_new_tokens: most tokens of a row after its prompt.
       window: most tokens in the cache; None: the whole text.
       stop_id: a row ends with this token.
@@ -117,6 +119,7 @@ class Generator:
         window = total if self.window is None else min(self.window, total)
         kept = max(1, window // 2)
         padding = [[0, 0], [0, self.max_new_tokens]]
+        model = extendable(self.model)
         ids_TB = tf.transpose(tf.pad(tf.concat([head_BS, tail_BR], 1), padding))
 
         def iteration(*state: Any) -> tuple[Any, ...]:
@@ -138,7 +141,7 @@ class Generator:
                     ctx, (weights, token_B, cache, place, origin)
                 )
                 token_B1 = tf.expand_dims(token, 1)
-                logits, extended = self.model.extend_step(own, token_B1, old, at, ctx)
+                logits, extended = model.extend_step(own, token_B1, old, at, ctx)
                 return tf.squeeze(logits, 1), extended, first
 
             def slide() -> Any:
@@ -177,8 +180,9 @@ class Generator:
         """Writes a block into an empty cache; returns the logits after it, and the cache."""
         batch_size = ids_TB.shape[1]
         block_BS = tf.transpose(tf.slice(ids_TB, [start, 0], [size, batch_size]))
-        cache = self.model.init_cache(batch_size, window)
-        logits, cache = self.model.extend_step(
+        model = extendable(self.model)
+        cache = model.init_cache(batch_size, window)
+        logits, cache = model.extend_step(
             theta, block_BS, cache, tf.constant(0), ctx, logits_of="last"
         )
         return tf.squeeze(logits, 1), cache

@@ -13,6 +13,9 @@ from sampling import sample
 from tekso.framework.context import StepContext
 from tekso.framework.initializers import Normal
 from tekso.framework.layer import Layer
+from tekso.framework.params import REQUIRED, param
+from tekso.framework.theta import Theta
+from tekso.models.decoding.recomputation import Recomputed, extendable
 from tekso.models.layers.attention import MultiHeadAttention
 from tekso.models.layers.attention_positions import RotaryPositions
 from tekso.models.layers.embedding import Embedding
@@ -20,8 +23,9 @@ from tekso.models.layers.feed_forward import FeedForward
 from tekso.models.layers.positions import LearnedPositions
 from tekso.models.layers.recurrent import RecurrentStack
 from tekso.models.layers.recurrent_cells import LstmCell
+from tekso.models.layers.rematerialize import Rematerialize
 from tekso.models.layers.softmax import Softmax
-from tekso.models.layers.stack import RepeatedStack, Stack, StackBase
+from tekso.models.layers.stack import RepeatedStack, SharedStack, Stack, StackBase
 from tekso.models.layers.transformer import TransformerLayer
 from tekso.models.lstm_lm import LstmLm
 from tekso.models.transformer_lm import TransformerLm
@@ -72,9 +76,37 @@ def _transformer(positions: Any, rotary: Any, stack: type[StackBase] = Stack) ->
     ).instantiate()
 
 
+class Shifted(Layer):
+    """A causal layer without a cache: the sum of an element and the one before it."""
+
+    class Params(Layer.Params):
+        dim: int = param("Size of the last dim.", default=REQUIRED)
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        self.weight("w", [self.params.dim], dims=("embed",), init=Normal.Params())
+
+    def fprop(self, theta: Theta, x: tf.Tensor, ctx: StepContext, **side: Any) -> tf.Tensor:
+        return x + tf.pad(x, [[0, 0], [1, 0], [0, 0]])[:, :-1] * (1.0 + theta.w)
+
+
+def without_a_cache(stack: type[StackBase] = Stack) -> Layer:
+    """A model with a custom layer that has neither `init_cache` nor `extend_step`."""
+    return TransformerLm.Params(
+        vocab_size=VOCAB,
+        dim=8,
+        embedding=Embedding.Params(init=Normal.Params(stddev=2.0)),
+        softmax=Softmax.Params(init=Normal.Params(stddev=0.7)),
+        stack=stack.Params(num_layers=2, layer=Rematerialize.Params(layer=Shifted.Params(dim=8))),
+    ).instantiate()
+
+
 MODELS = pytest.mark.parametrize(
     "make_model",
-    sample([lstm, transformer, learned_positions, repeated], quick=[lstm, transformer]),
+    sample(
+        [lstm, transformer, learned_positions, repeated, without_a_cache],
+        quick=[lstm, transformer, without_a_cache],
+    ),
 )
 TWO_MODELS = pytest.mark.parametrize("make_model", sample([lstm, transformer], quick=[transformer]))
 
@@ -160,7 +192,10 @@ def test_a_row_ends_with_the_stop_token(make_model: Callable[[], Layer], program
 
 @pytest.mark.parametrize(
     ("make_model", "window"),
-    sample([(lstm, 2), (lstm, 3), (lstm, 7), (learned_positions, 6)], quick=[(lstm, 3)]),
+    sample(
+        [(lstm, 2), (lstm, 3), (lstm, 7), (learned_positions, 6), (without_a_cache, 6)],
+        quick=[(lstm, 3), (without_a_cache, 6)],
+    ),
 )
 def test_a_full_window_slides_by_half(
     make_model: Callable[[], Layer], window: int, program_of: Any
@@ -178,6 +213,14 @@ def test_a_full_window_slides_by_half(
             origin = len(ids) - kept
     found = run(model, program, [prompt], max_new_tokens=count, temperature=0.0, window=window)
     assert found == [ids]
+
+
+@pytest.mark.parametrize("stack", [Stack, RepeatedStack, SharedStack])
+def test_only_models_without_a_cache_are_recomputed(stack: type[StackBase]) -> None:
+    model = without_a_cache(stack)
+    assert isinstance(extendable(model), Recomputed)
+    for cached in (lstm(), _transformer(None, None, stack)):
+        assert extendable(cached) is cached
 
 
 def test_prompt_blocks_split_at_the_shortest_prompt() -> None:
