@@ -248,6 +248,16 @@ class Task(Layer):
         """
         return {name: value / weight for name, (value, weight) in sums.items() if weight}
 
+    def equal_losses(self, batch: Mapping[str, np.ndarray]) -> tuple[Batch, Batch, str] | None:
+        """Returns two batches with the same loss, and what is wrong if their losses differ.
+
+        A new run compares the two losses before its first step, if the model is small.
+
+        Args:
+          batch: one example of the training input, as arrays.
+        """
+        return None
+
     def decode(self, program: Program, input: Input) -> Decoded | None:
         """Returns the output of `--mode=decode` and of decoding at the end of training.
 

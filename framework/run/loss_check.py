@@ -6,6 +6,7 @@
     metrics of {0, 1, 2} = sums / sums of weights      else they depend on how a batch is divided
     loss of {0, 1}  =  loss of {0, 1} by pieces()      else a pipeline trains another loss
     sums of {0, padding} = sums of {0}                 else they count padding examples
+    losses of Task.equal_losses are equal              else a language model is not causal
     a gradient of every learned weight                 else the loss does not depend on it
     scores of a softmax that are not probabilities     else a softmax is applied twice (a warning)
 
@@ -77,8 +78,8 @@ def check(
       inputs: {path in the tree: input}; the training input is "input".
 
     Raises:
-      LossError: the loss, or its weight, is not a sum over examples; or pieces() computes another
-        loss.
+      LossError: the loss, or its weight, is not a sum over examples; pieces() computes another
+        loss; or the losses of `Task.equal_losses` differ.
       InputError: the loss or a metric counts padding examples.
       TaskError: the task does not return sums.
     """
@@ -93,6 +94,7 @@ def check(
                 warnings += _check_is_sum(trial, batch, "eval")
                 if not any(layer.couples_examples for layer in task.walk()):
                     _check_is_sum(trial, batch, "train")
+            _check_equal(trial, _rows(batch, [0]))
             _check_pieces(trial, _rows(batch, [0, -1]))
             unused = trial.unused(_rows(batch, [0, -1]), unused) if unused else []
         warnings += _check_padding(trial, inputs)
@@ -226,6 +228,17 @@ _PENALTY = (
 
 def _ratio(one: float, weight: float) -> float:
     return one / weight if weight else np.nan
+
+
+def _check_equal(trial: Trial, example: Batch) -> None:
+    """Rejects a task that has different losses for the batches of `Task.equal_losses`."""
+    batches = trial.task.equal_losses(example)
+    if batches is None:
+        return
+    one, other, problem = batches
+    losses = [trial.sums(batch).loss for batch in (one, other, one)]
+    if losses[0] == losses[2] and trial.differ(losses[0], losses[1], scale=abs(losses[0])):
+        raise LossError(f"{problem} (a loss of {losses[0]:g} became {losses[1]:g})")
 
 
 def _check_pieces(trial: Trial, batch: Batch) -> None:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tekso.framework.context import StepContext
@@ -13,6 +14,7 @@ from tekso.framework.exports import ExportedFunction
 from tekso.framework.input.input import Input
 from tekso.framework.layer import Layer
 from tekso.framework.params import REQUIRED, literals, param
+from tekso.framework.path_patterns import listed
 from tekso.framework.task import LOSS, Batch, Decoded, Program
 from tekso.framework.theta import Theta
 from tekso.tasks.lm.cross_entropy import perplexity
@@ -87,6 +89,29 @@ class LanguageModel(TokenTask):
             return {}
         return {BITS_PER_BYTE: (loss_sum / math.log(2.0), tf.reduce_sum(batch["num_bytes"]))}
 
+    def equal_losses(self, batch: Mapping[str, np.ndarray]) -> tuple[Batch, Batch, str] | None:
+        """Returns an example without and with changed later tokens; None without custom layers.
+
+        Only one token has a weight, in the middle. Its loss depends on the tokens up to its place.
+        """
+        layers = [layer for layer in self.model.walk() if not _is_of_tekso(layer)]
+        middle = batch["ids"].shape[1] // 2
+        largest = int(batch["ids"].max())
+        if not layers or middle < 1 or largest < 1:
+            return None
+        ids, weights = batch["ids"].copy(), np.zeros_like(batch["weights"])
+        ids[:, middle:] = (ids[:, middle:] + 1) % (largest + 1)
+        weights[:, middle - 1] = 1
+        one = {**batch, "weights": weights}
+        names = sorted({f"{type(layer).__name__} ({layer.path})" for layer in layers})
+        problem = (
+            f"{type(self).__name__}: the loss of a token depends on the tokens after it, so the "
+            "model sees the token that it predicts. Each output of a layer may depend on its own "
+            "and on earlier positions only: a convolution pads only before the text, an average or "
+            f"a norm is not over the length. Custom layers: {listed(names)}"
+        )
+        return one, {**one, "ids": ids}, problem
+
     def logits(self, theta: Theta, batch: Batch, ctx: StepContext) -> tf.Tensor:
         """Returns the scores of the next tokens, [B, L, V], for distillation."""
         side = {name: batch[name] for name in ("positions", "segment_ids") if name in batch}
@@ -144,3 +169,7 @@ class LanguageModel(TokenTask):
         """Returns a suggested prompt: the first of the Params, or the start of a held-out text."""
         prompt = self._decoder and self._decoder.example_prompt(eval_inputs.values())
         return f"task.decode.prompts={literals.write([prompt])}" if prompt else None
+
+
+def _is_of_tekso(layer: Layer) -> bool:
+    return type(layer).__module__.startswith("tekso.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -201,6 +201,30 @@ def test_means_are_refused_with_the_figures_that_show_it(way: str, what: str) ->
 def test_a_penalty_in_the_sum_is_refused_though_it_is_small() -> None:
     with pytest.raises(LossError, match=r"Multiply a penalty on weights by the number of examples"):
         check("penalty")
+
+
+class FirstOnly(Squares):
+    """Says that the first number of an example has no effect on the loss."""
+
+    place: ClassVar[slice] = slice(0, 1)
+
+    def equal_losses(self, batch: Any) -> Any:
+        x = batch["x"].copy()
+        x[:, self.place] += 1
+        return batch, {**batch, "x": x}, "the loss depends on what it should not"
+
+
+class Nothing(FirstOnly):
+    """Compares two equal batches."""
+
+    place: ClassVar[slice] = slice(0, 0)
+
+
+def test_a_task_whose_equal_losses_differ_is_refused_with_both() -> None:
+    what = r"^the loss depends on what it should not \(a loss of [\d.e-]+ became [\d.e-]+\)$"
+    with pytest.raises(LossError, match=what):
+        check("nothing", FirstOnly)
+    assert check("used in training", Nothing) == []
 
 
 def test_a_metric_that_is_a_mean_is_refused() -> None:

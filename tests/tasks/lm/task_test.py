@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 from tekso.framework.context import StepContext
+from tekso.framework.layer import Layer
 from tekso.framework.params import REQUIRED, Configurable, param
 from tekso.models.layers.attention import MultiHeadAttention
 from tekso.models.layers.feed_forward import FeedForward
@@ -73,6 +74,41 @@ def test_loss_is_the_weighted_sum_of_nats_and_bits_per_byte_follow() -> None:
     assert figures["loss"] == pytest.approx(want / 13, rel=1e-5)
     assert figures["perplexity"] == pytest.approx(math.exp(want / 13), rel=1e-5)
     assert figures["bits_per_byte"] == pytest.approx(want / math.log(2) / 26, rel=1e-5)
+
+
+class Smoothed(Layer):
+    """The mean of three neighbours, of which the last one is `shift` tokens later."""
+
+    class Params(Layer.Params):
+        dim: int = param("Size of the last dim.", default=REQUIRED)
+        shift: int = param("Tokens after an element that its output depends on.", default=0)
+
+    def fprop(self, theta: Any, x: tf.Tensor, ctx: StepContext, **side: Any) -> tf.Tensor:
+        after, length = self.params.shift, x.shape[1]
+        padded = tf.pad(x, [[0, 0], [2 - after, after], [0, 0]])
+        return x + tf.add_n([padded[:, i : i + length] for i in range(3)]) / 3
+
+
+@pytest.mark.parametrize("shift", [0, 1])
+def test_equal_losses_differ_only_if_a_custom_layer_is_not_causal(shift: int) -> None:
+    params = task_params()
+    stack = Stack.Params(num_layers=2, layer=Smoothed.Params(dim=8, shift=shift))
+    task = params.set({"model.stack": stack}).instantiate()
+    example = {name: array.numpy()[:1] for name, array in batch_of(0, length=6).items()}
+    one, other, problem = task.equal_losses(example)
+    assert (one["ids"] != other["ids"]).sum() == 3 and other["ids"].max() < VOCAB
+    theta = task.init(3)
+    losses = [float(task.loss(theta, batch, StepContext()).loss_sum) for batch in (one, other)]
+    if shift:
+        assert abs(losses[0] - losses[1]) > 0.01 * losses[0]
+        assert "Smoothed (model/stack/layers/1)" in problem
+    else:
+        assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+
+
+def test_models_without_custom_layers_are_not_tried() -> None:
+    example = {name: array.numpy()[:1] for name, array in batch_of(0).items()}
+    assert task_params().instantiate().equal_losses(example) is None
 
 
 def test_log_probs_are_the_negative_cross_entropy() -> None:
