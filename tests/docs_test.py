@@ -35,8 +35,14 @@ from tekso.framework import experiment
 from tekso.framework.context import StepContext
 from tekso.framework.costs import this_machine
 from tekso.framework.input.arrays import Arrays
+from tekso.framework.layer import Layer
+from tekso.framework.learner import Learner, MultiLearner
+from tekso.framework.optimizers.adam import AdamW
 from tekso.framework.params import Params
+from tekso.framework.schedules import Cosine, end_with_run
+from tekso.framework.theta import Theta
 from tekso.framework.warm_start import WarmStart
+from tekso.models.layers.normalization import LayerNorm
 from tekso.models.mlp import Mlp
 from tekso.tasks.classification.task import Classification
 from tekso.tasks.image.sources import ImageArrays
@@ -258,7 +264,40 @@ def run_migrations(code: str, folder: Path) -> None:
         del sys.modules[module.__name__]
 
 
+class EncoderAndHead(Layer):
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        self.child("encoder", Mlp.Params(input_dim=4, hidden_dims=[5], output_dim=3))
+        self.child("norm", LayerNorm.Params(dim=3))
+
+
+def run_learner(code: str, folder: Path) -> None:
+    names: dict[str, Any] = {kind.__name__: kind for kind in (AdamW, Cosine, Learner, MultiLearner)}
+    exec(code, names)
+    params = names["learner"](None)
+    specs = EncoderAndHead.Params().instantiate().specs()
+    groups = end_with_run(params, 10).instantiate().groups(specs)
+    assert set(groups["others"][1]) == {"norm/scale", "norm/bias"}
+    assert {group: params.learners[group].schedule.initial_value for group in groups} == {
+        "encoder": 0.001,
+        "others": 0.01,
+    }
+    (undecayed,) = params.learners["encoder"].optimizer.weight_decay_exclude
+    decayed = {path for path in specs if not re.fullmatch(undecayed, path)}
+    assert decayed == {path for path in specs if path.endswith("/w")} != set()
+
+
+def run_figure(code: str, folder: Path) -> None:
+    names: dict[str, Any] = {"tf": tf}
+    exec(code, names)
+    ctx = StepContext(mode="train")
+    names["fprop"](None, Theta(w=tf.constant([[1.0, -1.0, 1.0]])), tf.ones([2, 1]), ctx)
+    assert [float(v) for v in ctx.collected.sums["metric"]["active_units"]] == [4.0, 6.0]
+
+
 FRAGMENTS = {
+    "def learner(self):": run_learner,
+    'ctx.collect_metric("active_units"': run_figure,
     "def execution(self):": run_execution,
     "return tf.data.Dataset.load(": run_load,
     "class Cells(ImageArrays):": run_cells,

@@ -55,7 +55,7 @@ class Optimizer(Configurable):
         )
         weight_decay_exclude: list[str] = param(
             "Weights without decay: regular expressions that match whole weight paths, for example "
-            '[".*/bias", ".*/scale"].',
+            '[".*/(b|bias|scale)"]: biases of layers (b), and norms.',
             default=[],
         )
 
