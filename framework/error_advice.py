@@ -15,6 +15,7 @@ _NONE = re.compile(r"^None values not supported|Attempt to convert a value \(Non
 _FUNCTION = re.compile(r"\{\{function_node [^}]*\}\}\s*")
 _OP = re.compile(r"\s*\[Op:\w+\]( name:.*)?\s*$")
 _NO_ROW = re.compile(r"indices\S* = (-?\d+) is not in \[0, (\d+)\)")
+_SIDE = re.compile(r"fprop\(\) got an unexpected keyword argument '(mask|positions)'")
 _NODE = re.compile(r"'\{\{node [^}]*\}\} = (\w+)\[[^]]*\]\([^)]*\)'")
 
 
@@ -46,7 +47,14 @@ def advice(error: BaseException) -> str:
     if _NARROW.search(text) and _WIDE.search(text):
         return (
             "with run.activation_dtype=bfloat16 or float16, the outputs of layers have that type: "
-            "compute the loss in float32, logits = tf.cast(logits, tf.float32)"
+            "compute the loss in float32, logits = tf.cast(logits, tf.float32). Arrays of the "
+            "batch stay float32: the layer that reads them casts them, x = tf.cast(x, "
+            "theta.w.dtype)"
+        )
+    if _SIDE.search(text):
+        return (
+            "a stack passes mask and positions to each layer: def fprop(self, theta, x, ctx, *, "
+            "mask=None, positions=None)"
         )
     if found := _NO_PARAMS.search(text):
         name = found[1]
