@@ -108,7 +108,8 @@ class LanguageModel(TokenTask):
             f"{type(self).__name__}: the loss of a token depends on the tokens after it, so the "
             "model sees the token that it predicts. Each output of a layer may depend on its own "
             "and on earlier positions only: a convolution pads only before the text, an average or "
-            f"a norm is not over the length. Custom layers: {listed(names)}"
+            f"a norm is not over the length. Custom layers: {listed(names)}. If the model is meant "
+            f"to do so, return None in equal_losses() of a subclass of {type(self).__name__}"
         )
         return one, {**one, "ids": ids}, problem
 
