@@ -38,6 +38,7 @@ from tekso.framework.run.logdir import Logdir
 from tekso.framework.run.session_arrays import as_type, narrowed, not_named
 from tekso.framework.run.session_batches import (
     Batch,
+    missing_array,
     other_shapes,
     problems_of_batch,
     problems_of_shapes,
@@ -253,13 +254,9 @@ class Session:
             with self._explaining(given):
                 found = self.program.call(self._predict, given)
         except KeyError as error:
-            missing = error.args[0] if error.args else None
-            if missing not in self._signature or missing in given:
+            if not (text := missing_array(error, self.task, given, self._signature)):
                 raise
-            raise SessionError(
-                f"{task_results.method_of(self.task, 'predict')} reads the array {missing!r}, "
-                f"which is not given; given: {', '.join(map(repr, given)) or 'none'}"
-            ) from error
+            raise SessionError(text) from error
         return {name: np.asarray(value) for name, value in found.items()}
 
     def evaluate(self, name: str, *, max_batches: int | None = None) -> dict[str, float]:

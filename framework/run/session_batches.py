@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from tekso.framework import task_results
 from tekso.framework.run.session_arrays import dtype_of
 from tekso.framework.signature import Signature
+from tekso.framework.task import Task
 
 Batch = Mapping[str, Any]
 
@@ -60,3 +62,21 @@ def other_shapes(batch: Batch, wanted: Signature) -> str:
     if all(shapes[name][1:] == expected[name][1:] for name in expected):
         return ""
     return f"a batch of shapes {shapes}; batches of the input have {expected}"
+
+
+def missing_array(error: KeyError, task: Task, batch: Batch, wanted: Signature) -> str:
+    """Returns which array of the input `predict` of a task reads and a batch has not, or "".
+
+    Args:
+      error: what reading it raised.
+      task: the task.
+      batch: arrays or tensors by name.
+      wanted: signature of a batch of the input.
+    """
+    name = error.args[0] if error.args else None
+    if name not in wanted or name in batch:
+        return ""
+    return (
+        f"{task_results.method_of(task, 'predict')} reads the array {name!r}, which is not given; "
+        f"given: {', '.join(map(repr, batch)) or 'none'}"
+    )
