@@ -58,6 +58,8 @@ class _Task(Protocol):
 
     def check_inputs(self, inputs: Mapping[str, Any]) -> Any: ...
 
+    def equal_losses(self, batch: Mapping[str, np.ndarray]) -> Any: ...
+
     def decode(self, program: Program, input: Input) -> Any: ...
 
     def score(
@@ -245,6 +247,21 @@ def goals_of(params: Params) -> dict[str, Any]:
     if isinstance(found, dict) and all(goal in ("min", "max") for goal in found.values()):
         return found
     raise _error(owner, "goals_of", found, '{metric: "min" or "max"}')
+
+
+def equal_losses(
+    task: _Task, batch: Mapping[str, np.ndarray]
+) -> tuple[Mapping[str, Any], Mapping[str, Any], str] | None:
+    """Returns `task.equal_losses(batch)`.
+
+    Raises:
+      TaskError: the result is neither two batches and a text, nor None.
+    """
+    found = task.equal_losses(batch)
+    match found:
+        case None | (Mapping(), Mapping(), str()):
+            return found
+    raise _error(task, "equal_losses", found, "(batch, batch, what is wrong) or None")
 
 
 def decode(task: _Task, program: Program, input: Input) -> Decoded | None:

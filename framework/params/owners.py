@@ -42,6 +42,7 @@ def _owned(kind: type) -> Iterator[tuple[str, type]]:
     while stack:
         cls = stack.pop()
         owner = getattr(cls, "owner", None)
-        if owner is not None and owner.Params is cls:
+        # A field of the Params may be named "owner".
+        if isinstance(owner, type) and getattr(owner, "Params", None) is cls:
             yield owner.__name__, cls
         stack += cls.__subclasses__()

@@ -232,7 +232,7 @@ def _ratio(one: float, weight: float) -> float:
 
 def _check_equal(trial: Trial, example: Batch) -> None:
     """Rejects a task that has different losses for the batches of `Task.equal_losses`."""
-    batches = trial.task.equal_losses(example)
+    batches = task_results.equal_losses(trial.task, example)
     if batches is None:
         return
     one, other, problem = batches

@@ -295,6 +295,19 @@ def test_what_every_method_of_a_task_returns_is_checked() -> None:
             assert name in checked or returns in ("None", "str"), name  # texts are only printed
 
 
+@pytest.mark.parametrize("found", [({}, {}), ({}, {}, None), "abc", [{}, {}, 1]])
+def test_equal_losses_are_two_batches_and_a_text(found: Any) -> None:
+    made = results(None)
+    assert task_results.equal_losses(made, {}) is None
+    made.equal_losses = lambda batch: found  # type: ignore[method-assign]
+    with pytest.raises(
+        TaskError, match=r"equal_losses.* must return \(batch, batch, what is wrong\)"
+    ):
+        task_results.equal_losses(made, {})
+    made.equal_losses = lambda batch: (batch, batch, "wrong")  # type: ignore[method-assign]
+    assert task_results.equal_losses(made, {}) == ({}, {}, "wrong")
+
+
 @pytest.mark.parametrize("given", [None, [], [len], len, "ab"])
 def test_pieces_that_are_no_list_of_pieces_are_refused(given: Any) -> None:
     made = results(given)

@@ -53,7 +53,7 @@ def closure(start: str) -> dict[str, Path]:
 @pytest.mark.parametrize(
     ("name", "most", "unused"),
     [
-        ("data_parallel", 2110, ("mesh", "pipeline", "parameter_server")),
+        ("data_parallel", 2180, ("mesh", "pipeline", "parameter_server")),
         ("pipelined", 5130, ("mesh", "spmd")),
     ],
 )
