@@ -95,5 +95,6 @@ def test_memory_does_not_hold_the_scores_of_all_tokens() -> None:
         done = processes.run([program, str(block_frames)])
         assert done.returncode == 0, done.stderr[-2000:]
         growth[block_frames] = float(done.stdout.split()[-1])
-    # All scores at once are 128 MB, several times; 4 frames at once are 3 MB.
-    assert growth[160] > 300 and growth[4] < 128, growth
+    # All scores at once are 128 MB, several times; 4 frames at once are 3 MB. What the threads
+    # and kernels of a first step take (80 to 140 MB were seen) is in both.
+    assert growth[160] > 300 and growth[4] < growth[160] / 3, growth
