@@ -185,7 +185,8 @@ def test_a_process_without_tekso_translates_alike(trained: Path) -> None:
     printed, _ = translate(trained, "--format=json", data=data)
     records = [json.loads(line) for line in printed.splitlines()]
     assert [record["source"] for record in records] == texts
-    options = ["--export_lengths=8,24", "--export_batch_size=4", "--litert=float32"]
+    # Several examples are computed together in export_mode_test.py and mt/exports_test.py.
+    options = ["--export_lengths=8,24", "--export_batch_size=1", "--litert=float32"]
     exported, _ = run(
         "-m", "tekso.tools.trainer", "--mode=export", "--logdir=run", "--format=json", *options,
         cwd=trained,

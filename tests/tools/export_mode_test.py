@@ -19,7 +19,7 @@ TEXT = "to be or not to be, that is the question\n" * 60
 PROMPTS = ["to be", "t", "the question is"]
 SETTINGS = [
     "task.model.dim=16",
-    "task.model.stack.num_layers=2",
+    "task.model.stack.num_layers=1",
     "task.model.stack.layer.attention.num_heads=2",
     "task.model.stack.layer.feed_forward.hidden_dim=24",
     "task.decode.num_samples=1",
@@ -99,7 +99,7 @@ def exported(trained: Path) -> dict[str, Any]:
     """What --mode=export prints about it."""
     printed = train(
         trained, "--mode=export", "--output=out", "--litert=float32,int8", "--format=json",
-        "--export_batch_size=2",
+        "--export_batch_size=2", "--export_lengths=20",  # decode_test.py exports several lengths
     )  # fmt: skip
     record: dict[str, Any] = json.loads(printed)
     return record
@@ -216,6 +216,7 @@ sys.exit(trainer.main(["tekso-trainer", *sys.argv[1:]]))
 @pytest.mark.slow
 def test_an_export_without_room_leaves_nothing_and_says_why(trained: Path) -> None:
     flags = ["--logdir=run", "--mode=export", "--output=full", "--export_lengths=20"]
+    flags.append("--export_batch_size=1")
     done = processes.run(["-c", LIMITED, *flags], cwd=trained, timeout=600)
     assert done.returncode == 5 and done.stderr == (
         "tekso-trainer: cannot write full: the file exceeds the size limit of 20,000 bytes "
