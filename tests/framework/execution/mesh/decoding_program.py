@@ -1,6 +1,7 @@
 """Searches, samples and scores with small models, on one device or over a mesh, and prints them.
 
 Started by tests with jobs as JSON: {"model": …, "execution": Params of MeshSharded, or null}.
+For models of pairs, "searches" may name some of SEARCHES; without it, all run.
 """
 
 from __future__ import annotations
@@ -64,14 +65,16 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
         if key.startswith("weights/") and value.ndim > 1:
             state[key] = rng.normal(scale=0.6, size=value.shape).astype(value.dtype)
     program.restore(state.__getitem__, set(state))
-    calls = _pairs(task, given) if "source_ids" in given else _texts(task, given)
+    searches = job.get("searches", list(SEARCHES))
+    calls = _pairs(task, given, searches) if "source_ids" in given else _texts(task, given)
     found = {}
     for name, (function, inputs) in calls.items():
         outputs = program.call(function, *inputs)
         for key, value in outputs.items():
             found[f"{name} {key}"] = np.asarray(value).astype(np.float64).tolist()
     program.train_step(given, 0)  # so there are new weights
-    function, inputs = calls["greedy" if "greedy" in calls else "drawn"]
+    again = next(name for name in ("greedy", "covering", "drawn") if name in calls)
+    function, inputs = calls[again]
     for key, value in program.call(function, *inputs).items():
         found[f"again {key}"] = np.asarray(value).astype(np.float64).tolist()
     doubled = program.call(_doubled, np.float32(1.5), None, given)
@@ -84,7 +87,7 @@ def _doubled(theta: Theta, number: Any, nothing: Any, batch: Any, ctx: Any) -> A
     return {"number": 2.0 * number, "nothing": nothing}
 
 
-def _pairs(task: Any, given: Any) -> dict[str, Any]:
+def _pairs(task: Any, given: Any, searches: list[str]) -> dict[str, Any]:
     sources = {n: given[n] for n in ("source_ids", "source_segment_ids")}
     sources["source_ids"] = np.where(sources["source_segment_ids"] > 0, sources["source_ids"], 0)
     sources["source_segment_ids"] = np.minimum(sources["source_segment_ids"], 1)
@@ -109,7 +112,7 @@ def _pairs(task: Any, given: Any) -> dict[str, Any]:
     calls = {
         name: (search_by(params), (sources, prefix, lengths))
         for name, params in SEARCHES.items()
-        if has_attention or name != "covering"
+        if name in searches and (has_attention or name != "covering")
     }
     calls["forced"] = (search_by(SEARCHES["beam"], forced=True), (sources, prefix, lengths))
     targets = given["target_ids"].reshape([len(prefix), 1, -1])

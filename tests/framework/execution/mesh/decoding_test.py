@@ -21,6 +21,9 @@ JOBS = {
     "pairs": {"mesh": SQUARE, "rules": "batch:data;mlp:model;vocab:model"},
     "dense": {"mesh": SQUARE, "rules": ALL, "weights_axis": "data"},
 }
+# The program of a recurrent search is the largest one. Another beam and greedy search run with the
+# Transformer.
+SEARCHES = {"pairs": {"searches": ["covering", "samples"]}}
 
 
 def run(jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -33,7 +36,8 @@ def run(jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("model", JOBS)
 def test_a_mesh_finds_draws_and_scores_what_one_device_does(model: str) -> None:
-    alone, spread = run([{"model": model}, {"model": model, "execution": JOBS[model]}])
+    job = {"model": model, **SEARCHES.get(model, {})}
+    alone, spread = run([job, {**job, "execution": JOBS[model]}])
     assert "error" not in alone, alone["error"]
     assert "error" not in spread, spread["error"]
     assert set(spread) == set(alone)
