@@ -50,8 +50,8 @@ def _set(execution: str, *settings: str) -> tuple[str, ...]:
     return f"--execution={execution}", *(f"--set=execution.{s}" for s in settings)
 
 
-# TensorFlow's graph optimizer takes a fifth to a third of the CPU time of pipelines in one process.
-# The other forms run with it.
+# TensorFlow's graph optimizer takes an eighth to a third of the CPU time of pipelines in one
+# process. The other forms run with it.
 FORMS = {
     "one_device": Form(_set("data_parallel", "xla=none", "towers=1")),
     "two_devices": Form((*_set("data_parallel", "xla=none"), "--cpu_devices=2")),

@@ -37,14 +37,18 @@ def pipeline(stages: int, micro_batches: int, **more: Any) -> dict[str, Any]:
     return {"execution": "spmd_pipelined", **sizes, **more}
 
 
-# TensorFlow's graph optimizer is on in the test of a mask, which is quick.
+# TensorFlow's graph optimizer is on in the test of a mask, which is quick. Tests of what layers
+# read, of a mask, of convolutions and of constants evaluate; those of several sizes and of experts
+# only train.
 
 
 @pytest.mark.slow
 def test_stages_and_micro_batches_change_nothing() -> None:
     sizes = [12, 6, 7]  # 2 accumulation steps, 2 of another size, 1 that is not a pipeline
     execution = pipeline(4, 2, rematerialize="all")
-    alone, piped = run("stacked", execution, sizes=sizes, size=12, accumulation=2, optimized=False)
+    alone, piped = run(
+        "stacked", execution, sizes=sizes, size=12, accumulation=2, optimized=False, evaluate=False
+    )
     check(alone, piped)
 
 
@@ -52,7 +56,9 @@ def test_stages_and_micro_batches_change_nothing() -> None:
 def test_experts_in_the_stack_and_parts_of_a_batch() -> None:
     # Without rematerialization, the gradients of sums are those of tensors outside of the loop.
     pipelines = (pipeline(2, 2, rematerialize=which) for which in ("all", "none"))
-    alone, *piped = run("stacked_moe", *pipelines, size=16, accumulation=2, optimized=False)
+    alone, *piped = run(
+        "stacked_moe", *pipelines, size=16, accumulation=2, optimized=False, evaluate=False
+    )
     for one in piped:
         check(alone, one)
 
