@@ -17,7 +17,11 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
+import numpy as np
+import tensorflow as tf
+
 from tekso.framework.costs import graph_work, op_kinds
+from tekso.framework.costs.tensor_reuse import Move
 
 _EXPENSIVE = op_kinds.FUNCTIONS | {"RealDiv", "DivNoNan"}
 _VALUES = frozenset({"Const", "Fill", "ZerosLike", "OnesLike", "Range", "Shape", "BroadcastTo"})
@@ -31,17 +35,19 @@ class ClusterLoop(NamedTuple):
 
     Attributes:
       op: the op whose result it writes.
-      bytes: bytes that it reads and writes.
+      move: the tensors of the cluster that it reads and writes, and their bytes.
       elements: elements of simple ops that it computes.
       functions: elements of exponentials and similar functions.
-      sums: elements that it adds.
+      sums: elements that it adds, of rows.
+      column_sums: the same where the sums of neighbours are neighbours, as of the rows of a bias.
     """
 
     op: Any
-    bytes: float
+    move: Move
     elements: float
     functions: float
     sums: float
+    column_sums: float
 
 
 class CompiledCluster:
@@ -55,18 +61,12 @@ class CompiledCluster:
     def __init__(self, graph: Any, ops: list[Any]) -> None:
         self._graph = graph
         self._ops = ops
-        self._outputs = {self._root(t).op.name for t in getattr(graph, "outputs", None) or []}
+        self._outputs = {graph_work.root(t).op.name for t in getattr(graph, "outputs", None) or []}
         self._written = self._find_written()
         self.loops = [self._loop(op) for op in ops if op.name in self._written]
 
-    def _root(self, tensor: Any) -> Any:
-        """Returns the tensor of which a tensor is another name."""
-        while tensor.op.type in op_kinds.SAME_MEMORY and len(tensor.op.inputs):
-            tensor = tensor.op.inputs[0]
-        return tensor
-
     def _operands(self, op: Any) -> list[Any]:
-        return [self._root(t) for t in op.inputs]
+        return [graph_work.root(t) for t in op.inputs]
 
     def _find_written(self) -> set[str]:
         """Returns the names of the ops whose results are written to memory."""
@@ -102,11 +102,14 @@ class CompiledCluster:
     def _loop(self, op: Any) -> ClusterLoop:
         read, fused = self._read_by(op)
         functions = math.fsum(_elements(o) for o in fused if o.type in op_kinds.FUNCTIONS)
-        sums = math.fsum(_given(o) for o in fused if o.type in _SUMS)
+        columns, rows = (
+            math.fsum(_given(o) for o in fused if o.type in _SUMS and _is_of_columns(o) == of)
+            for of in (True, False)
+        )
         simple = [o for o in fused if o.type not in op_kinds.FUNCTIONS | _SUMS | _ENDS]
-        moved = math.fsum(size for _, size in read.values()) + self._written_bytes(op)
+        reads = [(name, size) for name, (_, size) in read.items()]
         elements = math.fsum(0 if self._is_whole(o) else _elements(o) for o in simple)
-        return ClusterLoop(op, moved, elements, functions, sums)
+        return ClusterLoop(op, Move(reads, self._writes(op)), elements, functions, rows, columns)
 
     def _read_by(self, op: Any) -> tuple[dict[str, tuple[Any, float]], list[Any]]:
         """Returns {name: (tensor, bytes)} that the loop of an op reads, and the ops within it."""
@@ -129,9 +132,10 @@ class CompiledCluster:
                     open_ops.append(before)
         return read, fused
 
-    def _written_bytes(self, op: Any) -> float:
-        """Returns the bytes that the loop of an op writes."""
-        return _bytes(op.inputs[2]) if op.type in _IN_PLACE else math.fsum(self._new_bytes(op))
+    def _writes(self, op: Any) -> list[tuple[str, float]]:
+        """Returns [(tensor, bytes)] that the loop of an op writes."""
+        sizes = [_bytes(op.inputs[2])] if op.type in _IN_PLACE else self._new_bytes(op)
+        return [(t.name, size) for t, size in zip(op.outputs, sizes, strict=True)]
 
     def _new_bytes(self, op: Any) -> list[float]:
         """Returns the bytes of each output of an op; 0 if it is in the memory of an input."""
@@ -143,7 +147,7 @@ class CompiledCluster:
         body = graph_work.inside(self._graph, op)[1][0]
         given = [t.name for t in body.inputs]
         return [
-            0.0 if self._root(after).name == before else size
+            0.0 if graph_work.root(after).name == before else size
             for before, after, size in zip(given, body.outputs, sizes, strict=True)
         ]
 
@@ -170,6 +174,13 @@ def _elements(op: Any) -> int:
     """Returns the number of elements that an op computes."""
     made = op.inputs[2:] if op.type in _IN_PLACE else op.outputs
     return max((graph_work.size(t) for t in made), default=0)
+
+
+def _is_of_columns(op: Any) -> bool:
+    """Returns whether a sum keeps the last dim."""
+    axes = tf.get_static_value(op.inputs[1]) if op.type in op_kinds.SUMS else None
+    rank = op.inputs[0].shape.rank
+    return axes is not None and bool(rank) and rank - 1 not in np.ravel(axes) % rank
 
 
 def _given(op: Any) -> int:

@@ -2,14 +2,14 @@
 
 The speeds are those of one core, or of all cores if one op at a time uses them.
 
-    product                 operations / rate at its operations per byte, plus its bytes /
-                            bandwidth for as many bytes
+    product                 operations / rate at its operations per byte, plus its tensors
     convolution             operations / rate at its operations per byte
     copy                    bytes read and written / bandwidth
-    exponential, …          elements / rate, or as any other op, whichever is longer
-    other                   bytes read and written / bandwidth for as many bytes
-    cluster of XLA          its inputs and outputs, bytes that its loops read and write, as above,
-                            plus the elements of their ops
+    exponential, …          elements / rate, or its tensors, whichever is longer
+    other                   its tensors
+    a tensor                bytes / bandwidth at the distance of its uses: tensor_reuse.py
+    cluster of XLA          its inputs and outputs, and its loops; a loop takes the time of its
+                            tensors, or of the elements of its ops, whichever is longer
     product in a loop of    operations / rate, or the bytes of its matrix / bandwidth for a matrix
     a cluster               that every iteration reads, whichever is longer
     every op                plus the time of an op that does nothing
@@ -25,27 +25,50 @@ The body of a loop counts once per iteration. Ops without a path to an output do
 
 from __future__ import annotations
 
+import functools
 import heapq
 import math
-from collections.abc import Callable, Iterable, Sequence, Set
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from typing import Any, NamedTuple
 
 from tekso.framework.costs import graph_work, op_kinds
-from tekso.framework.costs.graph_clusters import CompiledCluster
+from tekso.framework.costs.graph_clusters import ClusterLoop, CompiledCluster
+from tekso.framework.costs.tensor_reuse import Move, distances
 from tekso.framework.costs.this_machine import MachineSpeed, rate
 
 _WITH_RATES = op_kinds.MATRIX_PRODUCTS | op_kinds.CONVOLUTIONS | op_kinds.FILTER_GRADIENTS
+Uses = Sequence[tuple[float, float]]
+"""[(bytes, distance)] of the tensors of an op; see tensor_reuse.py."""
+
 _SHORT_S = 3e-6  # 8000 cycles, the threshold of TensorFlow's executor
 
 
-def seconds(graph: Any, machine: MachineSpeed) -> float:
+def seconds(graph: Any, machine: MachineSpeed, *, between: float = 0.0) -> float:
     """Returns the estimated time of all ops of a graph, one after the other."""
-    return seconds_of(graph, needed(graph), machine)
+    return math.fsum(op_seconds(graph, needed(graph), machine, between=between).values())
 
 
-def seconds_of(graph: Any, ops: Iterable[Any], machine: MachineSpeed) -> float:
-    """Returns the estimated time of some ops of a graph, one after the other."""
-    return math.fsum(_op_seconds(graph, op, machine) for op in ops)
+def op_seconds(
+    graph: Any, ops: Sequence[Any], machine: MachineSpeed, *, between: float = 0.0
+) -> dict[str, float]:
+    """Returns {name: estimated time} of ops of a graph, which run one after the other.
+
+    Args:
+      graph: the graph.
+      ops: the ops.
+      machine: the speeds.
+      between: bytes that other graphs move from one run of this one to the next.
+    """
+    works = [work for op in ops for work in _works(graph, op)]
+    uses = distances([work.move for work in works], between=between)
+    found = {op.name: 0.0 if op.type in op_kinds.INSTANT else machine.op_s for op in ops}
+    for work, each in zip(works, uses, strict=True):
+        found[work.op.name] += work.seconds(machine, each)
+    for op in ops:
+        if is_cluster(op, graph_work.inside(graph, op)[1]):
+            arguments = len(op.inputs) + len(op.outputs)
+            found[op.name] += machine.cluster_s + arguments * machine.argument_s - machine.op_s
+    return found
 
 
 def short_seconds(graph: Any, machine: MachineSpeed) -> float:
@@ -53,9 +76,10 @@ def short_seconds(graph: Any, machine: MachineSpeed) -> float:
 
     A loop is short if no op of an iteration is long: the thread that starts it runs all of it.
     """
-    found = 0.0
-    for op in needed(graph):
-        time = _op_seconds(graph, op, machine)
+    found, ops = 0.0, needed(graph)
+    of_op = op_seconds(graph, ops, machine)
+    for op in ops:
+        time = of_op[op.name]
         times, inner = graph_work.inside(graph, op)
         if inner and not is_cluster(op, inner):
             short = machine.op_s + times * max(short_seconds(one, machine) for one in inner)
@@ -65,7 +89,9 @@ def short_seconds(graph: Any, machine: MachineSpeed) -> float:
     return found
 
 
-def elapsed_seconds(graph: Any, machine: MachineSpeed, *, cores: int) -> float:
+def elapsed_seconds(
+    graph: Any, machine: MachineSpeed, *, cores: int, between: float = 0.0
+) -> float:
     """Returns the time of a graph whose ops run side by side, one on each core.
 
     An op starts when its inputs exist and a core is free. A short op has to wait for the core that
@@ -75,6 +101,7 @@ def elapsed_seconds(graph: Any, machine: MachineSpeed, *, cores: int) -> float:
     core_of: dict[str, int] = {}
     free = [0.0] * cores
     ops = needed(graph)
+    of_op = op_seconds(graph, ops, machine, between=between)
     names = {op.name for op in ops}
     before = {op.name: _before(op) & names for op in ops}
     waits = {name: len(found) for name, found in before.items()}
@@ -86,7 +113,7 @@ def elapsed_seconds(graph: Any, machine: MachineSpeed, *, cores: int) -> float:
     while ready:
         at, number = heapq.heappop(ready)
         op = ops[number]
-        time = _op_seconds(graph, op, machine)
+        time = of_op[op.name]
         core = min(range(cores), key=free.__getitem__)
         if time < _SHORT_S and before[op.name]:
             core = core_of[max(before[op.name], key=end.__getitem__)]
@@ -145,6 +172,8 @@ def _found(graph: Any, ops: Iterable[Any], before: Callable[[Any], list[Any]]) -
 
 def is_cluster(op: Any, inner: Sequence[Any]) -> bool:
     """Returns whether XLA compiles the function that an op calls."""
+    if not inner:
+        return False
     for attributes in (op.node_def.attr, *(_attributes(graph) for graph in inner)):
         if "_XlaMustCompile" in attributes and attributes["_XlaMustCompile"].b:
             return True
@@ -156,69 +185,127 @@ def _attributes(graph: Any) -> Any:
     return definition.attr if definition is not None else {}
 
 
-def _op_seconds(graph: Any, op: Any, machine: MachineSpeed) -> float:
+class _Work(NamedTuple):
+    """An op, an op with graphs of its own, or a loop of a cluster."""
+
+    op: Any  # of the graph
+    move: Move
+    seconds: Callable[[MachineSpeed, Uses], float]
+    """Time, without starting the op."""
+
+
+def _works(graph: Any, op: Any) -> Iterator[_Work]:
     times, inner = graph_work.inside(graph, op)
-    if inner:
-        if is_cluster(op, inner):
-            return times * _cluster_seconds(op, inner[0], machine)
-        return machine.op_s + times * max(seconds(one, machine) for one in inner)
-    if op.type in op_kinds.INSTANT:
-        return 0.0
-    return machine.op_s + _work_seconds(op, machine)
+    if is_cluster(op, inner):
+        names = _outer_names(op, inner[0])
+        for loop in CompiledCluster(inner[0], needed(inner[0])).loops:
+            yield _loop_work(inner[0], loop, op, lambda name: names.get(name, f"{op.name}/{name}"))
+    elif inner:
+        moved = max(map(moved_bytes, inner))
+        yield _Work(
+            op,
+            Move(others=times * moved),
+            lambda machine, _: times * max(seconds(one, machine) for one in inner),
+        )
+    elif op.type not in op_kinds.INSTANT:
+        reads = [(graph_work.root(t).name, _read_bytes(op, t)) for t in op.inputs]
+        writes = [(t.name, _bytes([t])) for t in op.outputs]
+        yield _Work(op, Move(reads, writes), functools.partial(_plain_seconds, op))
 
 
-def _work_seconds(op: Any, machine: MachineSpeed) -> float:
-    moved = _bytes(op.inputs) + _bytes(op.outputs)
+def _outer_names(op: Any, graph: Any) -> dict[str, str]:
+    """Returns {tensor in the graph of a cluster: tensor of the graph that it is part of}."""
+    outer = [graph_work.root(t).name for t in op.inputs]
+    names = {t.name: name for t, name in zip(graph.inputs, outer, strict=True)}
+    for inside, outside in zip(graph.outputs, op.outputs, strict=False):
+        names.setdefault(graph_work.root(inside).name, outside.name)
+    return names
+
+
+def _loop_work(
+    graph: Any, loop: ClusterLoop, op: Any, name_of: Callable[[str], str], *, repeated: bool = False
+) -> _Work:
+    """Returns the work of a loop of a cluster, or of an iteration of a loop over time in one."""
+    times, inner = graph_work.inside(graph, loop.op)
+    moved = times * max((moved_bytes(one, in_cluster=True) for one in inner), default=0.0)
+    reads, writes = ([(name_of(n), size) for n, size in each] for each in loop.move[:2])
+
+    def time(machine: MachineSpeed, uses: Uses) -> float:
+        computing = loop.elements / machine.cluster_elements_per_s
+        computing += loop.functions / machine.cluster_functions_per_s
+        computing += loop.sums / machine.cluster_sums_per_s
+        computing += loop.column_sums / machine.cluster_column_sums_per_s
+        if inner:
+            repeats = repeated or loop.op.type in op_kinds.LOOPS
+            every = (_loops_seconds(one, machine, repeated=repeats) for one in inner)
+            return computing + times * max(every)
+        start = machine.loop_s if repeated else 0.0
+        if repeated and loop.op.type in op_kinds.MATRIX_PRODUCTS:
+            matrix = max(_bytes([t]) for t in loop.op.inputs)
+            reading = matrix / rate(machine.loop_matrices, matrix)
+            product = max(graph_work.op_flops(loop.op) / machine.loop_products_per_s, reading)
+            return start + computing + product
+        if loop.op.type in _WITH_RATES:
+            return start + computing + _plain_seconds(loop.op, machine, uses)
+        return start + max(computing, _moving_seconds(uses, machine.cluster_streams))
+
+    return _Work(op, Move(reads, writes, moved), time)
+
+
+def _loops_seconds(graph: Any, machine: MachineSpeed, *, repeated: bool) -> float:
+    """Returns the time of the loops of a graph in a cluster, for a loop: of an iteration."""
+    works = _inner_works(graph, repeated=repeated)
+    uses = distances([work.move for work in works])
+    return math.fsum(work.seconds(machine, each) for work, each in zip(works, uses, strict=True))
+
+
+def _inner_works(graph: Any, *, repeated: bool) -> list[_Work]:
+    loops = CompiledCluster(graph, needed(graph)).loops
+    return [_loop_work(graph, loop, loop.op, str, repeated=repeated) for loop in loops]
+
+
+def moved_bytes(graph: Any, *, in_cluster: bool = False) -> float:
+    """Returns the bytes that the ops of a graph read and write."""
+    if in_cluster:
+        works = _inner_works(graph, repeated=False)
+    else:
+        works = [work for op in needed(graph) for work in _works(graph, op)]
+    return math.fsum(work.move.bytes + work.move.others for work in works)
+
+
+def _plain_seconds(op: Any, machine: MachineSpeed, uses: Uses) -> float:
     points = {
         **dict.fromkeys(op_kinds.MATRIX_PRODUCTS, machine.products),
+        **dict.fromkeys(op_kinds.BATCH_PRODUCTS, machine.batch_products),
         **dict.fromkeys(op_kinds.CONVOLUTIONS, machine.convolutions),
         **dict.fromkeys(op_kinds.FILTER_GRADIENTS, machine.filter_gradients),
     }.get(op.type)
     if points is not None:
         flops = graph_work.op_flops(op)
-        intensity = flops / max(moved, 1)
+        intensity = flops / max(_bytes(op.inputs) + _bytes(op.outputs), 1)
         reached = rate(points, intensity) * min(1.0, intensity / points[0][0])
         fixed = machine.convolution_s
         if op.type in op_kinds.MATRIX_PRODUCTS:
-            fixed = machine.product_s + moved / rate(machine.streams, moved)
+            fixed = machine.product_s + _moving_seconds(uses, machine.streams)
         return fixed + flops / max(reached, 1.0)
     if op.type in op_kinds.COPIES:
         outputs = _bytes(op.outputs)
         read = outputs if op.type == "GatherNd" else _bytes(op.inputs)
         read = min(read, outputs) if op.type in op_kinds.SLICES else read
         return (read + outputs) / machine.moved_bytes_per_s
-    found = moved / rate(machine.streams, moved)
+    found = _moving_seconds(uses, machine.streams)
     if op.type in op_kinds.FUNCTIONS:
         found = max(found, _elements(op.outputs) / machine.functions_per_s)
     return found
 
 
-def _cluster_seconds(op: Any, graph: Any, machine: MachineSpeed) -> float:
-    arguments = len(op.inputs) + len(op.outputs)
-    return machine.cluster_s + arguments * machine.argument_s + _loops_seconds(graph, machine)
+def _moving_seconds(uses: Uses, points: Sequence[tuple[float, float]]) -> float:
+    return math.fsum(size / rate(points, distance) for size, distance in uses)
 
 
-def _loops_seconds(graph: Any, machine: MachineSpeed, *, repeated: bool = False) -> float:
-    """Returns the time of the loops of a cluster, or of an iteration of a loop over time in one."""
-    found = 0.0
-    for loop in CompiledCluster(graph, needed(graph)).loops:
-        times, inner = graph_work.inside(graph, loop.op)
-        found += machine.loop_s if repeated and not inner else 0.0
-        if inner:
-            repeats = repeated or loop.op.type in op_kinds.LOOPS
-            found += times * max(_loops_seconds(one, machine, repeated=repeats) for one in inner)
-        elif repeated and loop.op.type in op_kinds.MATRIX_PRODUCTS:
-            matrix = max(_bytes([t]) for t in loop.op.inputs)
-            reading = matrix / rate(machine.loop_matrices, matrix)
-            found += max(graph_work.op_flops(loop.op) / machine.loop_products_per_s, reading)
-        elif loop.op.type in _WITH_RATES:
-            found += _work_seconds(loop.op, machine)
-        else:
-            found += loop.bytes / rate(machine.cluster_streams, loop.bytes)
-        found += loop.elements / machine.cluster_elements_per_s
-        found += loop.functions / machine.cluster_functions_per_s
-        found += loop.sums / machine.cluster_sums_per_s
-    return found
+def _read_bytes(op: Any, tensor: Any) -> float:
+    read = _bytes([tensor])
+    return min(read, _bytes(op.outputs)) if op.type in op_kinds.SLICES else read
 
 
 def _bytes(tensors: Any) -> float:

@@ -77,6 +77,13 @@ def _graphs(graph: Any, op: Any, *names: str) -> list[Any]:
     return [f.graph for f in functions if f is not None and getattr(f, "graph", None) is not None]
 
 
+def root(tensor: Any) -> Any:
+    """Returns the tensor of which a tensor is another name."""
+    while tensor.op.type in op_kinds.SAME_MEMORY and len(tensor.op.inputs):
+        tensor = tensor.op.inputs[0]
+    return tensor
+
+
 def size(tensor: Any) -> int:
     """Returns the number of elements of a tensor; a dim of unknown size counts as 1."""
     shape = tensor.shape

@@ -10,7 +10,8 @@ SAME_MEMORY = frozenset(
 )
 """Ops whose output is their input, in the same memory."""
 
-MATRIX_PRODUCTS = frozenset({"MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum"})
+BATCH_PRODUCTS = frozenset({"BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"})
+MATRIX_PRODUCTS = BATCH_PRODUCTS | {"MatMul", "Einsum"}
 _FORWARD_CONVOLUTIONS = frozenset({"Conv2D", "Conv3D", "DepthwiseConv2dNative"})
 PRODUCTS = MATRIX_PRODUCTS | _FORWARD_CONVOLUTIONS
 """Ops that multiply matrices, or convolve."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence, Set
 from typing import Any, NamedTuple
 
 from tekso.framework.costs.equal_ops import same_memory
-from tekso.framework.costs.graph_time import above, after, seconds_of
+from tekso.framework.costs.graph_time import above, after, op_seconds
 from tekso.framework.costs.this_machine import MachineSpeed
 
 
@@ -54,4 +55,5 @@ def pass_seconds(
         [op for op in whole if op.name in inputs],
         [op for op in whole if op.name in backward - inputs],
     ]
-    return PassSeconds(*(seconds_of(graph, ops, machine) for ops in chosen))
+    of_op = op_seconds(graph, whole, machine)
+    return PassSeconds(*(math.fsum(of_op[op.name] for op in ops) for ops in chosen))

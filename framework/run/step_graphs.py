@@ -75,14 +75,20 @@ class StepGraphs:
             if self.uses_all_threads
             else (machine.side_by_side, machine.side_by_side)
         )
-        tower = self.parts * graph_time.seconds(self.tower, elapsed)
+        of_tower, of_update = map(graph_time.moved_bytes, (self.tower, self.update))
+        of_tower *= self.parts
+        between = of_update if self.parts == 1 else 0.0
+        tower = self.parts * graph_time.seconds(self.tower, elapsed, between=between)
         short = self.parts * graph_time.short_seconds(self.tower, elapsed)
         fixed = machine.call_s + self.arrays * machine.array_s
         fixed += self.variables * machine.variable_s
-        update = graph_time.elapsed_seconds(self.update, elapsed, cores=self.towers)
+        update = graph_time.elapsed_seconds(
+            self.update, elapsed, cores=self.towers, between=of_tower
+        )
         step = tower + (self.towers - 1) * short + update
-        of_cores = self.towers * self.parts * graph_time.seconds(self.tower, cpu)
-        return step + fixed, of_cores + graph_time.seconds(self.update, cpu) + fixed
+        of_cores = self.towers * self.parts * graph_time.seconds(self.tower, cpu, between=between)
+        of_cores += graph_time.seconds(self.update, cpu, between=of_tower)
+        return step + fixed, of_cores + fixed
 
     def flops(self) -> float:
         """Returns the floating-point operations of a step, forward, backward and update."""

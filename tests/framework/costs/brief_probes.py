@@ -1,7 +1,14 @@
-"""The probes of the speed of a machine with shorter measurements, for a test."""
+"""The probes of the speed of a machine with shorter measurements of less work, for a test."""
 
-from tekso.framework.costs import machine_probes
+from tekso.framework.costs import machine_probes, probe_runs
 
-machine_probes._RUN_S = 0.002
-machine_probes._REPEATS = machine_probes._MOST_REPEATS = 1
+probe_runs._RUN_S = 0.002
+probe_runs._REPEATS = probe_runs._MOST_REPEATS = 1
+probe_runs._MANY_TIMES = 32
+probe_runs._PAUSE_OPS = 4
+machine_probes._LARGER_ARRAYS = (1 << 15, 1 << 16)
+machine_probes._LARGE = 1 << 19
+machine_probes._PRODUCTS = ((8, 256, 256), (32, 256, 256), (64, 128, 128), (256, 128, 256))
+machine_probes._PRODUCTS += ((256, 256, 256),)
+machine_probes._BATCH_PRODUCTS = machine_probes._BATCH_PRODUCTS[:1]
 main = machine_probes.main

@@ -127,7 +127,21 @@ def set_speeds() -> None:
     """On this machine, each device takes a second for each collective, and next to none for ops."""
     fast, most = [(1.0, 1e15)], 1e15
     speed = MachineSpeed(
-        fast, fast, fast, fast, most, most, fast, most, most, most, most, fast, *(0.0,) * 6
+        fast,
+        fast,
+        fast,
+        fast,
+        fast,
+        most,
+        most,
+        fast,
+        most,
+        most,
+        most,
+        most,
+        most,
+        fast,
+        *(0.0,) * 6,
     )
     machine = ThisMachine(speed, speed, speed, call_s=0.0, array_s=0.0, variable_s=0.0)
     starts = MeshStarts(call_s=100.0, variable_s=0.0, op_s=0.0, collective_s=1.0, byte_s=0.0)

@@ -19,7 +19,22 @@ from tekso.framework.planning.mesh_time import MeshStarts
 
 FAST = [(1.0, 1e15)]
 SPEED = MachineSpeed(
-    FAST, FAST, FAST, FAST, 1e15, 1e15, FAST, 1e15, 1e15, 1e15, 1e15, FAST, 7.0, *(0.0,) * 5
+    FAST,
+    FAST,
+    FAST,
+    FAST,
+    FAST,
+    1e15,
+    1e15,
+    FAST,
+    1e15,
+    1e15,
+    1e15,
+    1e15,
+    1e15,
+    FAST,
+    7.0,
+    *(0.0,) * 5,
 )
 """Only the start of an op takes time."""
 STARTS = MeshStarts(call_s=100.0, variable_s=3.0, op_s=1.0, collective_s=10.0, byte_s=0.5)

@@ -29,7 +29,22 @@ from tekso.models.layers.linear import Linear
 
 FAST = [(1.0, 1e15)]
 SPEED = MachineSpeed(
-    FAST, FAST, FAST, FAST, 1e15, 1e15, FAST, 1e15, 1e15, 1e15, 1e15, FAST, 1.0, *(0.0,) * 5
+    FAST,
+    FAST,
+    FAST,
+    FAST,
+    FAST,
+    1e15,
+    1e15,
+    FAST,
+    1e15,
+    1e15,
+    1e15,
+    1e15,
+    1e15,
+    FAST,
+    1.0,
+    *(0.0,) * 5,
 )
 """Only the start of an op takes time: one second."""
 NONE = PipelineStarts(0.0, 0.0, 0.0, 0.0, 0.0)
