@@ -25,6 +25,7 @@ import tensorflow as tf
 from tekso.framework.context import RANDOM_NUMBERS
 from tekso.framework.foreign_methods import foreign_method, missing_fprop
 from tekso.framework.layer import Layer
+from tekso.framework.params.containers import ATOMS
 
 _DEPTH = 4  # of lists and dicts in an attribute
 _WHY = "it would not be trained, counted or saved, and its values would differ between processes"
@@ -58,7 +59,7 @@ def check(root: Layer) -> None:
     layers = {id(layer) for layer in root.walk()}
     for layer in root.walk():
         for name, value in vars(layer).items():
-            if name in ("params", "_parent", "_children", "_weights"):
+            if type(value) in ATOMS or name in ("params", "_parent", "_children", "_weights"):
                 continue
             leaves = _leaves(value, _DEPTH)
             undeclared = [x for x in leaves if isinstance(x, Layer) and id(x) not in layers]

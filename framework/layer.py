@@ -6,7 +6,6 @@ A layer has no variables and does not depend on devices. It declares weight spec
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -20,7 +19,7 @@ from tekso.framework.initializers import Fans, Initializer
 from tekso.framework.params import Configurable, Params, param
 from tekso.framework.theta import SEPARATOR, Theta
 from tekso.framework.weight_shapes import checked_shape
-from tekso.framework.weight_spec import ANY_INDEX, STACK_DIM, WeightSpec
+from tekso.framework.weight_spec import ANY_INDEX, SpecPlace, WeightSpec
 
 _RENAMED = {"mixes_examples": "couples_examples"}
 """{former name of an attribute of layers: its current name}."""
@@ -286,21 +285,16 @@ class Layer(Configurable):
         """Returns {path from this layer: spec} for the weights of this layer and descendants."""
         specs = dict(self._weights)
         for name, layer in self.children():
-            for spec in layer.specs().values():
-                path = f"{name}{SEPARATOR}{spec.path}"
-                if layer._stack_size is None:
-                    template = f"{name}{SEPARATOR}{spec.template}"
-                    specs[path] = dataclasses.replace(spec, path=path, template=template)
-                else:
-                    specs[path] = dataclasses.replace(
-                        spec,
-                        path=path,
-                        shape=(layer._stack_size, *spec.shape),
-                        dims=(STACK_DIM, *spec.dims),
-                        stacked=spec.stacked + 1,
-                        template=f"{name}{SEPARATOR}{ANY_INDEX}{SEPARATOR}{spec.template}",
-                    )
+            layer._add_specs(specs, SpecPlace().of_child(name, layer._stack_size))
         return specs
+
+    def _add_specs(self, specs: dict[str, WeightSpec], place: SpecPlace) -> None:
+        """Adds the specs of this layer and its descendants; each is copied once, at any depth."""
+        inherits = type(self).specs is Layer.specs
+        for spec in (self._weights if inherits else self.specs()).values():
+            specs[place.path + spec.path] = spec.below(place)
+        for name, layer in self.children() if inherits else ():
+            layer._add_specs(specs, place.of_child(name, layer._stack_size))
 
     def init(self, seed: int = 0) -> Theta:
         """Returns a theta with initial values drawn from `seed`, for notebooks and tests."""

@@ -131,9 +131,16 @@ def import_package(name: str) -> None:
 
 
 def list_experiments(pattern: str = "*") -> list[Entry]:
-    """Returns the experiments whose keys match a wildcard pattern, sorted; imports all modules."""
+    """Returns the experiments whose keys match a wildcard pattern, sorted.
+
+    Imports all modules below `tekso.params` whose experiments may match: those whose keys agree
+    with the pattern up to its first wildcard.
+    """
+    start = re.split(r"[*?\[]", pattern, maxsplit=1)[0]
     for module in _modules_on_disk():
-        importlib.import_module(f"{PACKAGE}.{module}")
+        above = _module_key(f"{PACKAGE}.{module}") + "."
+        if above.startswith(start) or start.startswith(above):
+            importlib.import_module(f"{PACKAGE}.{module}")
     found = [entry for key, entry in _ENTRIES.items() if fnmatch.fnmatchcase(key, pattern)]
     return sorted(found, key=lambda entry: _natural(entry.key))
 

@@ -6,18 +6,40 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from tekso.framework import initializers
 from tekso.framework.initializers import Fans, Initializer
+from tekso.framework.theta import SEPARATOR
 
 STACK_DIM = "layers"  # the leading dim over which the weights of a repeated layer are stacked
 ANY_INDEX = "*"
 
 _NO_FANS = Fans(1, 1)
+
+
+class SpecPlace(NamedTuple):
+    """Where a layer is below another one; by default, it is that one.
+
+    Attributes:
+      path: the path to the layer, with a separator at the end if it is not empty.
+      template: the path with "*" for the index of every stack dim, in the same form.
+      stacks: sizes of the stacks that contain the layer, outermost first.
+    """
+
+    path: str = ""
+    template: str = ""
+    stacks: tuple[int, ...] = ()
+
+    def of_child(self, name: str, stack_size: int | None) -> SpecPlace:
+        """Returns the place of a child of the layer, which may be a stack of that size."""
+        path, template = f"{self.path}{name}{SEPARATOR}", f"{self.template}{name}{SEPARATOR}"
+        if stack_size is None:
+            return SpecPlace(path, template, self.stacks)
+        return SpecPlace(path, f"{template}{ANY_INDEX}{SEPARATOR}", (*self.stacks, stack_size))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +84,17 @@ class WeightSpec:
         """Bytes of all elements."""
         found: int = self.size * tf.as_dtype(self.dtype).size
         return found
+
+    def below(self, place: SpecPlace) -> WeightSpec:
+        """Returns the spec as a layer above declares it, from which `place` is the layer's."""
+        return dataclasses.replace(
+            self,
+            path=place.path + self.path,
+            shape=(*place.stacks, *self.shape),
+            dims=(*[STACK_DIM] * len(place.stacks), *self.dims),
+            stacked=len(place.stacks) + self.stacked,
+            template=place.template + self.template,
+        )
 
     def described(self) -> dict[str, Any]:
         """Returns what a checkpoint says of the weight: shape, dims, dtype and scale, for JSON."""

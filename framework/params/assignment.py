@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from tekso.framework.params import tree as params_tree
-from tekso.framework.params.containers import ATOMS, FrozenParamsError, map_nodes, nodes_of
+from tekso.framework.params.containers import FrozenParamsError, is_atomic, map_nodes, nodes_of
 from tekso.framework.params.origins import Origin, hide_from_origins
 from tekso.framework.params.types import MismatchError, describe, type_name
 
@@ -80,7 +80,7 @@ def assign(
     if log is not None:
         log.append(_undo(values, name))
         log.append(_undo(origins, name))
-    if type(stored) not in ATOMS or type(old) not in ATOMS:
+    if not (is_atomic(stored) and is_atomic(old)):
         stored = _adopt(node, name, old, stored, log)
     values[name] = stored
     if origin is None:

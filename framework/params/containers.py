@@ -69,6 +69,12 @@ FrozenSet = type(
 )  # fmt: skip
 
 
+def is_atomic(value: Any) -> bool:
+    """Returns whether a value is an atom or a tuple of atoms, so that trees can share it."""
+    kind = type(value)
+    return kind in ATOMS or (kind is tuple and ATOMS.issuperset(map(type, value)))
+
+
 def map_nodes(value: Any, fn: Callable[[Any], Any], *, frozen: bool = False) -> Any:
     """Returns a copy of `value` in which every node is replaced by `fn(node)`.
 
@@ -82,7 +88,7 @@ def map_nodes(value: Any, fn: Callable[[Any], Any], *, frozen: bool = False) -> 
         items = [map_nodes(item, fn, frozen=frozen) for item in value]
         return FrozenList(items) if frozen else items
     if type(value) is tuple:
-        if all([type(item) in ATOMS for item in value]):
+        if is_atomic(value):
             return value
         return tuple([map_nodes(item, fn, frozen=frozen) for item in value])
     if isinstance(value, dict):

@@ -134,6 +134,8 @@ class Params(Node):
 
     def get(self, path: str) -> Any:
         """Returns the value at a dotted path: a leaf, a child or a container."""
+        if path in self._values:
+            return self._values[path]
         return params_tree.place(self, path).value
 
     def set(self: P, mapping: Mapping[str, Any] | None = None, /, **kwargs: Any) -> P:
@@ -191,6 +193,8 @@ class Params(Node):
 
     def __contains__(self, path: object) -> bool:
         """Returns whether the tree has a field or item at a path."""
+        if path in self._values:
+            return True
         try:
             params_tree.place(self, str(path))
         except (AttributeError, paths.PathError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from tekso.framework.params import paths
@@ -19,7 +19,13 @@ class Location(NamedTuple):
     keys: tuple[Any, ...]
     value: Any
     field: Field
-    path: str
+    root: Any
+    segments: Sequence[paths.Segment]
+
+    @property
+    def path(self) -> str:
+        """The path from the root of the tree, for errors: to find it, the tree is searched."""
+        return _path_to(self.root, self.segments)
 
 
 Entry = tuple[str, Any, Field]
@@ -79,7 +85,10 @@ def place(root: Any, path: str) -> Location:
       AttributeError: there is no such field or item; the message suggests similar names.
       PathError: the text is not a path.
     """
-    node, where = root, root._path()
+    node = root
+    field = node._field(path)
+    if field is not None:  # most paths are the name of a field
+        return Location(node, path, (), node._values[path], field, root, (path,))
     segments = paths.split(path)
     position = 0
     while True:
@@ -87,29 +96,50 @@ def place(root: Any, path: str) -> Location:
         field = node._field(name)
         if field is None:
             raise node._unknown(name)
-        where = paths.join(where, name)
         value = node._values[name]
         keys = []
         position += 1
         while position < len(segments) and not isinstance(value, Node):
-            key = _key(value, segments[position], where)
-            where = paths.join_key(where, key) if isinstance(value, dict) else f"{where}.{key}"
+            key = _key(value, root, segments[: position + 1])
             value = value[key]
             keys.append(key)
             position += 1
         if position == len(segments):
-            return Location(node, name, tuple(keys), value, field, where)
+            return Location(node, name, tuple(keys), value, field, root, segments)
         node = value
 
 
-def _key(container: Any, segment: paths.Segment, where: str) -> Any:
+def _path_to(root: Any, segments: Sequence[paths.Segment]) -> str:
+    """Returns the path, from the root of the tree, of a location below `root` that exists."""
+    where: str = root._path()
+    value = root
+    for segment in segments:
+        if isinstance(value, Node):
+            name = str(segment)
+            where, value = paths.join(where, name), value._values[name]  # type: ignore[attr-defined]
+        else:
+            key = paths.find_key(value, segment)
+            where = paths.join_key(where, key) if isinstance(value, dict) else f"{where}.{key}"
+            value = value[key]
+    return where
+
+
+def _key(container: Any, root: Any, segments: Sequence[paths.Segment]) -> Any:
+    """Returns the key of the item of a container that the last of the segments below `root` names.
+
+    Raises:
+      AttributeError: the value is no container, or has no such item.
+    """
+    *above, segment = segments
     if not isinstance(container, (list, tuple, dict)):
+        where = _path_to(root, above)
         raise AttributeError(
             f"there is no {where}.{segment}: {where} is {describe(container)}, which has no fields"
         )
     try:
         return paths.find_key(container, segment)
     except KeyError as error:
+        where = _path_to(root, above)
         hint = paths.suggestion(str(segment), where, error.args[0], list)
         raise AttributeError(f"{where} has no item {segment}; {hint}") from None
 

@@ -15,6 +15,8 @@ from tekso.framework.params import REQUIRED, param
 from tekso.framework.primitives.precision import widen
 from tekso.framework.theta import Theta
 
+_ONES, _ZEROS = Ones.Params().freeze(), Zeros.Params().freeze()  # need no copy for each weight
+
 
 class Norm(Layer):
     """Base of the normalisations: [..., dim] to the same shape and dtype.
@@ -55,9 +57,9 @@ class LayerNorm(Norm):
 
     def __init__(self, params: Any) -> None:
         super().__init__(params)
-        self._vector("scale", Ones.Params())
+        self._vector("scale", _ONES)
         if self.params.use_bias:
-            self._vector("bias", Zeros.Params())
+            self._vector("bias", _ZEROS)
 
     def fprop(self, theta: Theta, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
         """See the class."""
@@ -81,7 +83,7 @@ class RMSNorm(Norm):
 
     def __init__(self, params: Any) -> None:
         super().__init__(params)
-        self._vector("scale", Ones.Params())
+        self._vector("scale", _ONES)
 
     def fprop(self, theta: Theta, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
         """See the class."""
@@ -136,9 +138,9 @@ class BatchNorm(Norm):
         if self.params.group is not None and self.params.group < 1:
             raise ValueError(f"BatchNorm: group {self.params.group} must be at least 1, or None")
         self._vector("scale", self.params.scale_init)
-        self._vector("bias", Zeros.Params())
-        self._vector("moving_mean", Zeros.Params(), trainable=False)
-        self._vector("moving_variance", Ones.Params(), trainable=False)
+        self._vector("bias", _ZEROS)
+        self._vector("moving_mean", _ZEROS, trainable=False)
+        self._vector("moving_variance", _ONES, trainable=False)
 
     def fprop(
         self, theta: Theta, x: tf.Tensor, ctx: StepContext, *, mask: tf.Tensor | None = None

@@ -164,6 +164,14 @@ def test_the_list_has_key_summary_and_source_line(rooms: Path) -> None:
     assert len(registry.list_experiments()) == 4 and registry.list_experiments("no.*") == []
 
 
+@pytest.mark.parametrize("pattern", ["lm.gpipe.*", "lm.gpi*", "lm.gpipe.Layers[13]*"])
+def test_a_list_imports_no_module_whose_key_does_not_begin_as_the_pattern(
+    rooms: Path, pattern: str
+) -> None:
+    assert len(registry.list_experiments(pattern)) == 3  # without an error of mt.broken
+    assert loaded() == ["rooms.params.lm", "rooms.params.lm.gpipe"]
+
+
 def test_what_the_list_does_not_have_is_looked_for_inside_of_keys_and_then_close_to_them(
     rooms: Path,
 ) -> None:

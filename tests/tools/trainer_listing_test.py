@@ -29,7 +29,7 @@ def test_help_shows_our_flags_in_lines_that_fit(
 
 
 def test_list_shows_key_task_count_summary_and_place(
-    here: Path, capsys: pytest.CaptureFixture[str]
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert main("--list=lines.*Line") == 0
     lines = capsys.readouterr().out.splitlines()
@@ -37,8 +37,19 @@ def test_list_shows_key_task_count_summary_and_place(
     assert lines[0] == "lines.experiments.Line  (Regression, 3 weights)"
     assert lines[1].strip() == "Fits a line."
     assert lines[2].strip() in (f"lines/experiments.py:{number + i}" for i in (0, 1))
+    find = registry.list_experiments
+    patterns: list[str] = []
+
+    def found(pattern: str) -> list[registry.Entry]:
+        patterns.append(pattern)
+        return [*find("lines.*"), *find("lm.text_files.*")]  # all models take 15 s
+
+    monkeypatch.setattr(registry, "list_experiments", found)
     assert main("--list", "--format=json") == 0
+    assert patterns == ["*"]
     rows = json.loads(capsys.readouterr().out)
+    unset = [row["problem"] for row in rows if row["key"] == "lm.text_files.Char"]
+    assert len(unset) == 1 and "is not set" in unset[0]
     assert all("ValueError" not in row.get("problem", "") for row in rows)
     broken = {row["key"]: row.get("problem", "") for row in rows}
     assert "ZeroDivisionError" in broken["lines.experiments.Faulty"]
