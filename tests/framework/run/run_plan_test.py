@@ -345,7 +345,8 @@ def test_towers_with_batch_statistics_are_planned_as_they_run(
 
     def plan(**settings: Any) -> RunPlan:
         key = "image.digits.Cnn"
-        small = registry.get(key)().tree().set({"input.batch_size": 8, **settings})
+        sizes = {"input.batch_size": 8, "task.model.num_blocks": [1]}
+        small = registry.get(key)().tree().set({**sizes, **settings})
         folder = str(tmp_path / "none" / "run")
         return run_plan.plan(key, small, device="this_machine", logdir=folder)
 
