@@ -216,7 +216,7 @@ def _works(graph: Any, op: Any) -> Iterator[_Work]:
 def _outer_names(op: Any, graph: Any) -> dict[str, str]:
     """Returns {tensor in the graph of a cluster: tensor of the graph that it is part of}."""
     outer = [graph_work.root(t).name for t in op.inputs]
-    names = {t.name: name for t, name in zip(graph.inputs, outer, strict=True)}
+    names = {t.name: name for t, name in zip(graph.inputs, outer, strict=False)}
     for inside, outside in zip(graph.outputs, op.outputs, strict=False):
         names.setdefault(graph_work.root(inside).name, outside.name)
     return names

@@ -80,7 +80,7 @@ def _graphs(graph: Any, op: Any, *names: str) -> list[Any]:
 def root(tensor: Any) -> Any:
     """Returns the tensor of which a tensor is another name."""
     while tensor.op.type in op_kinds.SAME_MEMORY and len(tensor.op.inputs):
-        tensor = tensor.op.inputs[0]
+        tensor = tensor.op.inputs[tensor.value_index]  # an IdentityN has several outputs
     return tensor
 
 

@@ -115,3 +115,14 @@ def test_bytes_that_are_written_are_those_of_floats() -> None:
         return tf.tanh(x), tf.cast(x, tf.bfloat16), tf.argmax(x, -1), tf.reshape(x, [-1])
 
     assert count(both, (2, 3, 5)).bytes_written == math.prod((2, 3, 5)) * (4 + 2)
+
+
+def test_the_root_of_a_name_is_the_tensor_that_it_names() -> None:
+    @tf.function(autograph=False)
+    def named(x: tf.Tensor, y: tf.Tensor) -> list[tf.Tensor]:
+        return [tf.reshape(t, [-1]) for t in tf.identity_n([x * 2.0, tf.squeeze(y)])]
+
+    spec = tf.TensorSpec([3, 4])
+    traced = named.get_concrete_function(spec, spec).graph
+    first, second = (graph_work.root(t) for t in traced.outputs)
+    assert first.op.type == "Mul" and second is traced.inputs[1]
