@@ -224,7 +224,8 @@ class Probes(ProbeRuns):
             count = math.prod(batch)
             flops, moved = 2.0 * count * m * k * n, 4.0 * count * (m * k + k * n + m * n)
             times = _FEW_TIMES if moved > 1e7 else TIMES // 2
-            whole = self.of_each(all_three, a, b, times=times) / 3 - product_s
+            one = self.of_each(all_three, a, b, times=times) / 3
+            whole = rest(one, product_s, least=0.25)
             moving = _moving_seconds((*batch, m, k, n), times, streams)
             found.append((flops / moved, flops / rest(whole, moving, least=0.25)))
         return sorted(found, key=operator.itemgetter(0))

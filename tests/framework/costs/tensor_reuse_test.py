@@ -36,6 +36,13 @@ def test_a_tensor_that_is_used_in_every_run_is_a_run_away() -> None:
     assert distances(moves)[2] == [(5.0, 15.0)]
 
 
+def test_what_other_graphs_move_lies_between_two_runs() -> None:
+    moves = [Move([("w", 5.0)], [("a", 2.0)]), Move([("a", 2.0)], [("g", 5.0)])]
+    near, far = distances(moves), distances(moves, between=1000.0)
+    assert near == [[(5.0, 14.0), (2.0, 7.0)], [(2.0, 7.0), (5.0, 7.0)]]
+    assert far == [[(5.0, 1014.0), (2.0, 7.0)], [(2.0, 7.0), (5.0, 1007.0)]]
+
+
 @given(
     st.lists(
         st.tuples(
