@@ -226,8 +226,12 @@ class StageFunctions:
     def begin(self) -> None:
         """Sets the totals to 0."""
         if self.totals:
-            self._backend.call(self._begin)
+            self._backend.call(self._begin, self._backend.scalar(0.0, tf.float32))
 
-    def _begin_graph(self) -> None:
+    def _begin_graph(self, placed: tf.Tensor) -> None:
+        # TensorFlow would store zeros that do not depend on an argument: as many as all totals.
+        zero, done = self._backend.scalar_value(placed), []
         for total in self.totals.values():
-            total.assign(tf.zeros_like(total), read_value=False)
+            with tf.control_dependencies(done):  # one at a time exists twice
+                zeros = tf.math.multiply_no_nan(total, tf.cast(zero, total.dtype))
+                done = [total.assign(zeros, read_value=False)]

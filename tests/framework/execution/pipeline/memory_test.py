@@ -1,4 +1,4 @@
-"""An update does not hold all weights and slots twice."""
+"""An update does not hold all weights and slots twice, and nothing else is held between steps."""
 
 from __future__ import annotations
 
@@ -21,3 +21,5 @@ def test_step_takes_the_memory_of_gradients_and_not_that_of_a_second_state() -> 
     # The sums of the gradients take 1.0, graphs and threads about 0.5; a second state would be 3
     # more, of weights and both slots of Adam.
     assert found["more"] < 3.2 * found["weights"]
+    # Weights, both slots and the sums; not the zeros with which the sums begin.
+    assert found["held"] in (None, 4 * found["weights"])
