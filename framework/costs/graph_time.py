@@ -204,13 +204,18 @@ def _works(graph: Any, op: Any) -> Iterator[_Work]:
         moved = max(map(moved_bytes, inner))
         yield _Work(
             op,
-            Move(others=times * moved),
+            _move(op).by_others(times * moved),
             lambda machine, _: times * max(seconds(one, machine) for one in inner),
         )
+    elif op.type in op_kinds.COLLECTIVES:
+        yield _Work(op, _move(op), lambda *_: 0.0)  # mesh_time.py has its time
     elif op.type not in op_kinds.INSTANT:
-        reads = [(graph_work.root(t).name, _read_bytes(op, t)) for t in op.inputs]
-        writes = [(t.name, _bytes([t])) for t in op.outputs]
-        yield _Work(op, Move(reads, writes), functools.partial(_plain_seconds, op))
+        yield _Work(op, _move(op), functools.partial(_plain_seconds, op))
+
+
+def _move(op: Any) -> Move:
+    reads = [(graph_work.root(t).name, _read_bytes(op, t)) for t in op.inputs]
+    return Move(reads, [(t.name, _bytes([t])) for t in op.outputs])
 
 
 def _outer_names(op: Any, graph: Any) -> dict[str, str]:
@@ -227,8 +232,9 @@ def _loop_work(
 ) -> _Work:
     """Returns the work of a loop of a cluster, or of an iteration of a loop over time in one."""
     times, inner = graph_work.inside(graph, loop.op)
-    moved = times * max((moved_bytes(one, in_cluster=True) for one in inner), default=0.0)
-    reads, writes = ([(name_of(n), size) for n, size in each] for each in loop.move[:2])
+    move = Move(*([(name_of(n), size) for n, size in each] for each in loop.move[:2]))
+    if inner:
+        move = move.by_others(times * max(moved_bytes(one, in_cluster=True) for one in inner))
 
     def time(machine: MachineSpeed, uses: Uses) -> float:
         computing = loop.elements / machine.cluster_elements_per_s
@@ -249,7 +255,7 @@ def _loop_work(
             return start + computing + _plain_seconds(loop.op, machine, uses)
         return start + max(computing, _moving_seconds(uses, machine.cluster_streams))
 
-    return _Work(op, Move(reads, writes, moved), time)
+    return _Work(op, move, time)
 
 
 def _loops_seconds(graph: Any, machine: MachineSpeed, *, repeated: bool) -> float:

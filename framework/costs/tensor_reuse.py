@@ -39,6 +39,11 @@ class Move(NamedTuple):
         """Bytes of the tensors, without `others`."""
         return sum(size for _, size in (*self.reads, *self.writes))
 
+    def by_others(self, others: float) -> Move:
+        """Returns a use of the same tensors, whose bytes are among those of graphs of its own."""
+        reads, writes = ([(name, 0.0) for name, _ in each] for each in (self.reads, self.writes))
+        return Move(reads, writes, others)
+
 
 def distances(moves: Sequence[Move], *, between: float = 0.0) -> list[list[tuple[float, float]]]:
     """Returns [(bytes, distance)] of the reads and writes of each move, in the order of a run.
