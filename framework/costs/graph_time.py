@@ -71,13 +71,41 @@ def op_seconds(
     return found
 
 
-def short_seconds(graph: Any, machine: MachineSpeed) -> float:
+def moved_by_others(graphs: Sequence[tuple[int, Any]]) -> list[float]:
+    """Returns for each graph of a step the bytes that the others move in a step.
+
+    Args:
+      graphs: [(number of runs in a step, graph)].
+    """
+    moved = [times * moved_bytes(graph) for times, graph in graphs] if len(graphs) > 1 else [0.0]
+    return [math.fsum(moved) - own for own in moved]
+
+
+def of_runs(
+    price: Callable[..., float], graph: Any, *args: Any, runs: int, between: float
+) -> float:
+    """Returns the price of all runs of a graph in a step.
+
+    The first run finds in the caches what other graphs left, the next ones what the graph did.
+
+    Args:
+      price: `seconds` or `short_seconds`.
+      graph: the graph.
+      *args: of `price`.
+      runs: number of runs.
+      between: bytes that other graphs move before the first run.
+    """
+    first = price(graph, *args, between=between)
+    return first + (runs - 1) * price(graph, *args) if runs > 1 else first
+
+
+def short_seconds(graph: Any, machine: MachineSpeed, *, between: float = 0.0) -> float:
     """Returns the time of the ops of a graph that are too short for a thread of their own.
 
     A loop is short if no op of an iteration is long: the thread that starts it runs all of it.
     """
     found, ops = 0.0, needed(graph)
-    of_op = op_seconds(graph, ops, machine)
+    of_op = op_seconds(graph, ops, machine, between=between)
     for op in ops:
         time = of_op[op.name]
         times, inner = graph_work.inside(graph, op)

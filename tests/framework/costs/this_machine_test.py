@@ -333,6 +333,21 @@ def test_short_ops_of_parallel_graphs_run_one_after_the_other() -> None:
     assert alone.seconds(machine)[0] > graph_time.seconds(tower, SPEED)
 
 
+def test_the_update_moves_bytes_between_two_steps_and_not_between_their_parts() -> None:
+    near, far = 1e9, 1e-3  # bytes/s, of what is used again after 100 others and after more
+    speed = dataclasses.replace(SPEED, op_s=0.0, streams=[(100.0, near), (101.0, far)])
+    machine = ThisMachine(speed, speed, speed, call_s=0.0, array_s=0.0, variable_s=0.0)
+    tower, update = (graph(lambda x: -x, [size]) for size in (2, 3))
+    graphs = StepGraphs(2, 3, tower, update, [], variables=0, arrays=0, uses_all_threads=False)
+    step, of_cores = dataclasses.replace(graphs, parts=1).seconds(machine)
+    assert (step, of_cores) == pytest.approx((56 / near, 56 / near))  # all ops are short
+    # An update of 200 bytes: the first part of a step reads and writes memory, and is not short.
+    large = dataclasses.replace(graphs, update=graph(lambda x: -x, [25]))
+    step, of_cores = large.seconds(machine)
+    assert step == pytest.approx(16 / far + 2 * 16 / near + 2 * 16 / near + 200 / far)
+    assert of_cores == pytest.approx(2 * (16 / far + 2 * 16 / near) + 200 / far)
+
+
 def test_a_loop_whose_ops_are_all_short_is_short_however_long_it_runs() -> None:
     fast = dataclasses.replace(SPEED, op_s=1e-6, product_s=0.0, streams=[(1.0, 1e15)])
 

@@ -82,6 +82,21 @@ def test_collectives_are_not_ops_of_the_graph_as_well() -> None:
     assert (found.ops(), found.seconds(fast), found.short_seconds(fast)) == (0, 0.0, 0.0)
 
 
+def test_the_first_run_of_a_graph_in_a_step_reads_what_others_moved_out_of_the_caches() -> None:
+    small, large = (
+        tf.function(tf.negative).get_concrete_function(tf.TensorSpec([size])).graph
+        for size in (2, 100)
+    )
+    found = DeviceGraphs([(3, small), (1, large)], (), variables=0, calls=0)
+    # A byte that is used again after 100 others takes 1 s, after more 1000 s.
+    slow = dataclasses.replace(SPEED, op_s=0.0, streams=[(100.0, 1.0), (101.0, 1e-3)])
+    assert found.seconds(slow) == pytest.approx(16 * 1000 + 2 * 16 + 800 * 1000)
+    fast = dataclasses.replace(SPEED, op_s=0.0, streams=[(100.0, 1e9), (101.0, 1e-3)])
+    assert found.short_seconds(fast) == pytest.approx(2 * 16 / 1e9)  # the others are not short
+    alone = DeviceGraphs([(1, small)], (), variables=0, calls=0)
+    assert alone.seconds(slow) == pytest.approx(16)
+
+
 def test_gradients_exist_while_another_graph_runs() -> None:
     (_, graph), *_ = graphs().graphs
     alone = DeviceGraphs([(1, graph)], (), variables=4, calls=1, between=(100.0,)).peak_bytes()
