@@ -323,10 +323,7 @@ def _plain_seconds(op: Any, machine: MachineSpeed, uses: Uses) -> float:
             fixed = machine.product_s + _moving_seconds(uses, machine.streams)
         return fixed + flops / max(reached, 1.0)
     if op.type in op_kinds.COPIES:
-        outputs = _bytes(op.outputs)
-        read = outputs if op.type == "GatherNd" else _bytes(op.inputs)
-        read = min(read, outputs) if op.type in op_kinds.SLICES else read
-        return (read + outputs) / machine.moved_bytes_per_s
+        return math.fsum(size for size, _ in uses) / machine.moved_bytes_per_s
     found = _moving_seconds(uses, machine.streams)
     if op.type in op_kinds.FUNCTIONS:
         found = max(found, _elements(op.outputs) / machine.functions_per_s)
