@@ -9,33 +9,14 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 
-from tekso.framework.costs import reference_work, stored_speeds
+from tekso.framework.costs import reference_work, stored_speeds, this_machine
 from tekso.framework.costs.reference_work import Reference
-from tekso.framework.costs.this_machine import MachineSpeed
 from tekso.framework.planning import mesh_probes, mesh_time
 from tekso.framework.planning.mesh_graphs import DeviceGraphs
 from tekso.framework.planning.mesh_probes import DEEP, SMALL, SUMMED, WIDE
 from tekso.framework.planning.mesh_time import MeshStarts
 
-FAST = [(1.0, 1e15)]
-SPEED = MachineSpeed(
-    FAST,
-    FAST,
-    FAST,
-    FAST,
-    FAST,
-    1e15,
-    1e15,
-    FAST,
-    1e15,
-    1e15,
-    1e15,
-    1e15,
-    1e15,
-    FAST,
-    7.0,
-    *(0.0,) * 5,
-)
+SPEED = this_machine.only(op_s=7.0)
 """Only the start of an op takes time."""
 STARTS = MeshStarts(call_s=100.0, variable_s=3.0, op_s=1.0, collective_s=10.0, byte_s=0.5)
 OPS = 5
