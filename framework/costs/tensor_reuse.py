@@ -65,9 +65,7 @@ def distances(moves: Sequence[Move], *, between: float = 0.0) -> list[list[tuple
     found = []
     for at, move in timed:
         of_move = [(size, at - used[name]) for name, size in move.reads]
-        for name, size in move.writes:
-            end = read.get(name, total)
-            of_move.append((size, (end if end > at else total) - at))
+        of_move += [(size, read.get(name, total) - at) for name, size in move.writes]
         used.update((name, at) for name, _ in (*move.reads, *move.writes))
         found.append(of_move)
     return found

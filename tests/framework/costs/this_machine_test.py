@@ -357,6 +357,9 @@ def test_short_ops_of_parallel_graphs_run_one_after_the_other() -> None:
     assert step == pytest.approx(one + graph_time.short_seconds(tower, fast) + update + 2.25)
     alone = dataclasses.replace(graphs, towers=1, uses_all_threads=True)
     assert alone.seconds(machine)[0] > graph_time.seconds(tower, SPEED)
+    cpu = dataclasses.replace(SPEED, op_s=1.0)  # 0.75 s more for each of 5 ops
+    found = alone.seconds(dataclasses.replace(machine, alone_cpu=cpu))
+    assert found[1] - found[0] == pytest.approx(5 * 0.75)
 
 
 def test_the_update_moves_bytes_between_two_steps_and_not_between_their_parts() -> None:
