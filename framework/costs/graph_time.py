@@ -260,7 +260,8 @@ def _loop_work(
 ) -> _Work:
     """Returns the work of a loop of a cluster, or of an iteration of a loop over time in one."""
     times, inner = graph_work.inside(graph, loop.op)
-    move = Move(*([(name_of(n), size) for n, size in each] for each in loop.move[:2]))
+    reads, writes = ([(name_of(n), size) for n, size in each] for each in loop.move[:2])
+    move = Move(reads, writes)
     if inner:
         move = move.by_others(times * max(moved_bytes(one, in_cluster=True) for one in inner))
 
