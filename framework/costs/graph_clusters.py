@@ -24,7 +24,10 @@ from tekso.framework.costs import graph_work, op_kinds
 from tekso.framework.costs.tensor_reuse import Move
 
 _EXPENSIVE = op_kinds.FUNCTIONS | {"RealDiv", "DivNoNan"}
-_VALUES = frozenset({"Const", "Fill", "ZerosLike", "OnesLike", "Range", "Shape", "BroadcastTo"})
+_VALUES = frozenset({"Const", "Fill", "ZerosLike", "OnesLike", "Range", "Shape"})
+"""Ops that read no elements; a loop writes their results only if they are outputs."""
+_REPEATS = frozenset({"BroadcastTo"})
+"""The same, but they read elements: a loop reads these instead of the result."""
 _IN_PLACE = frozenset({"TensorScatterUpdate"})
 _ENDS = op_kinds.REORDERINGS | {"ArgMax"}
 _SUMS = op_kinds.SUMS | {"ArgMax", "Cumsum"}
@@ -66,7 +69,7 @@ class CompiledCluster:
         self.loops = [self._loop(op) for op in ops if op.name in self._written]
 
     def _operands(self, op: Any) -> list[Any]:
-        return [graph_work.root(t) for t in op.inputs]
+        return [] if op.type in _VALUES else [_source(t) for t in op.inputs]
 
     def _find_written(self) -> set[str]:
         """Returns the names of the ops whose results are written to memory."""
@@ -74,7 +77,9 @@ class CompiledCluster:
         largest: dict[str, int] = {}  # op: elements of the largest op that reads it
         written: set[str] = set()
         for op in reversed(self._ops):
-            if op.type in op_kinds.SAME_MEMORY or op.type in _VALUES or op.type == "Placeholder":
+            if op.type in op_kinds.SAME_MEMORY or op.type == "Placeholder":
+                continue
+            if op.type in _VALUES | _REPEATS and op.name not in self._outputs:
                 continue
             loops, size = needed_by.get(op.name, set()), _elements(op)
             is_computed_again = op.type in _EXPENSIVE and (
@@ -168,6 +173,12 @@ class CompiledCluster:
             done = [n for n, at in last.items() if at == number and n not in self._outputs]
             held -= math.fsum(sizes.get(name, 0.0) for name in done)
         return peak
+
+
+def _source(tensor: Any) -> Any:
+    """Returns the tensor that has the elements of a tensor."""
+    found = graph_work.root(tensor)
+    return _source(found.op.inputs[0]) if found.op.type in _REPEATS else found
 
 
 def _elements(op: Any) -> int:

@@ -71,13 +71,41 @@ def op_seconds(
     return found
 
 
-def short_seconds(graph: Any, machine: MachineSpeed) -> float:
+def moved_by_others(graphs: Sequence[tuple[int, Any]]) -> list[float]:
+    """Returns for each graph of a step the bytes that the others move in a step.
+
+    Args:
+      graphs: [(number of runs in a step, graph)].
+    """
+    moved = [times * moved_bytes(graph) for times, graph in graphs] if len(graphs) > 1 else [0.0]
+    return [math.fsum(moved) - own for own in moved]
+
+
+def of_runs(
+    price: Callable[..., float], graph: Any, *args: Any, runs: int, between: float
+) -> float:
+    """Returns the price of all runs of a graph in a step.
+
+    The first run finds in the caches what other graphs left, the next ones what the graph did.
+
+    Args:
+      price: `seconds` or `short_seconds`.
+      graph: the graph.
+      *args: of `price`.
+      runs: number of runs.
+      between: bytes that other graphs move before the first run.
+    """
+    first = price(graph, *args, between=between)
+    return first + (runs - 1) * price(graph, *args) if runs > 1 else first
+
+
+def short_seconds(graph: Any, machine: MachineSpeed, *, between: float = 0.0) -> float:
     """Returns the time of the ops of a graph that are too short for a thread of their own.
 
     A loop is short if no op of an iteration is long: the thread that starts it runs all of it.
     """
     found, ops = 0.0, needed(graph)
-    of_op = op_seconds(graph, ops, machine)
+    of_op = op_seconds(graph, ops, machine, between=between)
     for op in ops:
         time = of_op[op.name]
         times, inner = graph_work.inside(graph, op)
@@ -204,13 +232,18 @@ def _works(graph: Any, op: Any) -> Iterator[_Work]:
         moved = max(map(moved_bytes, inner))
         yield _Work(
             op,
-            Move(others=times * moved),
+            _move(op).by_others(times * moved),
             lambda machine, _: times * max(seconds(one, machine) for one in inner),
         )
+    elif op.type in op_kinds.COLLECTIVES:
+        yield _Work(op, _move(op), lambda *_: 0.0)  # mesh_time.py has its time
     elif op.type not in op_kinds.INSTANT:
-        reads = [(graph_work.root(t).name, _read_bytes(op, t)) for t in op.inputs]
-        writes = [(t.name, _bytes([t])) for t in op.outputs]
-        yield _Work(op, Move(reads, writes), functools.partial(_plain_seconds, op))
+        yield _Work(op, _move(op), functools.partial(_plain_seconds, op))
+
+
+def _move(op: Any) -> Move:
+    reads = [(graph_work.root(t).name, _read_bytes(op, t)) for t in op.inputs]
+    return Move(reads, [(t.name, _bytes([t])) for t in op.outputs])
 
 
 def _outer_names(op: Any, graph: Any) -> dict[str, str]:
@@ -227,8 +260,10 @@ def _loop_work(
 ) -> _Work:
     """Returns the work of a loop of a cluster, or of an iteration of a loop over time in one."""
     times, inner = graph_work.inside(graph, loop.op)
-    moved = times * max((moved_bytes(one, in_cluster=True) for one in inner), default=0.0)
     reads, writes = ([(name_of(n), size) for n, size in each] for each in loop.move[:2])
+    move = Move(reads, writes)
+    if inner:
+        move = move.by_others(times * max(moved_bytes(one, in_cluster=True) for one in inner))
 
     def time(machine: MachineSpeed, uses: Uses) -> float:
         computing = loop.elements / machine.cluster_elements_per_s
@@ -249,7 +284,7 @@ def _loop_work(
             return start + computing + _plain_seconds(loop.op, machine, uses)
         return start + max(computing, _moving_seconds(uses, machine.cluster_streams))
 
-    return _Work(op, Move(reads, writes, moved), time)
+    return _Work(op, move, time)
 
 
 def _loops_seconds(graph: Any, machine: MachineSpeed, *, repeated: bool) -> float:
@@ -289,10 +324,7 @@ def _plain_seconds(op: Any, machine: MachineSpeed, uses: Uses) -> float:
             fixed = machine.product_s + _moving_seconds(uses, machine.streams)
         return fixed + flops / max(reached, 1.0)
     if op.type in op_kinds.COPIES:
-        outputs = _bytes(op.outputs)
-        read = outputs if op.type == "GatherNd" else _bytes(op.inputs)
-        read = min(read, outputs) if op.type in op_kinds.SLICES else read
-        return (read + outputs) / machine.moved_bytes_per_s
+        return math.fsum(size for size, _ in uses) / machine.moved_bytes_per_s
     found = _moving_seconds(uses, machine.streams)
     if op.type in op_kinds.FUNCTIONS:
         found = max(found, _elements(op.outputs) / machine.functions_per_s)

@@ -28,20 +28,21 @@ FUNCTIONS = frozenset(
 """Exponentials and similar functions."""
 
 _ROWS = frozenset({"GatherV2"})
+_ITEMS = frozenset({"GatherNd"})
 _PARTS = frozenset({"Slice", "StridedSlice"})
 _PLACES = _ROWS | {"Transpose", "ConcatV2", "Pack", "Unpack", "Split", "SplitV"}
 _LARGER = frozenset({"Tile", "Pad", "PadV2"})
 _LIST_COPIES = frozenset({"TensorListStack", "TensorListFromTensor"})
 
-REORDERINGS = _PLACES | {
-    "GatherNd", "ScatterNd", "Cumsum", "TensorScatterAdd", "UnsortedSegmentSum", "TopKV2",
+REORDERINGS = _PLACES | _ITEMS | {
+    "ScatterNd", "Cumsum", "TensorScatterAdd", "UnsortedSegmentSum", "TopKV2",
 }  # fmt: skip
 """Ops that write elements to other places."""
 COPIES = REORDERINGS | _PARTS | _LARGER | _LIST_COPIES | {
     "StridedSliceGrad", "ReverseV2", "ResizeBilinear",
 }  # fmt: skip
 """Ops that copy elements."""
-SLICES = _PARTS | _ROWS
+SLICES = _PARTS | _ROWS | _ITEMS
 """Ops that read only as much of their first input as they write."""
 MOVES = _PLACES | _PARTS | _LARGER | {"Cast", "BroadcastTo", "TensorScatterUpdate"}
 """Ops without arithmetic that write their outputs."""

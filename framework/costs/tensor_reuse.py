@@ -39,6 +39,11 @@ class Move(NamedTuple):
         """Bytes of the tensors, without `others`."""
         return sum(size for _, size in (*self.reads, *self.writes))
 
+    def by_others(self, others: float) -> Move:
+        """Returns a use of the same tensors, whose bytes are among those of graphs of its own."""
+        reads, writes = ([(name, 0.0) for name, _ in each] for each in (self.reads, self.writes))
+        return Move(reads, writes, others)
+
 
 def distances(moves: Sequence[Move], *, between: float = 0.0) -> list[list[tuple[float, float]]]:
     """Returns [(bytes, distance)] of the reads and writes of each move, in the order of a run.
@@ -60,9 +65,7 @@ def distances(moves: Sequence[Move], *, between: float = 0.0) -> list[list[tuple
     found = []
     for at, move in timed:
         of_move = [(size, at - used[name]) for name, size in move.reads]
-        for name, size in move.writes:
-            end = read.get(name, total)
-            of_move.append((size, (end if end > at else total) - at))
+        of_move += [(size, read.get(name, total) - at) for name, size in move.writes]
         used.update((name, at) for name, _ in (*move.reads, *move.writes))
         found.append(of_move)
     return found

@@ -24,6 +24,7 @@ THIS_MACHINE = "this_machine"
 
 _PROBES = "tekso.framework.costs.machine_probes"  # a program, which imports this module
 _STEP_PROBES = "tekso.framework.run.step_probes"  # the same
+_FAST = 1e30  # operations, elements or bytes per second
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,6 +112,20 @@ class ThisMachine:
     call_s: float
     array_s: float
     variable_s: float
+
+
+def only(**given: Any) -> MachineSpeed:
+    """Returns a machine on which nothing takes time except for what is given.
+
+    Args:
+      **given: fields of `MachineSpeed`.
+    """
+    fields: dict[str, Any] = {
+        **{field.name: _FAST for field in dataclasses.fields(MachineSpeed)},
+        **{name: [(1.0, _FAST)] for name in POINTS},
+        **dict.fromkeys(STARTS, 0.0),
+    }
+    return MachineSpeed(**fields | given)
 
 
 def device_type() -> DeviceType:

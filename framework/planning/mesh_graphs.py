@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import math
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -53,11 +54,21 @@ class DeviceGraphs:
 
     def seconds(self, machine: MachineSpeed) -> float:
         """Returns the time of all ops but collectives, one after the other."""
-        return math.fsum(times * graph_time.seconds(graph, machine) for times, graph in self.graphs)
+        return self._priced(graph_time.seconds, machine)
 
     def short_seconds(self, machine: MachineSpeed) -> float:
         """Returns the time of the ops that are too short for a thread of their own."""
-        return math.fsum(n * graph_time.short_seconds(g, machine) for n, g in self.graphs)
+        return self._priced(graph_time.short_seconds, machine)
+
+    def _priced(self, price: Callable[..., float], machine: MachineSpeed) -> float:
+        return math.fsum(
+            graph_time.of_runs(price, graph, machine, runs=times, between=moved)
+            for (times, graph), moved in zip(self.graphs, self._moved_between, strict=True)
+        )
+
+    @functools.cached_property
+    def _moved_between(self) -> list[float]:
+        return graph_time.moved_by_others(self.graphs)
 
     def flops(self) -> float:
         """Returns the floating-point operations of a step."""

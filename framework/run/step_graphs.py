@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tekso.framework.cores import num_cores
 from tekso.framework.costs import graph_memory, graph_time, graph_work
-from tekso.framework.costs.this_machine import ThisMachine
+from tekso.framework.costs.this_machine import MachineSpeed, ThisMachine
 from tekso.framework.coupling import coupling
 from tekso.framework.execution.accumulation import part_of
 from tekso.framework.execution.data_parallel import DataParallel, num_towers
@@ -58,10 +58,14 @@ class StepGraphs:
         tf.distribute concatenates the gradients of a type and the sums for one all-reduce.
         """
         gradients = math.fsum(self.gradient_sizes)
-        graphs = [(self.parts, self.tower), (1, self.update)]
         of_loss = 4.0  # its weight is summed first
         sums = [of_loss, *(self.parts * tuple(self.sums)), gradients]
-        return DeviceGraphs(graphs, sums, self.variables, calls=1, between=self.gradient_sizes)
+        return DeviceGraphs(self.runs, sums, self.variables, calls=1, between=self.gradient_sizes)
+
+    @property
+    def runs(self) -> list[tuple[int, Any]]:
+        """[(number of runs in a step, graph)] of a tower."""
+        return [(self.parts, self.tower), (1, self.update)]
 
     @property
     def cores(self) -> int:
@@ -75,18 +79,20 @@ class StepGraphs:
             if self.uses_all_threads
             else (machine.side_by_side, machine.side_by_side)
         )
-        of_tower, of_update = map(graph_time.moved_bytes, (self.tower, self.update))
-        of_tower *= self.parts
-        between = of_update if self.parts == 1 else 0.0
-        tower = self.parts * graph_time.seconds(self.tower, elapsed, between=between)
-        short = self.parts * graph_time.short_seconds(self.tower, elapsed)
+        of_update, of_tower = graph_time.moved_by_others(self.runs)
+
+        def of_parts(price: Callable[..., float], speed: MachineSpeed) -> float:
+            return graph_time.of_runs(price, self.tower, speed, runs=self.parts, between=of_update)
+
+        tower = of_parts(graph_time.seconds, elapsed)
+        short = of_parts(graph_time.short_seconds, elapsed)
         fixed = machine.call_s + self.arrays * machine.array_s
         fixed += self.variables * machine.variable_s
         update = graph_time.elapsed_seconds(
             self.update, elapsed, cores=self.towers, between=of_tower
         )
         step = tower + (self.towers - 1) * short + update
-        of_cores = self.towers * self.parts * graph_time.seconds(self.tower, cpu, between=between)
+        of_cores = self.towers * of_parts(graph_time.seconds, cpu)
         of_cores += graph_time.seconds(self.update, cpu, between=of_tower)
         return step + fixed, of_cores + fixed
 

@@ -96,4 +96,6 @@ class StepParts:
         step = Step(self.task, self.learner, seed=0, dtype=self.tree.run.activation_dtype)
         plain = DataParallel.Params(xla="none", towers=1)
         graphs = step_graphs.trace(step, self.batch, plain)
-        return graph_time.seconds(graphs.update, this_machine.measured().side_by_side)
+        _, of_passes = graph_time.moved_by_others(graphs.runs)
+        speed = this_machine.measured().side_by_side
+        return graph_time.seconds(graphs.update, speed, between=of_passes)

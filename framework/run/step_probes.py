@@ -13,20 +13,14 @@ counted in the graphs with which a step is planned, so the times fit what the pl
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import tensorflow as tf
 
 from tekso.framework.context import StepContext
-from tekso.framework.costs.this_machine import (
-    OF_STEP,
-    POINTS,
-    STARTS,
-    MachineSpeed,
-    ThisMachine,
-)
+from tekso.framework.costs import this_machine
+from tekso.framework.costs.this_machine import OF_STEP, STARTS, ThisMachine
 from tekso.framework.execution.base import signature_of
 from tekso.framework.execution.data_parallel import DataParallel
 from tekso.framework.json_text import to_json
@@ -40,7 +34,6 @@ from tekso.framework.theta import Theta
 
 _WARMUP_STEPS = 100  # after which TensorFlow knows the ops that are too short for another thread
 _REPEATS = 150  # of single steps
-_FAST = 1e30  # operations, elements or bytes per second
 _ITERATIONS = 64  # of a loop that XLA compiles
 _INPUTS, _OUTPUTS = 7, 3  # of a cluster with many arguments, as an update by Adam has
 
@@ -124,11 +117,7 @@ def counts_of(graphs: step_graphs.StepGraphs) -> dict[str, int]:
 
 def _machine(times: Mapping[str, float]) -> ThisMachine:
     """Returns a machine that takes these times, and none to compute."""
-    fields: dict[str, Any] = {
-        field.name: [(1.0, _FAST)] if field.name in POINTS else _FAST
-        for field in dataclasses.fields(MachineSpeed)
-    }
-    speed = MachineSpeed(**fields | {name: times.get(name, 0.0) for name in STARTS})
+    speed = this_machine.only(**{name: times.get(name, 0.0) for name in STARTS})
     return ThisMachine(speed, speed, speed, *(times.get(name, 0.0) for name in OF_STEP))
 
 

@@ -113,6 +113,114 @@ def test_the_tensors_of_a_product_are_those_of_its_gradients_too() -> None:
     assert (many > 4 * few).all()
 
 
+def _all_ops(graph: Any) -> list[Any]:
+    """Returns the ops of a graph and of the functions that it calls, as often as it calls them."""
+    found = []
+    for op in graph.get_operations():
+        found += [one for inner in graph_work.inside(graph, op)[1] for one in _all_ops(inner)]
+        found.append(op)
+    return found
+
+
+_SIMPLE = ("Mul", "AddV2")
+_FUNCTIONS = ("Tanh", "Exp", "Erf")
+
+
+def test_the_time_of_an_op_is_found_among_those_of_calls_arguments_and_pauses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def mean(function: Any, inputs: Any, *, least_s: float) -> Any:
+        """A call takes 5 s, an argument 0.1 s, a product 3 s and a small op 1 s."""
+        traced = function.get_concrete_function(*inputs).graph
+        types = [op.type for op in _all_ops(traced)]
+        small, products = sum(map(types.count, _SIMPLE)), types.count("MatMul")
+        return np.full(2, 5.0 + 0.1 * len(traced.inputs) + small + 3.0 * products)
+
+    monkeypatch.setattr(probe_runs, "_mean", mean)
+    monkeypatch.setattr(probe_runs, "_call_s", lambda: np.full(2, 5.0))
+    x = tf.ones([2, 2])
+    for copies in (1, 2):
+        probes = Probes(copies)
+        found = [
+            (probes.of_nothing(lambda x: x + 1.0, x), 1.0),
+            (probes.of_chain(lambda x: x + 1.0, x), 1.0),
+            (probes.of_each(tf.matmul, x, x), 3.0),
+        ]
+        for seconds, expected in found:
+            assert list(seconds) == pytest.approx([expected] * 2, rel=0.01)
+
+
+def test_the_speeds_of_a_machine_follow_from_the_times_of_its_ops(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    simple, function, row_sum, column_sum, copied = 1e-9, 1e-7, 1e-6, 2e-6, 1e-10
+    both = np.ones(2)
+
+    def of_chain(self: Any, called: Any, x: Any) -> Any:
+        traced = tf.function(called, autograph=False).get_concrete_function(x).graph
+        ops = [op for op in _all_ops(traced) if op.outputs and op.type not in ("Placeholder",)]
+        numbers = {one: graph_work.size(x) for one in _SIMPLE + _FUNCTIONS}
+        times = dict.fromkeys(_SIMPLE, simple) | dict.fromkeys(_FUNCTIONS, function)
+        found = sum(times[op.type] * numbers[op.type] for op in ops if op.type in times)
+        for op in ops:
+            if op.type == "Sum":
+                rows = op.outputs[0].shape[0] == x.shape[0]
+                found += graph_work.size(x) * (row_sum if rows else column_sum)
+        return found * both
+
+    nothing: Any = {"streams": [], "_products": [], "_convolutions": ([], [])}
+    for name, value in nothing.items():
+        monkeypatch.setattr(Probes, name, lambda *_, value=value: value)
+    monkeypatch.setattr(Probes, "_compiled", lambda self, one: tf.function(one, autograph=False))
+    monkeypatch.setattr(Probes, "of_nothing", lambda *_: 0.0 * both)
+    monkeypatch.setattr(Probes, "of_chain", of_chain)
+    monkeypatch.setattr(
+        Probes, "of_each", lambda self, one, a, b: copied * 2 * 4 * graph_work.size(b) * both
+    )
+    monkeypatch.setattr(Probes, "seconds", lambda self, one, x, w: 32 * 1e-3 * both)
+    found = Probes(1).speeds()
+    assert list(found["functions_per_s"]) == pytest.approx([1 / function] * 2)
+    assert list(found["moved_bytes_per_s"]) == pytest.approx([1 / copied] * 2)
+    assert list(found["cluster_elements_per_s"]) == pytest.approx([1 / simple] * 2)
+    # Less the two simple ops of the cluster without them.
+    assert list(found["cluster_functions_per_s"]) == pytest.approx([1 / function] * 2, rel=0.01)
+    assert list(found["cluster_sums_per_s"]) == pytest.approx([1 / row_sum] * 2, rel=0.01)
+    assert list(found["cluster_column_sums_per_s"]) == pytest.approx([1 / column_sum] * 2, rel=0.01)
+    # 32 iterations of a product of 16 rows, and of matrices of 512, 1024 and 2048 rows.
+    assert list(found["loop_products_per_s"]) == pytest.approx([2 * 16 * 512**2 / 1e-3] * 2)
+    assert [size for size, _ in found["loop_matrices"]] == [1 << 20, 1 << 22, 1 << 24]
+    assert [speed[0] * 1e-3 for _, speed in found["loop_matrices"]] == pytest.approx(
+        [1 << 20, 1 << 22, 1 << 24]
+    )
+
+
+def test_rates_of_products_and_convolutions_are_those_of_a_machine_with_such_rates(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    both = np.ones(2)
+    monkeypatch.setattr(machine_probes, "_moving_seconds", lambda *_: 2e-9 * both)
+    probes = Probes(1)
+    # [batch, 4, 6] x [batch, 6, 8] and the two products of its gradients.
+    monkeypatch.setattr(
+        probes,
+        "of_each",
+        lambda one, a, b, **_: 3 * (1e-9 + 2e-9 + 5 * 2 * 4 * 6 * 8 / 1e11) * both,
+    )
+    ((intensity, speed),) = probes._products([(5, 4, 6, 8)], 1e-9 * both, [])
+    assert intensity == pytest.approx(2 * 4 * 6 * 8 / (4 * (4 * 6 + 6 * 8 + 4 * 8)))
+    assert list(speed) == pytest.approx([1e11] * 2)
+
+    # 3 x 3 convolutions of 2 images of 4 x 4 pixels, of 3 and 5 channels.
+    flops = 2 * (2 * 4 * 4 * 5) * (3 * 3 * 3)
+    times = [2 * (1e-9 + flops / 1e11) * both, (1e-9 + flops / 5e10) * both]
+    monkeypatch.setattr(machine_probes, "_CONVOLUTIONS", ((2, 4, 3, 5),))
+    monkeypatch.setattr(probes, "of_each", lambda one, a, b: times.pop(0))
+    ((at, forward),), ((_, backward),) = probes._convolutions(1e-9 * both)
+    assert at == pytest.approx(flops / (4 * (2 * 4 * 4 * 3 + 2 * 4 * 4 * 5 + 3 * 3 * 3 * 5)))
+    assert list(forward) == pytest.approx([1e11] * 2)
+    assert list(backward) == pytest.approx([5e10] * 2)
+
+
 @pytest.mark.slow
 def test_the_probes_give_plausible_speeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

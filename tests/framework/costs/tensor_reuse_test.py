@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import tensorflow as tf
@@ -11,6 +12,22 @@ from hypothesis import strategies as st
 
 from tekso.framework.costs import graph_time
 from tekso.framework.costs.tensor_reuse import Move, distances
+
+
+class _NearAndFar:
+    """Only tensors take time: a byte that is near 1 s, one that is far 1000 s."""
+
+    streams = cluster_streams = ((100.0, 1.0), (101.0, 1e-3))
+    products = batch_products = convolutions = filter_gradients = ()
+    op_s = cluster_s = argument_s = loop_s = 0.0
+    functions_per_s = cluster_elements_per_s = cluster_functions_per_s = math.inf
+    cluster_sums_per_s = cluster_column_sums_per_s = math.inf
+
+
+def _seconds(function: Any, *sizes: int) -> float:
+    specs = [tf.TensorSpec([size]) for size in sizes]
+    made = tf.function(function, autograph=False).get_concrete_function(*specs).graph
+    return graph_time.seconds(made, _NearAndFar)  # type: ignore[arg-type]
 
 
 def test_what_was_just_written_is_near_and_what_was_not_used_before_is_a_graph_away() -> None:
@@ -74,45 +91,74 @@ def test_distances_of_reads_are_those_that_are_counted_one_move_at_a_time(raw: l
 
 
 def test_an_op_reads_what_was_just_written_faster_than_what_was_written_long_ago() -> None:
-    class Speed:
-        """Only tensors take time: a byte that is near 1 s, one that is far 1000 s."""
-
-        streams = ((100.0, 1.0), (101.0, 1e-3))
-        products = batch_products = convolutions = filter_gradients = ()
-        op_s = 0.0
-
-    def seconds(function: object, *sizes: int) -> float:
-        specs = [tf.TensorSpec([size]) for size in sizes]
-        made = tf.function(function, autograph=False).get_concrete_function(*specs).graph
-        return graph_time.seconds(made, Speed)  # type: ignore[arg-type]
-
     def late(x: tf.Tensor, y: tf.Tensor) -> list[tf.Tensor]:
         first = tf.negative(x)
         return [tf.abs(y), tf.negative(first)]
 
     # 8 bytes each: 4 x 8 bytes are moved, and everything is near.
-    assert seconds(lambda x: tf.negative(tf.negative(x)), 2) == pytest.approx(4 * 8)
+    assert _seconds(lambda x: tf.negative(tf.negative(x)), 2) == pytest.approx(4 * 8)
     # The large ops between the two come first in the one graph, and lie between them in the other.
-    near = seconds(lambda x, y: (tf.abs(y), tf.negative(-x)), 2, 100)
-    far = seconds(late, 2, 100)
+    near = _seconds(lambda x, y: (tf.abs(y), tf.negative(-x)), 2, 100)
+    far = _seconds(late, 2, 100)
     assert near < far
     assert far - near == pytest.approx(2 * 8 * 999)  # written for long, and read after long
 
 
 def test_the_loops_of_a_cluster_pass_tensors_on_in_a_cache() -> None:
-    class Speed:
-        streams = cluster_streams = ((100.0, 1.0), (101.0, 1e-3))
-        op_s = cluster_s = argument_s = 0.0
-        cluster_elements_per_s = cluster_functions_per_s = math.inf
-        cluster_sums_per_s = cluster_column_sums_per_s = math.inf
-
     def halves(x: tf.Tensor) -> tf.Tensor:
         return x / tf.reduce_sum(x * x, keepdims=True)
 
     compiled = tf.function(halves, jit_compile=True, autograph=False)
-    spec = tf.TensorSpec([10])
-    made = tf.function(lambda x: compiled(x), autograph=False).get_concrete_function(spec).graph
     # The squares: 80 bytes; their sum: 44; the quotient: 84. It reads x again after 124 bytes; all
     # else is used again after fewer than 100.
     expected = 80 + 44 + 84 + 999 * 40
-    assert graph_time.seconds(made, Speed) == pytest.approx(expected)  # type: ignore[arg-type]
+    assert _seconds(lambda x: compiled(x), 10) == pytest.approx(expected)
+
+
+def test_what_a_loop_or_a_called_function_reads_and_returns_is_near() -> None:
+    called = tf.function(tf.negative, autograph=False)
+
+    def looped(x: tf.Tensor) -> tf.Tensor:
+        return tf.while_loop(lambda _: True, lambda y: [-y], [x], maximum_iterations=1)[0]
+
+    def run(inner: Any) -> Any:
+        return lambda x, y: (tf.abs(y), tf.abs(inner(tf.exp(x))))
+
+    # 800 far bytes are moved, then 8 by each op. Only the argument is used again after so many.
+    far = 1000 * (800 + 8)
+    assert _seconds(run(called), 2, 100) == pytest.approx(far + 5 * 8)
+    # Besides, two counters and a limit of the loop, of 4 bytes.
+    assert 5 * 8 < _seconds(run(looped), 2, 100) - far < 5 * 8 + 100
+
+
+def test_what_a_collective_returns_is_near() -> None:
+    def run(x: tf.Tensor, y: tf.Tensor) -> Any:
+        keys = {"group_size": 2, "group_key": 1, "instance_key": 1, "ordering_token": []}
+        before = tf.abs(y)
+        total = tf.raw_ops.CollectiveReduceV2(
+            input=tf.exp(x), **keys, merge_op="Add", final_op="Id"
+        )
+        return before, tf.abs(total)
+
+    # The time of the collective does not count.
+    assert _seconds(run, 2, 100) == pytest.approx(1000 * (800 + 8) + 8 + 8 + 8)
+
+
+def test_a_loop_in_a_cluster_moves_the_bytes_of_its_iterations_only() -> None:
+    def looped(x: tf.Tensor) -> tf.Tensor:
+        start = tf.exp(x)
+        end = tf.while_loop(lambda _: True, lambda y: [-y], [start], maximum_iterations=2)[0]
+        return tf.add(start, end)
+
+    compiled = tf.function(looped, jit_compile=True, autograph=False)
+    made = tf.function(lambda x: compiled(x), autograph=False).get_concrete_function(
+        tf.TensorSpec([10])
+    )
+    exp, loop, add = (
+        work.move
+        for op in graph_time.needed(made.graph)
+        for work in graph_time._works(made.graph, op)
+    )
+    assert exp.bytes == 2 * 40 and add.bytes == 3 * 40
+    assert (loop.bytes, loop.others) == (0.0, pytest.approx(2 * 2 * 40, abs=50))  # and counters
+    assert {name for name, _ in exp.writes} <= {name for name, _ in loop.reads}

@@ -103,6 +103,18 @@ def test_long_attention_takes_the_time_of_streams_from_memory() -> None:
     assert half == pytest.approx(0.25 + 30004 / rate(STREAMS, 30004))  # between the two
 
 
+def test_ops_that_pick_elements_read_as_many_as_they_write() -> None:
+    for pick in (
+        lambda x: tf.gather_nd(x, [[7], [8]]),
+        lambda x: tf.gather(x, [7, 8]),
+        lambda x: x[7:9],
+    ):
+        made = graph(pick, [1000, 50])
+        moved = graph_time.moved_bytes(made)
+        assert 2 * 400 <= moved <= 2 * 400 + 3 * 8  # and at most three pairs of indices
+        assert graph_time.seconds(made, SPEED) == pytest.approx(0.25 + moved / 1e7)
+
+
 def test_a_loop_counts_once_per_iteration() -> None:
     def looped(x: tf.Tensor) -> tf.Tensor:
         return tf.while_loop(
@@ -175,6 +187,20 @@ def test_a_function_that_several_loops_need_is_computed_once() -> None:
     assert found.peak_bytes() == 8000 + 80  # the exponentials, the result and a sum
     cheap = loops(lambda x: (x * 2.0 + 1.0, x * 2.0 + 3.0), [20, 50])
     assert len(cheap.loops) == 2
+
+
+def test_a_broadcast_is_read_as_what_it_repeats_and_written_if_it_is_an_output() -> None:
+    """The gradient of a sum repeats a number; here it is an output, and part of a product."""
+    (only,) = loops(lambda x: tf.broadcast_to(x, [20, 50]), [20, 1]).loops
+    assert (only.op.type, only.move.bytes) == ("BroadcastTo", 80 + 4000)
+    product = loops(lambda x, y: y * tf.broadcast_to(tf.exp(x), [20, 50]), [20, 1], [20, 50])
+    exp, result = product.loops  # of 20 elements, not of 1000
+    assert (exp.functions, exp.move.bytes) == (20, 80 + 80)
+    assert (result.elements, result.move.bytes) == (1000, 80 + 4000 + 4000)
+    (zeros,) = loops(tf.zeros_like, [20, 50]).loops
+    assert zeros.move.bytes == 4000 and not zeros.move.reads
+    compiled = tf.function(lambda x: tf.broadcast_to(x, [20, 50]), jit_compile=True)
+    assert graph_memory.peak_bytes(graph(lambda x: tf.abs(compiled(x)), [20, 1])) == 4000
 
 
 def _of_time(length: int, units: int) -> CompiledCluster:
@@ -331,6 +357,24 @@ def test_short_ops_of_parallel_graphs_run_one_after_the_other() -> None:
     assert step == pytest.approx(one + graph_time.short_seconds(tower, fast) + update + 2.25)
     alone = dataclasses.replace(graphs, towers=1, uses_all_threads=True)
     assert alone.seconds(machine)[0] > graph_time.seconds(tower, SPEED)
+    cpu = dataclasses.replace(SPEED, op_s=1.0)  # 0.75 s more for each of 5 ops
+    found = alone.seconds(dataclasses.replace(machine, alone_cpu=cpu))
+    assert found[1] - found[0] == pytest.approx(5 * 0.75)
+
+
+def test_the_update_moves_bytes_between_two_steps_and_not_between_their_parts() -> None:
+    near, far = 1e9, 1e-3  # bytes/s, of what is used again after 100 others and after more
+    speed = dataclasses.replace(SPEED, op_s=0.0, streams=[(100.0, near), (101.0, far)])
+    machine = ThisMachine(speed, speed, speed, call_s=0.0, array_s=0.0, variable_s=0.0)
+    tower, update = (graph(lambda x: -x, [size]) for size in (2, 3))
+    graphs = StepGraphs(2, 3, tower, update, [], variables=0, arrays=0, uses_all_threads=False)
+    step, of_cores = dataclasses.replace(graphs, parts=1).seconds(machine)
+    assert (step, of_cores) == pytest.approx((56 / near, 56 / near))  # all ops are short
+    # An update of 200 bytes: the first part of a step reads and writes memory, and is not short.
+    large = dataclasses.replace(graphs, update=graph(lambda x: -x, [25]))
+    step, of_cores = large.seconds(machine)
+    assert step == pytest.approx(16 / far + 2 * 16 / near + 2 * 16 / near + 200 / far)
+    assert of_cores == pytest.approx(2 * (16 / far + 2 * 16 / near) + 200 / far)
 
 
 def test_a_loop_whose_ops_are_all_short_is_short_however_long_it_runs() -> None:

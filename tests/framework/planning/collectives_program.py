@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from tekso.framework import schedules
 from tekso.framework.costs import this_machine
-from tekso.framework.costs.this_machine import MachineSpeed, ThisMachine
+from tekso.framework.costs.this_machine import ThisMachine
 from tekso.framework.execution.accumulation import part_of
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.mesh_sharded import MeshSharded
@@ -125,24 +125,7 @@ def count(case: dict[str, Any]) -> dict[str, Any]:
 
 def set_speeds() -> None:
     """On this machine, each device takes a second for each collective, and next to none for ops."""
-    fast, most = [(1.0, 1e15)], 1e15
-    speed = MachineSpeed(
-        fast,
-        fast,
-        fast,
-        fast,
-        fast,
-        most,
-        most,
-        fast,
-        most,
-        most,
-        most,
-        most,
-        most,
-        fast,
-        *(0.0,) * 6,
-    )
+    speed = this_machine.only()
     machine = ThisMachine(speed, speed, speed, call_s=0.0, array_s=0.0, variable_s=0.0)
     starts = MeshStarts(call_s=100.0, variable_s=0.0, op_s=0.0, collective_s=1.0, byte_s=0.0)
     vars(this_machine)["measured"] = lambda: machine

@@ -9,33 +9,14 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 
-from tekso.framework.costs import reference_work, stored_speeds
+from tekso.framework.costs import reference_work, stored_speeds, this_machine
 from tekso.framework.costs.reference_work import Reference
-from tekso.framework.costs.this_machine import MachineSpeed
 from tekso.framework.planning import mesh_probes, mesh_time
 from tekso.framework.planning.mesh_graphs import DeviceGraphs
 from tekso.framework.planning.mesh_probes import DEEP, SMALL, SUMMED, WIDE
 from tekso.framework.planning.mesh_time import MeshStarts
 
-FAST = [(1.0, 1e15)]
-SPEED = MachineSpeed(
-    FAST,
-    FAST,
-    FAST,
-    FAST,
-    FAST,
-    1e15,
-    1e15,
-    FAST,
-    1e15,
-    1e15,
-    1e15,
-    1e15,
-    1e15,
-    FAST,
-    7.0,
-    *(0.0,) * 5,
-)
+SPEED = this_machine.only(op_s=7.0)
 """Only the start of an op takes time."""
 STARTS = MeshStarts(call_s=100.0, variable_s=3.0, op_s=1.0, collective_s=10.0, byte_s=0.5)
 OPS = 5
@@ -80,6 +61,21 @@ def test_collectives_are_not_ops_of_the_graph_as_well() -> None:
     found = DeviceGraphs([(1, traced.graph)], (8.0,), variables=0, calls=0)
     fast = dataclasses.replace(SPEED, op_s=1e-6)
     assert (found.ops(), found.seconds(fast), found.short_seconds(fast)) == (0, 0.0, 0.0)
+
+
+def test_the_first_run_of_a_graph_in_a_step_reads_what_others_moved_out_of_the_caches() -> None:
+    small, large = (
+        tf.function(tf.negative).get_concrete_function(tf.TensorSpec([size])).graph
+        for size in (2, 100)
+    )
+    found = DeviceGraphs([(3, small), (1, large)], (), variables=0, calls=0)
+    # A byte that is used again after 100 others takes 1 s, after more 1000 s.
+    slow = dataclasses.replace(SPEED, op_s=0.0, streams=[(100.0, 1.0), (101.0, 1e-3)])
+    assert found.seconds(slow) == pytest.approx(16 * 1000 + 2 * 16 + 800 * 1000)
+    fast = dataclasses.replace(SPEED, op_s=0.0, streams=[(100.0, 1e9), (101.0, 1e-3)])
+    assert found.short_seconds(fast) == pytest.approx(2 * 16 / 1e9)  # the others are not short
+    alone = DeviceGraphs([(1, small)], (), variables=0, calls=0)
+    assert alone.seconds(slow) == pytest.approx(16)
 
 
 def test_gradients_exist_while_another_graph_runs() -> None:

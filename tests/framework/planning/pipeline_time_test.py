@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tekso.framework import registry
 from tekso.framework.context import StepContext
+from tekso.framework.costs import this_machine
 from tekso.framework.costs.piece_traces import trace_all
 from tekso.framework.costs.this_machine import MachineSpeed
 from tekso.framework.execution.pipelined import Pipelined
@@ -27,25 +28,7 @@ from tekso.framework.run import pipeline_plan
 from tekso.framework.theta import Theta
 from tekso.models.layers.linear import Linear
 
-FAST = [(1.0, 1e15)]
-SPEED = MachineSpeed(
-    FAST,
-    FAST,
-    FAST,
-    FAST,
-    FAST,
-    1e15,
-    1e15,
-    FAST,
-    1e15,
-    1e15,
-    1e15,
-    1e15,
-    1e15,
-    FAST,
-    1.0,
-    *(0.0,) * 5,
-)
+SPEED = this_machine.only(op_s=1.0)
 """Only the start of an op takes time: one second."""
 NONE = PipelineStarts(0.0, 0.0, 0.0, 0.0, 0.0)
 M = 4
