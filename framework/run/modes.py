@@ -141,19 +141,22 @@ def _run(
             path = checkpoints.path(outcome.step)
             name = outcome.stopped_by.name
             lines = summary.stopped(name, outcome.step, run.steps, path)
+            report.finish(outcome.step)
             for line in lines + time_use.lines(report.time_use.seconds()):
                 job.console.line(line)
             return exit_code(outcome.stopped_by)
         report.progress(outcome.step, "decoding")
-        decoded = (
-            task_results.decode(parts.task, parts.program, parts.input)
-            if run.decode_at_end
-            else None
-        )
+        with report.time_use.during(time_use.DECODING):
+            decoded = (
+                task_results.decode(parts.task, parts.program, parts.input)
+                if run.decode_at_end
+                else None
+            )
     if not group.is_first:
         return 0
     job.console.close()
     _show(job, decoded)
+    report.finish(outcome.step)
     spent = time_use.lines(report.time_use.seconds(), width=job.console.width)
     decodes = type(parts.task).decode is not Task.decode
     if run.decode_at_end:

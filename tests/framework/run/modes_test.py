@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import json
 import os
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -122,6 +124,22 @@ def test_memory_that_is_missing_at_the_end_is_not_missing_before_the_first_step(
     job = job_of(Flowers.Params(batch_size=4), 2, tmp_path, io.StringIO())
     with pytest.raises(OutOfMemoryError, match=r"^out of memory after step 2"):
         modes.train(job)
+
+
+def test_the_time_of_decoding_at_the_end_is_in_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def decode(*_: Any) -> None:
+        begin = time.perf_counter()
+        while time.perf_counter() - begin < 0.02:
+            pass
+
+    monkeypatch.setattr(modes.task_results, "decode", decode)
+    assert modes.train(job_of(Flowers.Params(batch_size=4), 2, tmp_path, io.StringIO())) == 0
+    files = (tmp_path / name for name in ("metrics.jsonl", "progress.jsonl"))
+    last, end = (json.loads(file.read_text().splitlines()[-1]) for file in files)
+    assert last["seconds"]["decoding"] == 0.0 and end["seconds"]["decoding"] >= 0.02
+    assert end["step"] == 2
 
 
 def test_a_run_that_is_past_its_last_step_stays_as_it_is(tmp_path: Path) -> None:
