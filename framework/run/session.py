@@ -19,6 +19,9 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import tekso.framework.run.quiet_import  # noqa: F401  # before what imports TensorFlow
+
+# isort: split
 import numpy as np
 import tensorflow as tf
 from absl import logging
