@@ -19,6 +19,7 @@ from typing import Any, Literal, TypeVar
 
 import tensorflow as tf
 
+from tekso.framework.counting import counted
 from tekso.framework.params import REQUIRED, Configurable, Params, param
 
 P = TypeVar("P", bound=Params)
@@ -78,6 +79,15 @@ class Schedule(Configurable):
         """Returns the float32 value at an int64 step of the run, which is >= `warmup_steps`."""
         raise NotImplementedError(f"{type(self).__name__} has no after_warmup()")
 
+    def parts(self, steps: int) -> list[tuple[Schedule, int]]:
+        """Returns the schedules of which this one consists, each with its number of steps.
+
+        Args:
+          steps: number of steps of this schedule.
+        """
+        del steps
+        return []
+
     def _refuse(self, name: str, allowed: str) -> None:
         given = getattr(self.params, name)
         raise ValueError(f"{type(self).__name__}: {name} is {given!r}, but must be {allowed}")
@@ -103,6 +113,27 @@ def check_values(schedule: Schedule, steps: int) -> None:
                 f"{path} ({type(schedule).__name__}) gives the learning rate {value:g} at step "
                 f"{step}; it must be finite, and 0 or more"
             )
+
+
+def unfinished_warmups(schedule: Schedule, steps: int) -> list[str]:
+    """Returns a warning for each warm-up that does not end within the steps of a run.
+
+    Args:
+      schedule: the schedule, which may consist of others.
+      steps: number of steps of the run.
+    """
+    found = []
+    warmup = schedule.params.warmup_steps
+    if warmup > steps > 0:
+        last, wanted = (float(schedule(step)) for step in (steps - 1, warmup))
+        found.append(
+            f"{schedule.params.path_of('warmup_steps')} is {warmup}, but the schedule ends "
+            f"after {counted(steps, 'step', grouping='')}: its last value is {last:.2g}, and its "
+            f"value after the warm-up would be {wanted:.2g}"
+        )
+    for part, own in schedule.parts(steps):
+        found += unfinished_warmups(part, own)
+    return found
 
 
 class Constant(Schedule):
@@ -340,6 +371,13 @@ class Sequence(Schedule):
             value = tf.where(step < _steps(boundary), value, later)
         return value
 
+    def parts(self, steps: int) -> list[tuple[Schedule, int]]:
+        """Returns the schedules with the steps between their boundaries."""
+        ends = [min(end, steps) for end in self.params.boundaries] + [steps]
+        begins = [0, *ends[:-1]]
+        sizes = [end - begin for begin, end in zip(begins, ends, strict=True)]
+        return list(zip(self.schedules, sizes, strict=True))
+
 
 class Product(Schedule):
     """A constant factor times the product of schedules, each evaluated at the step of the run."""
@@ -361,6 +399,10 @@ class Product(Schedule):
         for schedule in self.schedules:
             value *= schedule(step)
         return value
+
+    def parts(self, steps: int) -> list[tuple[Schedule, int]]:
+        """Returns the schedules, each with all steps."""
+        return [(schedule, steps) for schedule in self.schedules]
 
 
 def end_with_run(params: P, steps: int) -> P:

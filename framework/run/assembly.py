@@ -180,7 +180,8 @@ def assemble(
         warnings = [*input_checks.warnings(inputs), *task_results.check_inputs(task, inputs)]
     learner = schedules.end_with_run(tree.learner, run.params.steps).instantiate()
     if reads_data:
-        _check_functions(task, learner, signature, run.params.steps)
+        late = _check_functions(task, learner, signature, run.params.steps)
+        warnings += late if trains else []
     program = execution.build(
         task, learner, seed=seed, batch=signature, dtype=run.params.activation_dtype
     )
@@ -209,8 +210,13 @@ def with_paths(input: Input, eval_inputs: Mapping[str, Input]) -> dict[str, Inpu
     return {"input": input, **{f"eval_inputs.{name}": one for name, one in eval_inputs.items()}}
 
 
-def _check_functions(task: Task, learner: LearnerBase, batch: Signature, steps: int) -> None:
-    """Checks that constants, loss_weight and schedules use no variables and random numbers."""
+def _check_functions(task: Task, learner: LearnerBase, batch: Signature, steps: int) -> list[str]:
+    """Checks that constants, loss_weight and schedules use no variables and random numbers.
+
+    Returns:
+      Warnings about the schedules.
+    """
+    late: dict[str, None] = {}
     foreign_variables.check_constants(task, task.params.instantiate())
     foreign_variables.check_function(task, lambda: task_results.loss_weight(task, _zeros(batch)))
     for one, own in learner.groups(task.specs()).values():
@@ -222,7 +228,9 @@ def _check_functions(task: Task, learner: LearnerBase, batch: Signature, steps: 
                 "numbers: a schedule must be a function of only the step and its Params"
             ) from error
         schedules.check_values(one.schedule, steps)
+        late |= dict.fromkeys(schedules.unfinished_warmups(one.schedule, steps))
         update_check.check(one, own)
+    return list(late)
 
 
 def _zeros(batch: Signature) -> dict[str, tf.Tensor]:

@@ -357,6 +357,29 @@ def test_fields_of_schedules_of_ones_own_may_be_negative() -> None:
     assert Shifted.Params().instantiate().params.value == -0.5
 
 
+def test_a_warmup_that_does_not_end_in_the_run_is_a_warning() -> None:
+    def warnings(schedule: schedules.Schedule.Params, steps: int) -> list[str]:
+        learner = Learner.Params(optimizer=SGD.Params(), schedule=schedule)
+        found = schedules.end_with_run(learner, steps).instantiate().schedule
+        return schedules.unfinished_warmups(found, steps)
+
+    cosine = schedules.Cosine.Params(initial_value=0.1, warmup_steps=50)
+    assert warnings(cosine, 50) == warnings(cosine, 51) == warnings(cosine, 0) == []
+    assert warnings(cosine, 21) == [
+        "schedule.warmup_steps is 50, but the schedule ends after 21 steps: its last value is "
+        "0.04, and its value after the warm-up would be 0.1"
+    ]
+    product = schedules.Product.Params(schedules=[cosine, schedules.Constant.Params(value=2.0)])
+    (nested,) = warnings(product, 1)
+    assert nested.startswith("schedule.schedules.0.warmup_steps is 50, but ")
+    # In a sequence, the second schedule has the steps from its boundary on.
+    parts = [schedules.Constant.Params(value=2.0), cosine]
+    sequence = schedules.Sequence.Params(schedules=parts, boundaries=[60])
+    assert warnings(sequence, 60) == warnings(sequence, 110) == []
+    (late,) = warnings(sequence, 109)
+    assert "schedules.1.warmup_steps is 50, but the schedule ends after 49 steps: " in late
+
+
 class Odd(schedules.Schedule):
     """A schedule of a user's, with one value that no learning rate can have."""
 
