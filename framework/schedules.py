@@ -19,7 +19,6 @@ from typing import Any, Literal, TypeVar
 
 import tensorflow as tf
 
-from tekso.framework.counting import counted
 from tekso.framework.params import REQUIRED, Configurable, Params, param
 
 P = TypeVar("P", bound=Params)
@@ -91,49 +90,6 @@ class Schedule(Configurable):
     def _refuse(self, name: str, allowed: str) -> None:
         given = getattr(self.params, name)
         raise ValueError(f"{type(self).__name__}: {name} is {given!r}, but must be {allowed}")
-
-
-def check_values(schedule: Schedule, steps: int) -> None:
-    """Checks the values of a schedule at some steps of a run.
-
-    Args:
-      schedule: the schedule.
-      steps: number of steps of the run.
-
-    Raises:
-      ValueError: a value is negative, infinite or NaN; the message names the schedule and the step.
-    """
-    warmup = schedule.params.warmup_steps
-    some = {0, 1, warmup - 1, warmup, *(steps * i // 8 for i in range(8)), steps - 1}
-    for step in sorted(step for step in some if 0 <= step < max(steps, 1)):
-        value = float(schedule(step))
-        if not 0.0 <= value < math.inf:
-            path = schedule.params.path_of("").rstrip(".")
-            raise ValueError(
-                f"{path} ({type(schedule).__name__}) gives the learning rate {value:g} at step "
-                f"{step}; it must be finite, and 0 or more"
-            )
-
-
-def unfinished_warmups(schedule: Schedule, steps: int) -> list[str]:
-    """Returns a warning for each warm-up that does not end within the steps of a run.
-
-    Args:
-      schedule: the schedule, which may consist of others.
-      steps: number of steps of the run.
-    """
-    found = []
-    warmup = schedule.params.warmup_steps
-    if warmup > steps > 0:
-        last, wanted = (float(schedule(step)) for step in (steps - 1, warmup))
-        found.append(
-            f"{schedule.params.path_of('warmup_steps')} is {warmup}, but the schedule ends "
-            f"after {counted(steps, 'step', grouping='')}: its last value is {last:.2g}, and its "
-            f"value after the warm-up would be {wanted:.2g}"
-        )
-    for part, own in schedule.parts(steps):
-        found += unfinished_warmups(part, own)
-    return found
 
 
 class Constant(Schedule):

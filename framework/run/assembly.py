@@ -31,6 +31,7 @@ from tekso.framework.run import (
     inspection,
     loss_check,
     reproducibility,
+    schedule_check,
     update_check,
 )
 from tekso.framework.run.checkpoints import Description
@@ -180,20 +181,19 @@ def assemble(
         warnings = [*input_checks.warnings(inputs), *task_results.check_inputs(task, inputs)]
     learner = schedules.end_with_run(tree.learner, run.params.steps).instantiate()
     if reads_data:
-        late = _check_functions(task, learner, signature, run.params.steps)
-        warnings += late if trains else []
+        _check_functions(task, learner, signature, run.params.steps)
     program = execution.build(
         task, learner, seed=seed, batch=signature, dtype=run.params.activation_dtype
     )
     if trains:
-        _check_steps_per_call(run.params.steps_per_call, program.concurrent_steps)
+        warnings += _check_steps(run.params, learner, task, program.concurrent_steps)
     if isinstance(program, DataParallelProgram) and (names := gathering(task)):
         _check_eval_batches(eval_inputs, program.num_replicas, names[0])
     if reads_data:
         input_checks.check_weights(with_paths(input, eval_inputs), task)
-    conditions = reproducibility.conditions(group)
     return Assembly(
-        tree, run, input, eval_inputs, task, learner, program, tuple(warnings), conditions,
+        tree, run, input, eval_inputs, task, learner, program, tuple(warnings),
+        conditions=reproducibility.conditions(group),
         eval_data=comparable.described(eval_inputs) if trains else {},
     )  # fmt: skip
 
@@ -210,13 +210,8 @@ def with_paths(input: Input, eval_inputs: Mapping[str, Input]) -> dict[str, Inpu
     return {"input": input, **{f"eval_inputs.{name}": one for name, one in eval_inputs.items()}}
 
 
-def _check_functions(task: Task, learner: LearnerBase, batch: Signature, steps: int) -> list[str]:
-    """Checks that constants, loss_weight and schedules use no variables and random numbers.
-
-    Returns:
-      Warnings about the schedules.
-    """
-    late: dict[str, None] = {}
+def _check_functions(task: Task, learner: LearnerBase, batch: Signature, steps: int) -> None:
+    """Checks that constants, loss_weight and schedules use no variables and random numbers."""
     foreign_variables.check_constants(task, task.params.instantiate())
     foreign_variables.check_function(task, lambda: task_results.loss_weight(task, _zeros(batch)))
     for one, own in learner.groups(task.specs()).values():
@@ -227,10 +222,8 @@ def _check_functions(task: Task, learner: LearnerBase, batch: Signature, steps: 
                 f"{type(one.schedule).__name__} creates or reads a variable, or draws random "
                 "numbers: a schedule must be a function of only the step and its Params"
             ) from error
-        schedules.check_values(one.schedule, steps)
-        late |= dict.fromkeys(schedules.unfinished_warmups(one.schedule, steps))
+        schedule_check.check_values(one.schedule, steps)
         update_check.check(one, own)
-    return list(late)
 
 
 def _zeros(batch: Signature) -> dict[str, tf.Tensor]:
@@ -247,6 +240,12 @@ def _check_eval_batches(eval_inputs: Mapping[str, Input], num_devices: int, laye
                 f"devices of all processes, whose examples {layer} compares: set "
                 f"eval_inputs.{name}.batch_size to at least {num_devices}, or use fewer devices"
             )
+
+
+def _check_steps(run: Any, learner: LearnerBase, task: Task, concurrent: int) -> list[str]:
+    """Checks the steps of a call; returns the warnings about the schedules."""
+    _check_steps_per_call(run.steps_per_call, concurrent)
+    return schedule_check.warnings(learner, task.specs(), run.steps)
 
 
 def _check_steps_per_call(given: int, concurrent: int) -> None:
