@@ -78,31 +78,18 @@ class Schedule(Configurable):
         """Returns the float32 value at an int64 step of the run, which is >= `warmup_steps`."""
         raise NotImplementedError(f"{type(self).__name__} has no after_warmup()")
 
+    def parts(self, steps: int) -> list[tuple[Schedule, int]]:
+        """Returns the schedules of which this one consists, each with its number of steps.
+
+        Args:
+          steps: number of steps of this schedule.
+        """
+        del steps
+        return []
+
     def _refuse(self, name: str, allowed: str) -> None:
         given = getattr(self.params, name)
         raise ValueError(f"{type(self).__name__}: {name} is {given!r}, but must be {allowed}")
-
-
-def check_values(schedule: Schedule, steps: int) -> None:
-    """Checks the values of a schedule at some steps of a run.
-
-    Args:
-      schedule: the schedule.
-      steps: number of steps of the run.
-
-    Raises:
-      ValueError: a value is negative, infinite or NaN; the message names the schedule and the step.
-    """
-    warmup = schedule.params.warmup_steps
-    some = {0, 1, warmup - 1, warmup, *(steps * i // 8 for i in range(8)), steps - 1}
-    for step in sorted(step for step in some if 0 <= step < max(steps, 1)):
-        value = float(schedule(step))
-        if not 0.0 <= value < math.inf:
-            path = schedule.params.path_of("").rstrip(".")
-            raise ValueError(
-                f"{path} ({type(schedule).__name__}) gives the learning rate {value:g} at step "
-                f"{step}; it must be finite, and 0 or more"
-            )
 
 
 class Constant(Schedule):
@@ -340,6 +327,13 @@ class Sequence(Schedule):
             value = tf.where(step < _steps(boundary), value, later)
         return value
 
+    def parts(self, steps: int) -> list[tuple[Schedule, int]]:
+        """Returns the schedules with the steps between their boundaries."""
+        ends = [min(end, steps) for end in self.params.boundaries] + [steps]
+        begins = [0, *ends[:-1]]
+        sizes = [end - begin for begin, end in zip(begins, ends, strict=True)]
+        return list(zip(self.schedules, sizes, strict=True))
+
 
 class Product(Schedule):
     """A constant factor times the product of schedules, each evaluated at the step of the run."""
@@ -361,6 +355,10 @@ class Product(Schedule):
         for schedule in self.schedules:
             value *= schedule(step)
         return value
+
+    def parts(self, steps: int) -> list[tuple[Schedule, int]]:
+        """Returns the schedules, each with all steps."""
+        return [(schedule, steps) for schedule in self.schedules]
 
 
 def end_with_run(params: P, steps: int) -> P:

@@ -43,7 +43,7 @@ SHORT = (
     "--set execution.xla=none"
 )
 SMALL = f"{SHORT} --set *.num_layers=1"
-OTHER_EXECUTION = r"--execution=|Pipeline\b|--import=my_pipeline\b"
+OTHER_EXECUTION = r"--execution=|Pipeline\b|--import=my_(pipeline|mesh|stages)\b"
 """Commands that train, but not under `data_parallel`. All others train with one tower, so a step is
 traced once; tests/tools/trainer_test.py has a run with several."""
 PAIRS = f"{SMALL} --set task.scoring.pairs=4 --set input.bounds=[]"  # a single bucket

@@ -304,6 +304,20 @@ def run_figure(code: str, folder: Path) -> None:
     assert [float(v) for v in ctx.collected.sums["metric"]["active_units"]] == [4.0, 6.0]
 
 
+def test_code_of_other_frameworks_has_no_syntax_errors() -> None:
+    """Blocks of `py` are not run, because no other framework is installed."""
+    found = 0
+    for document in DOCUMENTS:
+        for first, lines in blocks(document, "py"):
+            found += 1
+            try:
+                ast.parse("\n".join(lines))
+            except SyntaxError as error:
+                line = first + (error.lineno or 1) - 1
+                pytest.fail(f"{document.relative_to(ROOT)}:{line}: {error.msg}")
+    assert found, "no document has a block of `py`"
+
+
 FRAGMENTS = {
     "def learner(self):": run_learner,
     'ctx.collect_metric("active_units"': run_figure,

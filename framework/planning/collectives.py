@@ -8,13 +8,14 @@ shards, which is counted as an all-gather (partitioned_program.py).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from tekso.framework.execution.mesh.layouts import MeshLayout, MeshShape
 from tekso.framework.learning_step import LearnerBase
 from tekso.framework.planning.compiled_step import CompiledStep, compiled_step
 from tekso.framework.planning.partitioned_program import Exchange, PartitionedProgram
+from tekso.framework.planning.rings import CollectiveCost
 from tekso.framework.signature import Signature
 from tekso.framework.step import Step
 from tekso.framework.task import Task
@@ -90,6 +91,20 @@ def of_compiled(compiled: CompiledStep, mesh: MeshShape) -> StepCollectives:
     return _summed(found, mesh, tuple(program.unknown_loops))
 
 
+def of_costs(costs: Iterable[CollectiveCost]) -> tuple[Collective, ...]:
+    """Returns the collectives of a cost model, summed by axis and kind."""
+    sums: dict[tuple[str, str], tuple[int, float]] = {}
+    for cost in costs:
+        key = cost.kind, _axis(cost.axes)
+        count, num_bytes = sums.get(key, (0, 0.0))
+        sums[key] = count + cost.count, num_bytes + cost.bytes
+    return tuple(Collective(*key, count, round(size)) for key, (count, size) in sums.items())
+
+
+def _axis(axes: Iterable[str]) -> str:
+    return "+".join(axes)
+
+
 def _summed(
     found: list[Exchange], mesh: MeshShape, unknown_loops: tuple[str, ...]
 ) -> StepCollectives:
@@ -102,6 +117,6 @@ def _summed(
         len(key[0]), [place[axis] for axis in key[0]], KINDS.index(key[1])
     )  # fmt: skip
     return StepCollectives(
-        tuple(Collective(key[1], "+".join(key[0]), *sums[key]) for key in sorted(sums, key=order)),
+        tuple(Collective(key[1], _axis(key[0]), *sums[key]) for key in sorted(sums, key=order)),
         unknown_loops=unknown_loops,
     )

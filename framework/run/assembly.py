@@ -31,6 +31,7 @@ from tekso.framework.run import (
     inspection,
     loss_check,
     reproducibility,
+    schedule_check,
     update_check,
 )
 from tekso.framework.run.checkpoints import Description
@@ -185,14 +186,14 @@ def assemble(
         task, learner, seed=seed, batch=signature, dtype=run.params.activation_dtype
     )
     if trains:
-        _check_steps_per_call(run.params.steps_per_call, program.concurrent_steps)
+        warnings += _check_steps(run.params, learner, task, program.concurrent_steps)
     if isinstance(program, DataParallelProgram) and (names := gathering(task)):
         _check_eval_batches(eval_inputs, program.num_replicas, names[0])
     if reads_data:
         input_checks.check_weights(with_paths(input, eval_inputs), task)
-    conditions = reproducibility.conditions(group)
     return Assembly(
-        tree, run, input, eval_inputs, task, learner, program, tuple(warnings), conditions,
+        tree, run, input, eval_inputs, task, learner, program, tuple(warnings),
+        conditions=reproducibility.conditions(group),
         eval_data=comparable.described(eval_inputs) if trains else {},
     )  # fmt: skip
 
@@ -221,7 +222,7 @@ def _check_functions(task: Task, learner: LearnerBase, batch: Signature, steps: 
                 f"{type(one.schedule).__name__} creates or reads a variable, or draws random "
                 "numbers: a schedule must be a function of only the step and its Params"
             ) from error
-        schedules.check_values(one.schedule, steps)
+        schedule_check.check_values(one.schedule, steps)
         update_check.check(one, own)
 
 
@@ -239,6 +240,12 @@ def _check_eval_batches(eval_inputs: Mapping[str, Input], num_devices: int, laye
                 f"devices of all processes, whose examples {layer} compares: set "
                 f"eval_inputs.{name}.batch_size to at least {num_devices}, or use fewer devices"
             )
+
+
+def _check_steps(run: Any, learner: LearnerBase, task: Task, concurrent: int) -> list[str]:
+    """Checks the steps of a call; returns the warnings about the schedules."""
+    _check_steps_per_call(run.steps_per_call, concurrent)
+    return schedule_check.warnings(learner, task.specs(), run.steps)
 
 
 def _check_steps_per_call(given: int, concurrent: int) -> None:

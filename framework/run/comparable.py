@@ -1,8 +1,9 @@
-"""Which evaluations of a run can be compared: those on the same data.
+"""Which evaluations of a run can be compared: those of the same metrics on the same data.
 
-Every checkpoint describes the evaluation data. If a run resumes with other data, its best
-checkpoint and its early stopping use only evaluations after that step. The step is in every later
-checkpoint, in the field `input` of its description.
+Every checkpoint describes the evaluation data. If a run resumes with other data, or with another
+definition of the metric that decides (`metric_changes.py`), its best checkpoint and its early
+stopping use only evaluations after that step. The step is in every later checkpoint, in the field
+`input` of its description.
 """
 
 from __future__ import annotations
@@ -39,6 +40,11 @@ def resumed(before: Mapping[str, Any], now: Mapping[str, Any], step: int) -> dic
     since = step if changed(before, now) else comparable_since(before)
     rest = {name: value for name, value in now.items() if name != _SINCE}
     return {**rest, _SINCE: since} if since != _NEVER_CHANGED else rest
+
+
+def not_before(input: Mapping[str, Any], step: int) -> dict[str, Any]:
+    """Returns the field `input` with figures that are comparable after a step at the earliest."""
+    return {**input, _SINCE: max(step, comparable_since(input))} if step >= 0 else dict(input)
 
 
 def changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

@@ -133,5 +133,8 @@ class FollowingReport(Report):
     def sync(self, step: int) -> None:
         """Does nothing."""
 
+    def finish(self, step: int) -> None:
+        """Does nothing."""
+
     def close(self) -> None:
         """Does nothing."""

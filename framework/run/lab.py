@@ -18,6 +18,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
+import tekso.framework.run.quiet_import  # noqa: F401  # before what imports TensorFlow
+
+# isort: split
 import numpy as np
 
 from tekso.framework import task_results

@@ -19,7 +19,9 @@ from tekso.framework.counting import counted
 from tekso.framework.execution.data_parallel import DataParallel
 from tekso.framework.execution.mesh.layouts import MeshLayout
 from tekso.framework.execution.mesh.mesh_devices import have_cores
-from tekso.framework.planning import layout_ranking, mesh_time
+from tekso.framework.execution.mesh.presets import DATA
+from tekso.framework.planning import collectives, layout_ranking, mesh_time
+from tekso.framework.planning.collectives import Collective
 from tekso.framework.planning.compiled_step import compiled_step
 from tekso.framework.planning.mesh_graphs import DeviceGraphs, device_graphs
 from tekso.framework.primitives.fusion import MarkedFusion, no_fusion
@@ -42,10 +44,13 @@ def data_parallel(parts: StepParts, devices: int) -> StepPlan:
     graphs = step_graphs.trace(step, parts.batch, execution, devices=devices)
     if devices == 1:
         return _one_device(step, graphs)
+    of_device = graphs.of_device()
+    sums = of_device.collectives
     return _local_devices(
         f"data_parallel, {counted(devices, 'device')}",
-        graphs.of_device(),
+        of_device,
         {"weights": _bytes(step.specs.weights), "slots": _bytes(step.specs.slots)},
+        (Collective("all-reduce", DATA, len(sums), round(math.fsum(sums))),),
         devices,
     )
 
@@ -96,12 +101,20 @@ def on_mesh(
     }
     graphs = device_graphs(compiled, len(weights) + len(slots))
     return _local_devices(
-        f"mesh_sharded, {layout_ranking.layout_text(layout)}", graphs, state, devices
+        f"mesh_sharded, {layout_ranking.layout_text(layout)}",
+        graphs,
+        state,
+        collectives.of_compiled(compiled, layout.mesh).collectives,
+        devices,
     )
 
 
 def _local_devices(
-    name: str, graphs: DeviceGraphs, state: dict[str, list[float]], devices: int
+    name: str,
+    graphs: DeviceGraphs,
+    state: dict[str, list[float]],
+    exchanged: tuple[Collective, ...],
+    devices: int,
 ) -> StepPlan:
     """Returns the step of several logical devices that share the cores and the memory."""
     starts = mesh_time.starts_of(mesh_time.measured_starts(), devices)
@@ -125,7 +138,7 @@ def _local_devices(
     return StepPlan(
         name, devices, memory, graphs.flops(), time.seconds, notes=notes,
         core_seconds=time.core_seconds, counted_bytes=devices * counted_bytes,
-        sharing_devices=devices,
+        sharing_devices=devices, collectives=exchanged,
     )  # fmt: skip
 
 

@@ -96,6 +96,11 @@ class Logdir:
         return self.file("metrics.jsonl")
 
     @property
+    def progress(self) -> str:
+        """File of the time and the units so far at each checkpoint and at the end, JSON lines."""
+        return self.file("progress.jsonl")
+
+    @property
     def curves(self) -> str:
         """Picture of the curves."""
         return self.file("curves.png")

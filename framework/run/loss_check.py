@@ -122,12 +122,11 @@ def check_padding(task: Task, program: Program, inputs: Mapping[str, Input]) -> 
 
 
 def _try(task: Task, program: Program, function: Callable[[Trial], list[str]]) -> Findings:
-    specs = task.specs()
-    if sum(spec.size_bytes for spec in specs.values()) > MOST_BYTES or program.serialize_calls:
-        return Findings()
     try:
         with tf.device("CPU:0"):
-            weights = {p: tf.constant(w.numpy()) for p, w in flatten(program.call(_theta)).items()}
+            weights = trial_weights(task, program)
+            if weights is None:
+                return Findings()
             return Findings(warnings=function(Trial(task, weights)))
     except (LossError, InputError, TaskError):
         raise
@@ -138,6 +137,18 @@ def _try(task: Task, program: Program, function: Callable[[Trial], list[str]]) -
             f"does it count padding?): {type(error).__name__}: {reason}"
         )
         return Findings(unchecked=[text])
+
+
+def trial_weights(task: Task, program: Program) -> dict[str, tf.Tensor] | None:
+    """Returns the weights of a program by path, as constants; None if the task is not tried.
+
+    All processes of a run must call it.
+    """
+    specs = task.specs()
+    if sum(spec.size_bytes for spec in specs.values()) > MOST_BYTES or program.serialize_calls:
+        return None
+    with tf.device("CPU:0"):
+        return {p: tf.constant(w.numpy()) for p, w in flatten(program.call(_theta)).items()}
 
 
 def _theta(theta: Any, ctx: StepContext) -> Any:

@@ -15,6 +15,8 @@ from tekso.framework.execution.update_gate import UpdateGate
 from tekso.framework.run import (
     initial_weights,
     input_checks,
+    loss_check,
+    metric_changes,
     metric_names,
     reproducibility,
     rescue,
@@ -22,6 +24,7 @@ from tekso.framework.run import (
     time_use,
 )
 from tekso.framework.run.assembly import Assembly
+from tekso.framework.run.checkpoint_description import Description
 from tekso.framework.run.checkpoints import Checkpoint, Checkpoints
 from tekso.framework.run.early_stopping import early_stopping_of
 from tekso.framework.run.following import FollowingCheckpoints, FollowingReport
@@ -121,7 +124,11 @@ def _run(
         if checkpoint is not None and step != checkpoint.step:
             job.console.line(f"resuming from {checkpoints.path(step)} instead", "good")
         if checkpoint is not None:
-            _show_bits(job, parts, checkpoints.path(step), checkpoints)
+            restored = checkpoints.open(checkpoints.path(step), unread=True)
+            description = restored.description
+            restored.release()
+            _show_bits(job, parts, description)
+            _compare_metrics(job, group, parts, description, loop)
         if checkpoint is None and job.tree.run.warm_start:
             _warm_start(job, parts)
         unchecked += job.try_task(parts, is_new=checkpoint is None)
@@ -141,19 +148,22 @@ def _run(
             path = checkpoints.path(outcome.step)
             name = outcome.stopped_by.name
             lines = summary.stopped(name, outcome.step, run.steps, path)
+            report.finish(outcome.step)
             for line in lines + time_use.lines(report.time_use.seconds()):
                 job.console.line(line)
             return exit_code(outcome.stopped_by)
         report.progress(outcome.step, "decoding")
-        decoded = (
-            task_results.decode(parts.task, parts.program, parts.input)
-            if run.decode_at_end
-            else None
-        )
+        with report.time_use.during(time_use.DECODING):
+            decoded = (
+                task_results.decode(parts.task, parts.program, parts.input)
+                if run.decode_at_end
+                else None
+            )
     if not group.is_first:
         return 0
     job.console.close()
     _show(job, decoded)
+    report.finish(outcome.step)
     spent = time_use.lines(report.time_use.seconds(), width=job.console.width)
     decodes = type(parts.task).decode is not Task.decode
     if run.decode_at_end:
@@ -205,13 +215,28 @@ def _warm_start(job: Job, parts: Assembly) -> None:
         job.console.line(line)
 
 
-def _show_bits(job: Job, parts: Assembly, path: str, checkpoints: Checkpoints) -> None:
+def _show_bits(job: Job, parts: Assembly, restored: Description) -> None:
     """Prints whether the run continues to the last bit."""
-    restored = checkpoints.open(path, unread=True)
-    text = reproducibility.line(restored.description, parts.description(job.model), job.tree)
-    restored.release()
+    text = reproducibility.line(restored, parts.description(job.model), job.tree)
     if text:
         job.console.line(f"  {text}")
+
+
+def _compare_metrics(
+    job: Job, group: ProcessGroup, parts: Assembly, restored: Description, loop: TrainingLoop
+) -> None:
+    """Warns if metrics that decide are not those of the checkpoint; compares only later ones."""
+    metrics = deciding_metrics(job.tree)
+    if not metrics or restored.task == parts.task.params.to_text():
+        return
+    weights = loss_check.trial_weights(parts.task, parts.program)
+    found = metric_changes.find(restored.task, parts.task, weights, parts.eval_inputs, metrics)
+    changed, unknown = group.from_first([list(found.changed), list(found.unknown)])
+    found = metric_changes.MetricChanges(tuple(changed), tuple(unknown))
+    if found.changed:
+        loop.compare_after(restored.step)
+    if text := found.text(restored.step):
+        job.console.line(text, "warning")
 
 
 def _loop(

@@ -59,6 +59,8 @@ def _step_record(plan: RunPlan, step: StepPlan) -> dict[str, Any]:
         "core_seconds": step.core_seconds,
         "counted_bytes": step.counted_bytes,
         "idle_share": step.idle_share,
+        "collectives": [dataclasses.asdict(one) for one in step.collectives],
+        "sent_bytes": int(step.sent_bytes),
         "notes": list(step.notes),
     }
 

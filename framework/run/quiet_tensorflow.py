@@ -28,6 +28,13 @@ _CHATTER = re.compile(
 def quiet() -> Iterator[None]:
     """Suppresses TensorFlow's log lines in the block that imports it, and most of them later."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # errors also raise exceptions
+    with without_chatter():
+        yield
+
+
+@contextlib.contextmanager
+def without_chatter() -> Iterator[None]:
+    """Suppresses TensorFlow's lines about itself in the block that imports it, and nothing else."""
     sys.stderr.flush()
     with tempfile.TemporaryFile() as file:
         stderr = os.dup(2)

@@ -19,6 +19,9 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import tekso.framework.run.quiet_import  # noqa: F401  # before what imports TensorFlow
+
+# isort: split
 import numpy as np
 import tensorflow as tf
 from absl import logging
@@ -30,19 +33,13 @@ from tekso.framework.execution.base import signature_of
 from tekso.framework.experiment import Experiment
 from tekso.framework.learning_step import APPLIED, EMA
 from tekso.framework.params.types import type_name
-from tekso.framework.run import evaluation, initial_weights
+from tekso.framework.run import evaluation, initial_weights, session_batches
 from tekso.framework.run.assembly import assemble
 from tekso.framework.run.checkpoints import Checkpoints
 from tekso.framework.run.job import checkpoints_of
 from tekso.framework.run.logdir import Logdir
 from tekso.framework.run.session_arrays import as_type, narrowed, not_named
-from tekso.framework.run.session_batches import (
-    Batch,
-    missing_array,
-    other_shapes,
-    problems_of_batch,
-    problems_of_shapes,
-)
+from tekso.framework.run.session_batches import Batch
 from tekso.framework.run.stop_signals import uninterrupted
 from tekso.framework.run.weights import Use, check_use, weight_key
 from tekso.framework.signature import Signature
@@ -200,7 +197,7 @@ class Session:
           SessionError: the batch has other names, dtypes or ranks than the input, or its shapes do
             not fit the task.
         """
-        _refuse(problems_of_batch(batch, self._signature))
+        _refuse(session_batches.problems_of_batch(batch, self._signature))
         size = next(iter(batch.values())).shape[0]
         ctx = StepContext(
             mode=mode,
@@ -247,14 +244,16 @@ class Session:
         """
         _refuse(not_named(batch, "session.input.batch(0)"))
         given = {name: narrowed(value) for name, value in batch.items()}
-        _refuse(problems_of_shapes(given, self._signature))
+        _refuse(session_batches.problems_of_shapes(given, self._signature))
         if type(self.task).predict is Task.predict:
             self.task.predict(self.theta(), given, StepContext())  # raises NotImplementedError
         try:
             with self._explaining(given):
                 found = self.program.call(self._predict, given)
         except KeyError as error:
-            if not (text := missing_array(error, self.task, given, self._signature)):
+            if not (
+                text := session_batches.missing_array(error, self.task, given, self._signature)
+            ):
                 raise
             raise SessionError(text) from error
         return {name: np.asarray(value) for name, value in found.items()}
@@ -389,7 +388,7 @@ class Session:
         try:
             yield
         except (ValueError, tf.errors.InvalidArgumentError) as error:
-            if shapes := other_shapes(batch, self._signature):
+            if shapes := session_batches.other_shapes(batch, self._signature):
                 reason = str(error).partition("\n")[0]
                 raise SessionError(f"the task cannot compute {shapes}: {reason}") from error
             raise

@@ -13,6 +13,7 @@ from tekso.framework.execution.base import Execution
 from tekso.framework.execution.data_parallel import DataParallel
 from tekso.framework.experiment import Tree
 from tekso.framework.learning_step import LearnerBase
+from tekso.framework.planning.collectives import Collective
 from tekso.framework.run import step_graphs
 from tekso.framework.signature import Signature
 from tekso.framework.step import Step
@@ -38,6 +39,9 @@ class StepPlan:
         `graph_memory.COUNTED_BYTES`, of all devices together; None: not known.
       sharing_devices: number of devices that share the memory of one.
       shared_bytes: bytes of these devices together; None: all need as much as this one.
+      collectives: collectives of a device in a step, by axis and kind.
+      sent_bytes: bytes that a device of a pipeline sends to other stages in a step; 0 without a
+        pipeline.
     """
 
     name: str
@@ -51,6 +55,8 @@ class StepPlan:
     counted_bytes: float | None = None
     sharing_devices: int = 1
     shared_bytes: float | None = None
+    collectives: tuple[Collective, ...] = ()
+    sent_bytes: float = 0.0
 
     @property
     def total_bytes(self) -> float:

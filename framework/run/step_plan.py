@@ -32,7 +32,7 @@ from tekso.framework.execution.pipelined import Pipelined
 from tekso.framework.execution.spmd_pipelined import SpmdPipelined
 from tekso.framework.execution.whole_batches import ACCUMULATION, check_whole
 from tekso.framework.experiment import Tree
-from tekso.framework.planning import layout_ranking, layout_search
+from tekso.framework.planning import collectives, layout_ranking, layout_search
 from tekso.framework.planning.layout_search import Ranked
 from tekso.framework.planning.pipeline_time import measured_starts, pipeline_time
 from tekso.framework.planning.stage_figures import (
@@ -132,7 +132,10 @@ def _of_ranked(ranked: Ranked, name: str, device: str) -> StepPlan:
     notes = tuple(layout_ranking.reasons(ranked))
     if device == THIS_MACHINE:
         notes = (*notes, _NO_STARTS)
-    return StepPlan(f"{name}, {where}", devices, memory, cost.flops, cost.seconds, notes=notes)
+    return StepPlan(
+        f"{name}, {where}", devices, memory, cost.flops, cost.seconds, notes=notes,
+        collectives=collectives.of_costs(cost.collectives),
+    )  # fmt: skip
 
 
 def _pipelined(parts: StepParts, tree: Tree.Params) -> StepPlan:
@@ -167,6 +170,7 @@ def _pipelined(parts: StepParts, tree: Tree.Params) -> StepPlan:
         time.seconds if time else _modelled_seconds(figures, device, memory, itemsize=itemsize),
         figures.timeline.idle_share,
         tuple(_pipeline_notes(figures, device, time, shares=shares)),
+        sent_bytes=_sent_bytes(figures),
         core_seconds=time.core_seconds if time else None,
         counted_bytes=figures.counted_bytes if time else None,
         sharing_devices=devices if shares else 1,
@@ -202,10 +206,7 @@ def _pipeline_notes(
     figures: PipelineFigures, device: DeviceType, time: StepTime | None, *, shares: bool
 ) -> Iterator[str]:
     plan, seconds_text = figures.plan, layout_ranking.seconds_text
-    sent = max(
-        math.fsum(s.handed_bytes for s in figures.on_device(i)) for i in range(plan.num_devices)
-    )
-    sent *= 2 * plan.num_micro_batches * plan.num_parts  # outputs, and their gradients
+    sent = _sent_bytes(figures)
     sent_s = sent / device.link(plan.num_devices * plan.num_replicas)[0]
     idle = 100 * figures.timeline.idle_share
     yield (
@@ -227,6 +228,15 @@ def _pipeline_notes(
         yield MEASURED
     elif device.name == THIS_MACHINE:
         yield _NO_STARTS
+
+
+def _sent_bytes(figures: PipelineFigures) -> float:
+    """Returns the bytes that the device that sends most sends to other stages in a step."""
+    plan = figures.plan
+    most = max(
+        math.fsum(s.handed_bytes for s in figures.on_device(i)) for i in range(plan.num_devices)
+    )
+    return 2 * plan.num_micro_batches * plan.num_parts * most  # outputs, and their gradients
 
 
 def _stage_memory(figures: PipelineFigures, device: int, *, itemsize: int) -> dict[str, float]:

@@ -23,6 +23,7 @@ COMPILE = "compile"
 STEP = "step"
 EVALUATION = "evaluation"
 CHECKPOINT = "checkpoint"
+DECODING = "decoding"
 OTHER = "other"
 LOST = "lost"
 
@@ -33,7 +34,8 @@ ACTIVITIES = {
     STEP: "all other training steps",
     EVALUATION: "evaluation passes and their decoding",
     CHECKPOINT: "checkpoints, while training waits for them",
-    OTHER: "log lines, curves, timelines, decoding at the end",
+    DECODING: "decoding at the end of the run",
+    OTHER: "log lines, curves, timelines",
     LOST: "work after a checkpoint that was done again, because the run resumed from there",
 }
 """{activity: what it contains}, in the order of a run."""
@@ -47,6 +49,7 @@ _ADVICE = {
         "save less often (run.checkpoint_every_steps), or keep a copy of the state in memory while "
         "it is written (run.checkpoint_buffer_mb)",
     ),
+    DECODING: (0.4, "a longer run has less of it; run.decode_at_end=false has none"),
     LOST: (0.1, "save more often (run.checkpoint_every_steps)"),
     COMPILE: (0.4, "a longer run, or fewer shapes of batches, has less of it"),
     START: (0.4, "a longer run has less of it"),

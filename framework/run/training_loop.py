@@ -131,6 +131,7 @@ class TrainingLoop:
             group=self._group,
         )
         self._step = 0  # steps done
+        self._compared_after = -1
 
     def restore(self, checkpoint: Checkpoint | None) -> int:
         """Restores the state from a checkpoint, or initializes it; returns the steps done.
@@ -163,10 +164,18 @@ class TrainingLoop:
     def _compare_since(self, before: Mapping[str, Any], now: Mapping[str, Any], step: int) -> None:
         """Ignores evaluations on other data than those of this process; see `comparable`."""
         input = comparable.resumed(before, now, step)
+        input = comparable.not_before(input, self._compared_after)
         self._description = dataclasses.replace(self._description, input=input)
         self._checkpoints.compare_since(comparable.comparable_since(input))
         if changed := comparable.changed(before, now):
             self._report.warn(comparable.warning(changed, step))
+
+    def compare_after(self, step: int) -> None:
+        """Ignores evaluations up to a step, which had another definition of their metrics."""
+        self._compared_after = step
+        input = comparable.not_before(self._description.input, step)
+        self._description = dataclasses.replace(self._description, input=input)
+        self._checkpoints.compare_since(step)
 
     def _restored(self, checkpoint: Checkpoint) -> str | None:
         """Restores a checkpoint; returns the reason if it is damaged."""

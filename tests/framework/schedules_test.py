@@ -355,26 +355,3 @@ class Shifted(schedules.Schedule):
 
 def test_fields_of_schedules_of_ones_own_may_be_negative() -> None:
     assert Shifted.Params().instantiate().params.value == -0.5
-
-
-class Odd(schedules.Schedule):
-    """A schedule of a user's, with one value that no learning rate can have."""
-
-    class Params(schedules.Schedule.Params):
-        """Params of Odd."""
-
-        last: float = param("The value of the last step.", default=0.1)
-
-    def after_warmup(self, step: Any) -> Any:
-        return tf.where(step < 19, 0.1, self.params.last)
-
-
-@pytest.mark.parametrize(("value", "shown"), [(-0.1, "-0.1"), (math.nan, "nan"), (math.inf, "inf")])
-def test_values_that_no_learning_rate_can_have_are_refused_before_the_first_step(
-    value: float, shown: str
-) -> None:
-    learner = Learner.Params(optimizer=SGD.Params(), schedule=Odd.Params(last=value)).instantiate()
-    with pytest.raises(ValueError, match=rf"Odd\) gives the learning rate {shown} at step 19"):
-        schedules.check_values(learner.schedule, steps=20)
-    schedules.check_values(learner.schedule, steps=19)
-    schedules.check_values(learner.schedule, steps=0)

@@ -375,6 +375,15 @@ def test_the_default_metric_is_one_that_all_runs_have(tmp_path: Path) -> None:
         assert runs.main_metric([runs.read(path) for path in paths]) == wanted
 
 
+def test_the_time_of_a_run_includes_what_follows_its_last_figures(tmp_path: Path) -> None:
+    path = write(tmp_path / "a", loss=1.0)
+    for spent in ({"start": 1.0, "step": 8.0, "decoding": 3.0}, {"start": 1.0}):
+        record = {"step": 4, "split": "train", "seconds": spent}
+        Path(path, "progress.jsonl").write_text(f"{json.dumps(record)}\n")
+        wanted = spent if len(spent) == 3 else {"start": 1.0, "step": 8.0}  # the longer time
+        assert runs.read(path).seconds == wanted
+
+
 def test_damaged_times_of_a_record_count_as_nothing(tmp_path: Path) -> None:
     path = write(tmp_path / "a", loss=1.0)
     with Path(path, "metrics.jsonl").open("a") as file:

@@ -117,7 +117,7 @@ def read(path: str) -> ComparedRun:
         raise UsageError(f"{path} has no run: there is no {logdir.file(PARAMS)}{hint}")
     records = MetricsLog(logdir.metrics).read()
     unit = next((key for r in records for key in r if key.endswith(SEEN)), "").removesuffix(SEEN)
-    spent = (one for r in reversed(records) if isinstance(one := r.get(SECONDS), dict))
+    spent = map(_last_seconds, (records, MetricsLog(logdir.progress).read()))
     return ComparedRun(
         path=logdir.path,
         model=model,
@@ -125,9 +125,15 @@ def read(path: str) -> ComparedRun:
         curves=curves_of(records, unit),
         not_finite=_not_finite(records),
         unit=unit,
-        seconds=time_use.valid(next(spent, {})),
+        seconds=max(spent, key=lambda one: math.fsum(one.values())),
         samples=_samples(logdir),
     )
+
+
+def _last_seconds(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Returns the time by activity in the last record that has it; {} if none has."""
+    spent = (one for r in reversed(records) if isinstance(one := r.get(SECONDS), dict))
+    return time_use.valid(next(spent, {}))
 
 
 def _params(path: str) -> dict[str, ParamValue]:

@@ -63,7 +63,7 @@ class Report:
         self._title, self._steps = title, steps
         self._log = MetricsLog(logdir.metrics)
         self._weights = MetricsLog(logdir.file("weights.jsonl"))
-        self._marks = MetricsLog(logdir.file("progress.jsonl"))
+        self._marks = MetricsLog(logdir.progress)
         self._events = TensorBoardEvents(logdir.events)
         self.phase = BEFORE_STEPS
         self._seen = 0.0  # units that training has processed, in all processes of the run
@@ -249,8 +249,16 @@ class Report:
         It also writes what a process that resumes from the checkpoint has to know of the time and
         the units so far to progress.jsonl.
         """
-        self._marks.append({STEP: step, SPLIT: TRAIN, SEEN: self._seen, SECONDS: self._spent()})
+        self._mark(step)
         self._log.sync()
+
+    def finish(self, step: int) -> None:
+        """Writes to progress.jsonl what the time was spent on until the end of the process."""
+        self._logdir.check()
+        self._mark(step)
+
+    def _mark(self, step: int) -> None:
+        self._marks.append({STEP: step, SPLIT: TRAIN, SEEN: self._seen, SECONDS: self._spent()})
 
     def _spent(self) -> dict[str, float]:
         return {name: round(value, 3) for name, value in self.time_use.seconds().items()}

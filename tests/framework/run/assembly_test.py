@@ -78,6 +78,7 @@ def test_what_is_doubtful_is_shown_and_only_data_that_is_used_must_be_unchanged(
     folder: Path,
 ) -> None:
     begin = ["--model=points.Tiny", "--set=execution.xla=none"]
+    begin += ["--set=learner.schedule.warmup_steps=7"]
     done = trainer(folder, *begin, train=0, dev=0)
     assert done.returncode == 0, done.stderr
     output = done.stdout + done.stderr
@@ -85,9 +86,13 @@ def test_what_is_doubtful_is_shown_and_only_data_that_is_used_must_be_unchanged(
         r"warning: eval_inputs.dev: (\d+) of \1 examples are training examples", output
     )
     assert "warning: input: 1 of the classes 0 to 2 have no training example (0)" in output
+    assert (
+        "warning: learner.schedule.warmup_steps is 7, but the schedule ends after 1 step: "
+        in output
+    )
 
     done = trainer(folder, "--mode=eval", train=5, dev=0)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0 and "warmup_steps" not in done.stdout + done.stderr, done.stderr
     done = trainer(folder, *begin, "--steps=2", train=5, dev=0)
     assert done.returncode and "Points.load('train')" in done.stderr
     done = trainer(folder, "--mode=eval", train=0, dev=5)

@@ -3,32 +3,38 @@
 from __future__ import annotations
 
 import io
+import json
 import os
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from small_tasks import Flowers, classifier
 
 from tekso.framework.execution import DataParallel
 from tekso.framework.execution.shards import of_arrays
 from tekso.framework.exit_codes import ExitCode
 from tekso.framework.experiment import Run, Tree
+from tekso.framework.input.held_out import HeldOut
 from tekso.framework.input.skips import Origin, SkipReport, Skips
 from tekso.framework.learner import Learner
 from tekso.framework.optimizers.sgd import SGD
 from tekso.framework.out_of_memory import OutOfMemoryError
 from tekso.framework.params import param
-from tekso.framework.run import modes, run_messages
+from tekso.framework.run import metric_changes, modes, run_messages
 from tekso.framework.run.checkpoints import Checkpoints, Description
 from tekso.framework.run.job import Job
 from tekso.framework.run.logdir import Logdir
 from tekso.framework.run.report.console import PlainConsole
 from tekso.framework.schedules import Constant
+from tekso.framework.task import LossSums
 from tekso.models.layers.linear import Linear
 from tekso.params.lm.python_source import Tiny
+from tekso.tasks.classification.task import Classification
 
 
 class Faulty(Flowers):
@@ -112,6 +118,66 @@ def test_a_task_that_could_not_be_checked_is_a_warning_after_the_first_step(tmp_
     assert "ValueError: 3 is no batch of 4" in output.getvalue()
 
 
+class Weighted(Classification):
+    """Multiplies its loss by a number."""
+
+    class Params(Classification.Params):
+        """Params of Weighted."""
+
+        factor: float = param("Weight of the loss.", default=1.0)
+        note: str = param("A text that nothing reads.", default="")
+
+    def sums(self, logits: Any, batch: Any) -> LossSums:
+        """See Classification."""
+        sums = super().sums(logits, batch)
+        return LossSums(self.params.factor * sums.loss_sum, sums.metrics)
+
+
+def test_the_best_checkpoint_starts_again_if_the_definition_of_its_metric_changes(
+    tmp_path: Path,
+) -> None:
+    def train(steps: int, **settings: Any) -> tuple[str, int | None]:
+        output = io.StringIO()
+        job = job_of(Flowers.Params(batch_size=4), steps, tmp_path, output)
+        job.tree.task = Weighted.Params(model=job.tree.task.model, num_classes=3)
+        job.tree.eval_inputs = {"dev": HeldOut.Params()}
+        job.tree.set(settings)
+        job.tree.run.set({"eval_every_steps": 2, "decode_at_end": False})
+        assert modes.train(job) == ExitCode.OK
+        checkpoints = job.checkpoints()
+        checkpoints.prepare()
+        checkpoints.close()
+        return output.getvalue(), checkpoints.best_step()
+
+    train(4)
+    output, best = train(6, **{"task.note": "x", "task.model.dropout_rate": 0.1})
+    assert best == 6 and "definition" not in output and "meaning" not in output
+    output, best = train(8, **{"task.factor": 50.0})  # smaller than before by no step
+    text = "warning: the definition of dev/loss changed after step 6: the best checkpoint and the "
+    assert output.count(text) == 1 and "changed since then: task.factor : 1.0 -> 50.0" in output
+    assert best == 8
+    output, best = train(10, **{"task.factor": 50.0})
+    assert best == 10 and "definition" not in output
+
+
+def test_metrics_that_cannot_be_computed_are_said_to_be_unknown() -> None:
+    task = Weighted.Params(model=classifier(3).model, num_classes=3, factor=2.0).instantiate()
+    inputs = {"dev": HeldOut.Params().instantiate(train=Flowers.Params(batch_size=4))}
+
+    def find(metrics: set[str], weights: Any, **before: Any) -> metric_changes.MetricChanges:
+        text = task.params.copy().set(before).to_text()
+        return metric_changes.find(text, task, weights, inputs, metrics)
+
+    weights = {path: tf.ones(spec.shape) for path, spec in task.specs().items()}
+    found = find({"dev/loss", "dev/accuracy", "dev/bleu"}, weights, factor=1.0)
+    assert (found.changed, found.unknown) == (("dev/loss",), ("dev/bleu",))
+    assert "if they change what dev/bleu means, the best checkpoint" in found.text(3)
+    assert find({"dev/loss"}, None, factor=1.0).unknown == ("dev/loss",)  # too large to try
+    for same in ({}, {"model.dropout_rate": 0.5}):
+        found = find({"dev/loss", "dev/bleu"}, weights, **same)
+        assert found == metric_changes.MetricChanges() and found.text(3) == ""
+
+
 def test_memory_that_is_missing_at_the_end_is_not_missing_before_the_first_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -122,6 +188,22 @@ def test_memory_that_is_missing_at_the_end_is_not_missing_before_the_first_step(
     job = job_of(Flowers.Params(batch_size=4), 2, tmp_path, io.StringIO())
     with pytest.raises(OutOfMemoryError, match=r"^out of memory after step 2"):
         modes.train(job)
+
+
+def test_the_time_of_decoding_at_the_end_is_in_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def decode(*_: Any) -> None:
+        begin = time.perf_counter()
+        while time.perf_counter() - begin < 0.02:
+            pass
+
+    monkeypatch.setattr(modes.task_results, "decode", decode)
+    assert modes.train(job_of(Flowers.Params(batch_size=4), 2, tmp_path, io.StringIO())) == 0
+    files = (tmp_path / name for name in ("metrics.jsonl", "progress.jsonl"))
+    last, end = (json.loads(file.read_text().splitlines()[-1]) for file in files)
+    assert last["seconds"]["decoding"] == 0.0 and end["seconds"]["decoding"] >= 0.02
+    assert end["step"] == 2
 
 
 def test_a_run_that_is_past_its_last_step_stays_as_it_is(tmp_path: Path) -> None:

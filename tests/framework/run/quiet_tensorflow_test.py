@@ -1,9 +1,13 @@
-"""The garbage collector rests while TensorFlow is imported, and leaves its modules out later."""
+"""What the import of TensorFlow prints, and what the garbage collector does meanwhile."""
 
 from __future__ import annotations
 
 import gc
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -35,3 +39,26 @@ def test_a_collector_that_was_off_stays_off_and_an_error_turns_it_on_again() -> 
     with without_collecting():
         pass
     assert not gc.isenabled()
+
+
+FAKE_TENSORFLOW = """
+import os
+assert "TF_CPP_MIN_LOG_LEVEL" not in os.environ
+os.write(2, b"I0000 port.cc:153] oneDNN custom operations are on. You may see\\n")
+os.write(2, b"E0000 a line that matters\\n")
+raise ImportError("only the first lines of its import are needed")
+"""
+
+
+@pytest.mark.parametrize("module", ["session", "lab"])
+def test_sessions_and_labs_hide_what_tensorflow_says_about_itself(
+    module: str, tmp_path: Path
+) -> None:
+    (tmp_path / "tensorflow.py").write_text(FAKE_TENSORFLOW)
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\nimport tekso.framework.run.{module}"
+    environment = {k: v for k, v in os.environ.items() if k != "TF_CPP_MIN_LOG_LEVEL"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=60
+    )
+    assert "E0000 a line that matters\n" in done.stderr
+    assert "the first lines of its import" in done.stderr and "oneDNN" not in done.stderr

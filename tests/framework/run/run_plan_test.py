@@ -105,6 +105,33 @@ def test_devices_share_the_batch_and_replicate_the_weights(tmp_path: Path) -> No
     assert any("all-reduce" in note for note in four.notes)
 
 
+def test_the_record_of_a_step_has_its_collectives(tmp_path: Path) -> None:
+    """As JSON data: kind, axis, count and bytes, not only a sentence."""
+
+    def step(plan: RunPlan) -> Any:
+        return json.loads(json.dumps(plan_text.record(plan)))["step"]
+
+    assert step(planned(tmp_path))["collectives"] == []
+    plan = planned(tmp_path, num_devices=4)
+    (replicas,) = step(plan)["collectives"]
+    assert (replicas["kind"], replicas["axis"]) == ("all-reduce", "data")
+    assert replicas["count"] > 1  # the gradients, and the sums of the loss
+    assert replicas["bytes"] == pytest.approx(4 * plan.weights, rel=1e-4)
+    sharded = tree()
+    sharded.execution = execution.MeshSharded.Params(
+        mesh="data:2;model:2", rules="batch:data;mlp:model"
+    )
+    found = step(planned(tmp_path, sharded))
+    pairs = [(one["kind"], one["axis"]) for one in found["collectives"]]
+    assert sorted(pairs) == [("all-reduce", "data"), ("all-reduce", "model")]
+    assert found["sent_bytes"] == 0
+    staged = tree()
+    staged.execution = Pipelined.Params(num_stages=2, num_micro_batches=4)
+    found = step(planned(tmp_path, staged))
+    size = tree().task.model.dim * 4 * 8 * tree().input.length  # of the activations
+    assert found["collectives"] == [] and found["sent_bytes"] >= 2 * size
+
+
 def test_a_table_in_a_problem_keeps_its_lines(tmp_path: Path) -> None:
     found = tree()
     found.execution = execution.Pipelined.Params(num_stages=50)
@@ -302,6 +329,8 @@ def test_a_step_on_this_machine_has_the_time_and_memory_of_its_graphs(
     assert replicas.step is not None and replicas.step.core_seconds is not None
     assert 1.0 < replicas.step.core_seconds / plan.step.core_seconds < 1.7
     assert f"{4 * plan.weights / 1e6:.3g}" in replicas.step.notes[1]
+    (sums,) = replicas.step.collectives
+    assert (sums.kind, sums.axis) == ("all-reduce", "data") and sums.bytes > 4 * plan.weights
     small = dataclasses.replace(replicas.device, memory_bytes=1.9 * replicas.step.total_bytes)
     assert replicas.problems == [] and not any(
         "the start of ops" in note for note in replicas.step.notes
