@@ -113,6 +113,19 @@ def _python_loop(
     return state, stacked(ys), summed
 
 
+class _MoreTensorsError(Exception):
+    """An iteration returned more than its state, for which its loop has no places.
+
+    Attributes:
+      stacked: nest of the tensors to be stacked over iterations.
+      summed: nest of the tensors to be summed over iterations.
+    """
+
+    def __init__(self, stacked: Any, summed: Any) -> None:
+        super().__init__()
+        self.stacked, self.summed = stacked, summed
+
+
 def _graph_loop(
     run_iteration: Callable[..., Any],
     num_iterations: int,
@@ -120,40 +133,54 @@ def _graph_loop(
     xs: Any,
     late: LateGradients,
 ) -> tuple[Any, Any, Any]:
-    structure: dict[str, Any] = {}
+    """Returns the last state, the stacked tensors and the summed tensors.
 
-    def probe() -> list[tf.Tensor]:
-        first = tf.nest.map_structure(lambda x: x[0], xs)
-        late.start()
-        _, y, sums = run_iteration(tf.constant(0), state, first)
-        structure["y"], structure["sums"] = y, sums
-        return tensors((y, sums))
-
-    # Traced once outside of the program, only to find out what the body returns and collects.
-    tf.function(probe, autograph=False).get_concrete_function()
-    products = [_unstacked(x) for x in late.zeros(num_iterations)]
-    # No TensorArray for None: XLA cannot differentiate an array that is never written.
-    arrays = [
-        tf.TensorArray(y.dtype, num_iterations, element_shape=y.shape)
-        for y in tensors(structure["y"])
-    ]
+    A loop is made with a place for each tensor that its body returns, before the body is traced. So
+    the body is first assumed to return only its state, as most layers of a stack do. If it returns
+    more, it is traced a second time.
+    """
     inputs = tf.nest.map_structure(_unstacked, xs)
-    zeros = tf.nest.map_structure(lambda s: tf.zeros(s.shape, s.dtype), structure["sums"])
 
-    def loop_body(i: Any, state: Any, arrays: Any, summed: Any) -> Any:
-        x = tf.nest.map_structure(lambda array: array.read(i), inputs)
-        late.start([array.read(i) for array in products])
-        new_state, y, sums = run_iteration(i, state, x)
-        arrays = [a.write(i, value) for a, value in zip(arrays, tensors(y), strict=True)]
-        return i + 1, new_state, arrays, tf.nest.map_structure(tf.add, summed, sums)
+    def loop(stacked: Any, summed: Any) -> tuple[Any, Any, Any]:
+        products = [_unstacked(x) for x in late.zeros(num_iterations)]
+        # No TensorArray for None: XLA cannot differentiate an array that is never written.
+        arrays = [
+            tf.TensorArray(y.dtype, num_iterations, element_shape=y.shape) for y in tensors(stacked)
+        ]
+        sums = [tf.zeros(s.shape, s.dtype) for s in tensors(summed)]
+        returned: dict[str, Any] = {}
 
-    _, state, arrays, summed = tf.while_loop(
-        lambda i, *_: i < num_iterations,
-        loop_body,
-        (tf.constant(0), state, arrays, zeros),
-        maximum_iterations=num_iterations,
-    )
-    return state, filled(structure["y"], [a.stack() for a in arrays]), summed
+        def loop_body(i: Any, state: Any, arrays: Any, sums: Any) -> Any:
+            x = tf.nest.map_structure(lambda array: array.read(i), inputs)
+            late.start([array.read(i) for array in products])
+            new_state, y, more = run_iteration(i, state, x)
+            places, found = len(arrays) + len(sums), len(tensors((y, more)))
+            if found and not places:
+                raise _MoreTensorsError(y, more)
+            if found != places:
+                raise ValueError(
+                    f"scan: the body returned or collected {places} tensors besides its state when "
+                    f"it was traced first, and {found} when it was traced again; it must do the "
+                    "same each time"
+                )
+            returned["stacked"], returned["summed"] = y, more
+            arrays = [a.write(i, value) for a, value in zip(arrays, tensors(y), strict=True)]
+            return i + 1, new_state, arrays, tf.nest.map_structure(tf.add, sums, tensors(more))
+
+        _, last, arrays, sums = tf.while_loop(
+            lambda i, *_: i < num_iterations,
+            loop_body,
+            (tf.constant(0), state, arrays, sums),
+            maximum_iterations=num_iterations,
+        )
+        ys = filled(returned["stacked"], [array.stack() for array in arrays])
+        return last, ys, filled(returned["summed"], sums)
+
+    try:
+        return loop(None, None)
+    except _MoreTensorsError as error:
+        more = error.stacked, error.summed
+    return loop(*more)
 
 
 def _unstacked(x: tf.Tensor) -> tf.TensorArray:

@@ -11,8 +11,8 @@
     scores of a softmax that are not probabilities     else a softmax is applied twice (a warning)
 
 The host computes these values with the initial weights of the run, op by op (or traced, if there
-are loops). The check is independent of the execution and takes little time compared to the first
-step.
+are long loops, as over time). The check is independent of the execution and takes little time
+compared to the first step.
 
 If a layer counts padding in `ctx.collect_metric`, this is only a warning, because a layer may not
 know which examples are padding.
@@ -248,8 +248,10 @@ def _check_equal(trial: Trial, example: Batch) -> None:
         return
     one, other, problem = batches
     losses = [trial.sums(batch).loss for batch in (one, other, one)]
-    if losses[0] == losses[2] and trial.differ(losses[0], losses[1], scale=abs(losses[0])):
-        raise LossError(f"{problem} (a loss of {losses[0]:g} became {losses[1]:g})")
+    one_loss, other_loss, again = losses
+    is_fixed = not trial.differ(one_loss, again, scale=abs(one_loss))
+    if is_fixed and trial.differ(one_loss, other_loss, scale=abs(one_loss)):
+        raise LossError(f"{problem} (a loss of {one_loss:g} became {other_loss:g})")
 
 
 def _check_pieces(trial: Trial, batch: Batch) -> None:
@@ -263,7 +265,8 @@ def _check_pieces(trial: Trial, batch: Batch) -> None:
         by_pieces = trial.sums(batch, by=Task.loss).loss
     except ValueError:  # a piece that reads only some rows of a stack runs only in a pipeline
         return
-    if whole == again and trial.differ(whole, by_pieces, scale=abs(whole)):
+    is_fixed = not trial.differ(whole, again, scale=abs(whole))
+    if is_fixed and trial.differ(whole, by_pieces, scale=abs(whole)):
         raise LossError(
             f"{task_results.method_of(trial.task, 'loss')} and "
             f"{task_results.method_of(trial.task, 'pieces')} differ: for two examples the sum is "
@@ -303,7 +306,8 @@ def _counted(
     for what, value in alone.items():
         if not np.isfinite(value) or np.isclose(together[what], value, trial.tolerance, 1e-6):
             continue
-        if again[what] == value:  # otherwise it depends on random numbers without a seed
+        # Otherwise it depends on random numbers without a seed.
+        if np.isclose(again[what], value, trial.tolerance, 1e-6):
             yield what, f"without padding it is {value:g}, with it {together[what]:g}"
 
 

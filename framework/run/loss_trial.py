@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from tekso.framework import task_results
+from tekso.framework import loops, task_results
 from tekso.framework.collected import Pairs
 from tekso.framework.context import Mode, StepContext
 from tekso.framework.run.repeated_softmax import RepeatedSoftmax
@@ -56,20 +57,33 @@ def _named(metrics: Mapping[str, tuple[float, float]]) -> dict[str, float]:
     return parts
 
 
-class _LoopError(Exception):
-    """The task has a loop."""
+_MOST_ITERATIONS = 16  # of a loop that is computed op by op
 
 
-class _NoLoops(StepContext):
-    """A context for computing op by op, without loops, which would take long."""
+class _LongLoopError(Exception):
+    """The task has a loop of more than `_MOST_ITERATIONS`."""
 
-    def scan(self, *args: Any, **kwargs: Any) -> Any:
-        """Raises an error, so that the task is traced instead."""
-        raise _LoopError
+
+def _short_scan(
+    ctx: StepContext, body: Any, theta: Any, state: Any, xs: Any, **options: Any
+) -> Any:
+    """Computes a loop of few iterations; raises an error for others, so that the task is traced."""
+    if loops.iterations_of(xs) > _MOST_ITERATIONS:
+        raise _LongLoopError
+    return loops.scan(ctx, body, theta, state, xs, **options)
+
+
+class _OpByOp(StepContext):
+    """A context for computing op by op, without the loops that would take long."""
+
+    forms = MappingProxyType({"scan": _short_scan})
 
 
 class Trial:
-    """Computes the loss of a task over few examples: op by op, or traced if there are loops.
+    """Computes the loss of a task over few examples: op by op, or traced if there are long loops.
+
+    With long loops, only the first computation of each kind of batch is op by op: that is where
+    `softmax` sees its values.
 
     Attributes:
       task: the task.
@@ -80,7 +94,8 @@ class Trial:
         self.task, self._weights = task, weights
         self.softmax = RepeatedSoftmax()
         self._traced = tf.function(self._run, autograph=False)
-        self._has_loops = False
+        self._has_long_loops = False
+        self._watched = set[Any]()  # kinds of batches that were computed op by op
 
     def _run(
         self,
@@ -106,12 +121,17 @@ class Trial:
         self, batch: Batch, mode: Mode, offset: int = 0, by: _Loss = task_results.loss
     ) -> Any:
         arguments = (self._weights, _tensors(batch), tf.constant(offset, tf.int64))
-        if not self._has_loops:
+        if not self._has_long_loops:
             try:
                 with self.softmax.watching():
-                    return self._run(*arguments, mode=mode, by=by, kind=_NoLoops)
-            except _LoopError:
-                self._has_loops = True
+                    return self._run(*arguments, mode=mode, by=by, kind=_OpByOp)
+            except _LongLoopError:
+                self._has_long_loops = True
+        kind = tuple(sorted((name, array.shape[1:]) for name, array in batch.items()))
+        if kind not in self._watched:
+            self._watched.add(kind)
+            with self.softmax.watching():
+                return self._run(*arguments, mode=mode, by=by)
         return self._traced(*arguments, mode=mode, by=by)
 
     @property

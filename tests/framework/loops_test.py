@@ -220,19 +220,52 @@ def test_scan_within_scan_stacks_statistics_by_both_iterations() -> None:
         assert float(count) == 6
 
 
-def test_scan_traces_its_body_a_fixed_number_of_times() -> None:
+@pytest.mark.parametrize(
+    ("returned", "times"), [("state", 1), ("stacked", 2), ("metric", 2), ("statistic", 2)]
+)
+def test_scan_traces_its_body_once_if_it_returns_only_its_state(returned: str, times: int) -> None:
     traces = []
 
     def count(theta: Theta, state: tf.Tensor, x: tf.Tensor, ctx: StepContext) -> Any:
         traces.append(1)
-        return state + x, None
+        if returned == "metric":
+            ctx.collect_metric("x", x, 1)
+        if returned == "statistic":
+            ctx.collect_statistic(NOISE, "x", x, 1)
+        return state + x, (x, None) if returned == "stacked" else None
 
     @tf.function(autograph=False)
-    def run(xs: tf.Tensor) -> tf.Tensor:
-        return ops.scan(StepContext(), count, Theta(), tf.constant(0.0), xs)[0]
+    def run(xs: tf.Tensor) -> Any:
+        ctx = StepContext()
+        last, ys = ops.scan(ctx, count, Theta(), tf.constant(0.0), xs)
+        return last, ys, ctx.collected.sums
 
-    assert float(run(tf.ones([100]))) == 100
-    assert len(traces) == 2  # once to learn what it returns, once for the loop
+    last, ys, sums = run(tf.ones([100]))
+    assert float(last) == 100
+    assert len(traces) == times  # another time to find out what else it returns
+    if returned == "stacked":
+        np.testing.assert_array_equal(ys[0], tf.ones([100]))
+        assert ys[1] is None
+    else:
+        assert ys is None
+    if returned == "metric":
+        assert [float(one) for one in sums["metric"]["x"]] == [100, 100]
+    if returned == "statistic":
+        np.testing.assert_array_equal(sums["statistic"]["x"], tf.ones([2, 100]))
+
+
+def test_scan_says_that_its_body_returns_other_tensors_each_time() -> None:
+    found = iter([(1.0, 2.0), (1.0, 2.0, 3.0)])
+
+    def changing(theta: Theta, state: tf.Tensor, x: tf.Tensor, ctx: StepContext) -> Any:
+        return state, tf.nest.map_structure(tf.constant, next(found))
+
+    @tf.function(autograph=False)
+    def run(xs: tf.Tensor) -> Any:
+        return ops.scan(StepContext(), changing, Theta(), tf.constant(0.0), xs)
+
+    with pytest.raises(ValueError, match=r"scan: the body .* 2 tensors .* and 3 when"):
+        run(tf.ones([3]))
 
 
 @pytest.mark.parametrize(

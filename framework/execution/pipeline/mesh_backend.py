@@ -69,7 +69,7 @@ class MeshBackend(StageBackend):
         self._where = f"a stage on a {layout}"
         self._traced: list[weakref.ref[tf.Graph]] = []
         self._called: set[Subgraph] = set()  # their compiled programs have been searched
-        self.fuse = MarkedFusion() if compiles else no_fusion
+        self.fuse = self.fuse_update = MarkedFusion() if compiles else no_fusion
 
     # --- tensors, from the host ---
 

@@ -17,7 +17,7 @@ import tensorflow as tf
 from tekso.framework.context import Examples, StepContext
 from tekso.framework.execution.shards import Slices, whole
 from tekso.framework.execution.workarounds.call_counts import counted_alone
-from tekso.framework.primitives.fusion import Fuse, XlaFusion, no_fusion
+from tekso.framework.primitives.fusion import Fuse, SharedTraces, XlaFusion, no_fusion
 from tekso.framework.step import Flat
 from tekso.framework.weight_spec import WeightSpec
 
@@ -36,12 +36,14 @@ class StageBackend(abc.ABC):
     Attributes:
       name: name for messages.
       device: device on which the results of `gather` are used.
-      fuse: compiles elementwise clusters of all functions of the stage.
+      fuse: compiles elementwise clusters of the forward and backward pass of the stage.
+      fuse_update: compiles the updates of its weights.
     """
 
     name: str
     device: str
     fuse: Fuse
+    fuse_update: Fuse
 
     # --- tensors, from the host ---
 
@@ -159,6 +161,7 @@ class DeviceBackend(StageBackend):
     def __init__(self, device: str, *, compiles: bool) -> None:
         self.name = self.device = device
         self.fuse = XlaFusion() if compiles else no_fusion
+        self.fuse_update = self.fuse if compiles else SharedTraces()
 
     def put(self, array: np.ndarray | tf.Tensor) -> tf.Tensor:
         """See `StageBackend`."""

@@ -114,7 +114,7 @@ class StageUpdate:
                     self._gradient(path, others),
                     {slot: slot_variables[slot].read_value() for slot in specs},
                     scalars,
-                    fuse=self._backend.fuse,
+                    fuse=self._backend.fuse_update,
                 )
                 done = [self._assigned(variables[path], new, weight.spec)]
                 for slot, value in new_slots.items():

@@ -8,7 +8,13 @@ import numpy as np
 import tensorflow as tf
 
 from tekso.framework.primitives.custom_gradient import custom_gradient
-from tekso.framework.primitives.fusion import MarkedFusion, XlaFusion, no_fusion
+from tekso.framework.primitives.fusion import (
+    Fuse,
+    MarkedFusion,
+    SharedTraces,
+    XlaFusion,
+    no_fusion,
+)
 
 TRACES: list[float] = []
 
@@ -78,3 +84,27 @@ def test_marks_the_ops_of_large_clusters_alone() -> None:
         assert "Cos" not in {op.name for op in ops if op.node_def.attr["_XlaCompile"].b}
         assert bool(found) is bool(marked)
         np.testing.assert_allclose(step(x), 3 * np.cos(np.cos(x)) + 1, rtol=1e-6)
+
+
+def test_shared_traces_trace_once_per_shape_and_arguments_and_compute_the_same() -> None:
+    traces = []
+
+    def grown(x: tf.Tensor, *, factor: float) -> tf.Tensor:
+        traces.append(x.shape.as_list())
+        return tf.exp(factor * x) / 3.0
+
+    xs = [tf.random.stateless_normal([n, 3], seed=[n, i]) for i in range(4) for n in (2, 5)]
+
+    def run(fuse: Fuse) -> list[tf.Tensor]:
+        whole = tf.function(lambda: [fuse(grown, factor=0.5)(x) for x in xs], autograph=False)
+        return whole()  # type: ignore[no-any-return]
+
+    expected = run(no_fusion)
+    assert len(traces) == len(xs)
+    traces.clear()
+    shared = SharedTraces()
+    for one, other in zip(run(shared), expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert traces == [[2, 3], [5, 3]]
+    assert shared(grown, factor=0.5) is shared(grown, factor=0.5)
+    assert shared(grown, factor=0.5) is not shared(grown, factor=0.25)

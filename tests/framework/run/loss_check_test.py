@@ -20,8 +20,10 @@ from tekso.framework.params import param
 from tekso.framework.pieces import LOSS_SUM, METRICS, Piece
 from tekso.framework.run import loss_check
 from tekso.framework.run.loss_check import LossError
+from tekso.framework.run.loss_trial import Trial
 from tekso.framework.schedules import Constant
 from tekso.framework.task import LossSums, Task
+from tekso.framework.theta import flatten
 
 
 class Points(ExampleInput):
@@ -49,20 +51,26 @@ class Squares(Task):
         self.weight("w", [3], dims=("embed",), init=Normal.Params(stddev=1.0))
         self.weight("unused", [2], dims=("embed",), init=Normal.Params())
         self.couples_examples = self.params.way.startswith("coupled")
+        self.iterations = 0  # of loops, that were traced or computed
 
     def loss_weight(self, batch: Any) -> tf.Tensor:
         if self.params.way == "mean weight":
             return tf.reduce_mean(batch["weights"])
         return tf.reduce_sum(batch["weights"])
 
+    def _same(self, theta: Any, x: Any, _: Any, ctx: StepContext) -> Any:
+        self.iterations += 1
+        return x, None
+
     def loss(self, theta: Any, batch: Any, ctx: StepContext) -> LossSums:
         way, x = self.params.way, batch["x"]
-        if way == "loop":
-            x, _ = ops.scan(ctx, lambda own, x, _, ctx: (x, None), theta, x, tf.zeros([2]))
+        if way.endswith("loop"):
+            turns = tf.zeros([100 if way.endswith("long loop") else 2])
+            x, _ = ops.scan(ctx, self._same, theta, x, turns)
         squares = tf.square(tf.linalg.matvec(x, theta.w))
-        if way in ("used in training", "loop") and ctx.is_training:
+        if way in ("used in training", "loop", "long loop") and ctx.is_training:
             squares += tf.reduce_sum(theta.unused)
-        if way in ("scores", "probabilities", "log probabilities"):
+        if way.startswith(("scores", "probabilities", "log probabilities")):
             scores = tf.stack([squares, tf.zeros_like(squares), -squares], 1)
             if way != "scores":
                 scores = tf.nn.softmax(scores)
@@ -324,8 +332,9 @@ def test_evaluations_check_padding_and_nothing_else() -> None:
         check_padding("copies count")
 
 
-def test_a_softmax_of_probabilities_is_a_warning() -> None:
-    message, _ = check("probabilities")
+@pytest.mark.parametrize("way", ["probabilities", "probabilities, long loop"])
+def test_a_softmax_of_probabilities_is_a_warning(way: str) -> None:
+    message, _ = check(way)
     assert message.startswith("the loss of Squares applies a softmax to probabilities: ")
     assert "Remove the softmax at the end of the model" in message
 
@@ -341,9 +350,20 @@ def test_weights_without_a_gradient_are_named_unless_frozen() -> None:
     assert check("nothing", frozen=["unused"]) == []
 
 
-@pytest.mark.parametrize("way", ["used in training", "loop"])
+@pytest.mark.parametrize("way", ["used in training", "loop", "long loop"])
 def test_what_only_training_uses_has_a_gradient(way: str) -> None:
     assert check(way) == []
+
+
+@pytest.mark.parametrize(("way", "iterations"), [("loop", 6), ("long loop", 101)])
+def test_a_long_loop_is_computed_once_and_then_traced_once(way: str, iterations: int) -> None:
+    task = Squares.Params(way=way).instantiate()
+    trial = Trial(task, flatten(task.init(seed=1)))
+    batch = Points.Params(batch_size=4).instantiate().batch(0)
+    first, second, third = (trial.sums(batch) for _ in range(3))
+    assert second == third
+    assert first.loss == pytest.approx(second.loss, rel=1e-6)  # another order of sums
+    assert task.iterations == iterations  # a trace is one, a computation 2 or 100
 
 
 def test_a_task_that_takes_only_whole_batches_is_reported() -> None:
