@@ -47,6 +47,7 @@ LARGEST = {
     "length": 8,
     "max_labels": 24,
     "max_length": 16,
+    "max_new_tokens": 8,
     "model_dim": 16,
     "num_experts": 4,
     "num_filters": 4,
@@ -106,6 +107,12 @@ NEEDS_FILE = ("lm.gpt.Gpt2",)
 """Experiments whose tokenizer reads a published file that is not shipped; they differ from another
 experiment by this tokenizer only."""
 
+NOTHING_DECODED = {
+    "asr.prompts.Texts": "it scores texts for speech recognition, and has no prompts to continue",
+    "image.emoji.DualEncoder": "it embeds pictures and texts, and generates neither",
+}
+"""{experiment: why --mode=decode rejects it}."""
+
 
 @functools.cache
 def groups() -> dict[str, list[str]]:
@@ -116,6 +123,21 @@ def groups() -> dict[str, list[str]]:
             continue
         found.setdefault(_form(tree), []).append(key)
     return {keys[0]: keys for keys in found.values()}
+
+
+def with_other_executions() -> list[str]:
+    """Returns, for each group and each execution that its first experiment does not have, a key."""
+    found = []
+    for keys in groups().values():
+        kinds = set()
+        for key in keys:
+            execution = registry.get(key)().tree().execution
+            inner = [v for _, v, _ in params_tree.walk(execution) if isinstance(v, Params)]
+            kind = tuple(node.owner for node in (execution, *inner))
+            if key != keys[0] and kind not in kinds:
+                found.append(key)
+            kinds.add(kind)
+    return found
 
 
 def shrunk(tree: Any) -> Any:

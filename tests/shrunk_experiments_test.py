@@ -84,6 +84,14 @@ GROUPS = (
 )
 """The first experiment of every group that differs by more than sizes and rates."""
 
+WITH_OTHER_EXECUTIONS = (
+    "lm.one_billion_words.MeshDff4096",
+    "lm.python_source.TinyMesh",
+    "lm.python_source.TinyMeshPipeline",
+    "lm.python_source.TinyPipeline",
+)
+"""Experiments that have another execution than the first one of their group."""
+
 COMBINES_GRADIENTS = {"multi.cldr_and_python.GradSign", "multi.cldr_and_python.PcGrad"}
 
 OTHERS = [name for name in EXECUTIONS if name not in (ALONE, COMPILED)]
@@ -132,6 +140,7 @@ NOT_RUN: dict[str, tuple[str, ...]] = {}
 
 def test_groups_cover_every_registered_experiment() -> None:
     assert sorted(shrunk_experiments.groups()) == sorted(GROUPS)
+    assert sorted(shrunk_experiments.with_other_executions()) == sorted(WITH_OTHER_EXECUTIONS)
 
 
 def test_the_document_lists_what_is_refused() -> None:

@@ -1,7 +1,15 @@
 """Runs shrunk experiments through all modes of the trainer, as a user would; for tests.
 
-Of each, it trains one step and saves, restores and trains another one, evaluates, decodes and
-exports.
+    train   step 1, traced as for a user, without evaluation; saves
+    train   restores, evaluates after step 2; op by op
+    eval    restores, evaluates; op by op
+    decode  restores, decodes; op by op
+    export  restores, traces the exported functions
+    call    loads the export, and compares it with the restored model
+
+Each mode is another call of the trainer, which knows only the logdir. All run in one process, so
+that nothing is imported twice. With DataParallel, only the first step and the exported functions
+are traced, because tracing takes most of the time: op by op, the same code computes the same.
 """
 
 from __future__ import annotations
@@ -10,11 +18,18 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import shrunk_experiments
+import tensorflow as tf
 
-from tekso.framework import registry
+from tekso.framework import registry, task_results
+from tekso.framework.context import StepContext
 from tekso.framework.exit_codes import ExitCode
+from tekso.framework.exports import ExportedFunction
 from tekso.framework.params import references
+from tekso.framework.run import inspection
+from tekso.framework.run.opened import open_run
+from tekso.framework.run.weights import load_weights
 from tekso.tools import trainer
 
 MODULES = (
@@ -24,6 +39,8 @@ MODULES = (
     "small_masks",
     "small_pictures",
 )
+EXAMPLES = 2
+SCORE = "score"  # the exported function that is compared; else the first one, often a search
 
 
 def register(key: str) -> str:
@@ -57,28 +74,84 @@ def main() -> int:
     for module in MODULES:
         references.allow_imports(module)
     for key in keys:
-        code = _run(register(key), str(Path(folder) / key))
+        code = _run(
+            register(key), Path(folder) / key, decodes=key not in shrunk_experiments.NOTHING_DECODED
+        )
         if code != ExitCode.OK:
             return code
         print(f"== {key}: done", flush=True)
     return ExitCode.OK
 
 
-def _run(model_key: str, logdir: str) -> int:
+def _run(model_key: str, logdir: Path, *, decodes: bool) -> int:
     """Runs the modes for an experiment; returns the exit code of the first that fails."""
-    model = ["--model", model_key, "--logdir", logdir]
-    for words in (
-        [*model, "--steps=1"],
-        [*model, "--steps=2"],
-        ["--mode=eval", *model],
-        ["--mode=decode", *model],
-        ["--mode=export", *model, f"--output={Path(logdir) / 'export'}"],
+    model = ["--model", model_key, "--logdir", str(logdir)]
+    no_evaluation = ["--set=eval_inputs={}", "--set=run.keep_best.eval_input=None"]
+    can_run_op_by_op = "towers" in registry.get(model_key)().tree().execution
+    for words, is_traced in (
+        ([*model, "--steps=1", *no_evaluation], True),
+        ([*model, "--steps=2"], False),
+        (["--mode=eval", *model], False),
+        *([(["--mode=decode", *model], False)] if decodes else []),
+        (["--mode=export", *model, "--export_batch_size=1"], True),
     ):
         print(f"== {' '.join(words)}", flush=True)
+        tf.config.run_functions_eagerly(can_run_op_by_op and not is_traced)
         code = trainer.main(["tekso-trainer", *words])
         if code != ExitCode.OK:
             return int(code)
+    _call(logdir)
     return ExitCode.OK
+
+
+def _call(logdir: Path) -> None:
+    """Calls all functions of an export; compares one of them with the restored model."""
+    tf.config.run_functions_eagerly(True)
+    run = open_run(str(logdir))
+    task, tree = run.task(), run.completed_tree()
+    theta = load_weights(task, str(logdir))
+    functions = task_results.exports(task, inspection.known_input(tree, run.logdir.assets))
+    loaded = tf.saved_model.load(str(logdir / "export"))
+    compared = SCORE if SCORE in functions else next(iter(functions))
+    for name, one in functions.items():
+        values = _values(one)
+        seeds = {"seed": tf.constant(0, tf.int64)} if one.is_random else {}
+        found = loaded.signatures[name](**values, **seeds)
+        for output in one.outputs:
+            if np.isnan(found[output].numpy()).any():
+                raise ValueError(f"{output} of the exported {name} is NaN")
+        if name == compared:
+            ctx = StepContext(mode="decode", seed=tree.run.seed)
+            wanted = one.function(theta, *values.values(), ctx)
+            for output in one.outputs:
+                _compare(f"{name}: {output}", found[output].numpy(), wanted[output].numpy())
+        print(f"== called {name}", flush=True)
+
+
+def _values(exported: ExportedFunction) -> dict[str, tf.Tensor]:
+    """Returns drawn inputs; all rows have the shortest exported length."""
+    rng = np.random.default_rng(1)
+    length, values = exported.lengths[0], {}
+    rows = [one.length_in(length) for one in exported.inputs.values() if one.has_length]
+    for name, one in exported.inputs.items():
+        shape = (EXAMPLES, *one.dims(length))
+        dtype = tf.as_dtype(one.dtype)
+        if dtype.is_floating:
+            value = rng.normal(0, 0.1, shape)
+        elif rows and not one.has_length and not one.shape:
+            value = np.full(shape, min(rows))  # lengths of the rows
+        else:
+            value = rng.integers(1, 8, shape)
+        values[name] = tf.constant(value, dtype)
+    return values
+
+
+def _compare(what: str, found: np.ndarray, wanted: np.ndarray) -> None:
+    found = found[tuple(slice(n) for n in wanted.shape)]  # other lengths may be longer
+    if found.dtype.kind == "f":
+        np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-5, err_msg=what)
+    else:
+        np.testing.assert_array_equal(found, wanted, err_msg=what)
 
 
 if __name__ == "__main__":

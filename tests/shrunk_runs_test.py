@@ -1,50 +1,104 @@
-"""Small experiments, made smaller, train two steps, save, restore, evaluate, decode and export."""
+"""Small experiments, made smaller, train two steps, save, restore, evaluate, decode and export.
+
+A new experiment runs here by itself: in `make test-all`, unless it is in one of the tables below.
+`shrunk_experiments_test` compares the names with the registry.
+"""
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from pathlib import Path
 
 import processes
 import pytest
+from shrunk_experiments import NOTHING_DECODED
+from shrunk_experiments_test import GROUPS, WITH_OTHER_EXECUTIONS
 
 PROGRAM = Path(__file__).with_name("shrunk_run_program.py")
 
-SLOW = (
-    ("image.digits.Mlp", "image.digits.Cnn", "image.pong.Ssd", "image.unet.Digits"),
-    ("lm.python_source.TinyLstm", "lm.text_files.Char", "mt.cldr.EnDe"),
-)
-"""Experiments of these kinds of tasks; one process runs each group. Speech, several tasks, captions
-and volumes have slow tests of commands in tests/params, which do not export all of them."""
+RESEMBLES = {
+    "asr.librispeech.ConformerL": "asr.prompts.Conformer",
+    "asr.librispeech.LasGraphemes": "asr.prompts.Las",
+    "asr.librispeech.LasWordPieces": "asr.prompts.Las",
+    "image.coco.Captions": "image.emoji.Caption",
+    "image.coco.Ssd300": "image.pong.Ssd",
+    "image.folders.ResNet": "image.fashion_mnist.ResNet",
+    "image.imagenet.AmoebaNetBL18F512": "image.fashion_mnist.ResNet",
+    "image.imagenet.AmoebaNetDL18F208": "image.fashion_mnist.ResNet",
+    "image.imagenet.ResNet18": "image.fashion_mnist.ResNet",
+    "image.imagenet.ResNet50": "image.fashion_mnist.ResNet",
+    "image.imagenet.ResNet50Mlperf": "image.fashion_mnist.ResNet",
+    "image.imagenet.ViTB16": "image.fashion_mnist.ResNet",
+    "image.unet.Folders": "image.unet.Digits",
+    "lm.benchmark.Small": "lm.python_source.Tiny",
+    "lm.gpipe.Layers3": "lm.python_source.TinyPipeline",
+    "lm.gpt.B18": "lm.python_source.Tiny",
+    "lm.one_billion_words.Dff4096": "lm.python_source.Tiny",
+    "lm.one_billion_words.LstmWord": "lm.python_source.TinyLstm",
+    "lm.one_billion_words.MeshDff4096": "lm.python_source.TinyMesh",
+    "mt.gpipe.T6H8192A16": "mt.cldr.EnDe",
+    "mt.text_files.Base": "mt.cldr.EnDe",
+    "mt.wmt14_en_de.Base": "mt.cldr.EnDe",
+    "mt.wmt14_en_fr.Dff2048": "mt.cldr.EnDe",
+}
+"""{an experiment that does not run here: one of the same task that does}. These are not small, and
+`shrunk_experiments_test` trains them; they save, decode and export by the same code."""
 
-OTHERS = (
-    "asr.prompts.Ctc",
-    "asr.prompts.Las",
-    "asr.prompts.Rnnt",
-    "image.emoji.Caption",
-    "image.fashion_mnist.ResNet",
-    "lm.python_source.Small",
-    "lm.python_source.Tiny",
-    "lm.python_source.TinyMesh",
-    "lm.python_source.TinyMeshPipeline",
-    "lm.python_source.TinyMoe",
-    "lm.python_source.TinyPipeline",
-    "lm.python_source.TinySpmdPipeline",
-    "mt.cldr.EnDeLstm",
-    "mt.cldr.Many",
-    "mt.text_files.Lstm",
-)
+_DEAR = "needs more than 20 seconds of CPU time"
+_LIKE_MULTI_LM = "like multi.cldr_and_python.Lm, with other tasks or weights"
+MATRIX = {
+    "asr.prompts.Conformer": "like asr.fillets.Czech, with another encoder",
+    "asr.prompts.Las": _DEAR,
+    "asr.prompts.Rnnt": _DEAR,
+    "image.boxes.Ssd": "like image.pong.Ssd, with other data",
+    "image.emoji.Caption": _DEAR,
+    "image.glyphs.ResNet": "like image.fashion_mnist.ResNet, with other data",
+    "image.unet.Shapes": "like image.unet.Digits, with other data",
+    "lm.python_source.TinyMoe": _DEAR,
+    "lm.python_source.TinySpmdPipeline": "its task is that of lm.python_source.Tiny",
+    "mt.cldr.EnDeLstm": _DEAR,
+    "mt.cldr.Many": "like mt.cldr.EnDe, with several languages",
+    "mt.text_files.Lstm": "like mt.cldr.EnDe, with the model of EnDeLstm",
+    "multi.cldr_and_python.Adapters": _LIKE_MULTI_LM,
+    "multi.cldr_and_python.ByData": _LIKE_MULTI_LM,
+    "multi.cldr_and_python.GradSign": _LIKE_MULTI_LM,
+    "multi.cldr_and_python.LoraByTask": _LIKE_MULTI_LM,
+    "multi.cldr_and_python.Mt": _LIKE_MULTI_LM,
+    "multi.cldr_and_python.PcGrad": _LIKE_MULTI_LM,
+    "multi.cldr_and_python.Shared": _LIKE_MULTI_LM,
+    "multi.digits_and_cldr.Shared": "like multi.digits.Distilled and mt.cldr.EnDe in one model",
+    "multi.punctuator.WithTranslation": _DEAR,
+    "multi.smart_reply.Docstrings": _DEAR,
+    **dict.fromkeys(WITH_OTHER_EXECUTIONS, "its task is that of lm.python_source.Tiny"),
+}
+"""{experiment: why it runs in `make test-matrix` only}."""
+
+KEYS = [key for key in (*GROUPS, *WITH_OTHER_EXECUTIONS) if key not in RESEMBLES]
+IN_TEST_ALL = [
+    list(keys)
+    for _, keys in itertools.groupby(
+        sorted(set(KEYS) - set(MATRIX)), key=lambda key: key.rpartition(".")[0]
+    )
+]
+"""Experiments by module; one process runs a module, because imports take CPU time, too."""
+
+
+def test_exceptions_are_experiments_and_resemble_one_that_runs() -> None:
+    known = {*GROUPS, *WITH_OTHER_EXECUTIONS}
+    assert known >= {*RESEMBLES, *MATRIX, *NOTHING_DECODED}
+    assert set(RESEMBLES.values()) <= set(KEYS)
 
 
 @pytest.mark.parametrize(
     "keys",
     [
-        *(pytest.param(keys, marks=pytest.mark.slow, id=keys[0]) for keys in SLOW),
-        *(pytest.param((key,), marks=pytest.mark.matrix, id=key) for key in OTHERS),
+        *(pytest.param(keys, marks=pytest.mark.slow, id=keys[0]) for keys in IN_TEST_ALL),
+        *(pytest.param([key], marks=pytest.mark.matrix, id=key) for key in KEYS if key in MATRIX),
     ],
 )
-def test_small_experiments_go_through_all_modes(keys: tuple[str, ...], tmp_path: Path) -> None:
+def test_small_experiments_go_through_all_modes(keys: list[str], tmp_path: Path) -> None:
     env = {**os.environ, **processes.GRAPH_OPTIMIZER_OFF}
     done = processes.run([PROGRAM, *keys, str(tmp_path)], env=env, timeout=900)
     words = f"{done.stdout[-2000:]}{done.stderr[-2000:]}"
@@ -53,15 +107,51 @@ def test_small_experiments_go_through_all_modes(keys: tuple[str, ...], tmp_path:
     for key in keys:
         own, end, output = output.partition(f"== {key}: done")
         assert end, words
-        _check(tmp_path / key, own)
+        _check(tmp_path / key, own, decodes=key not in NOTHING_DECODED)
 
 
-def _check(logdir: Path, output: str) -> None:
+@pytest.mark.slow
+def test_a_trainer_in_separate_processes_goes_through_all_modes(tmp_path: Path) -> None:
+    model = ["--model=image.digits.Mlp", f"--logdir={tmp_path}"]
+    small = ["--set=execution.xla=none", "--set=execution.towers=1"]
+    output = ""
+    env = {**os.environ, **processes.GRAPH_OPTIMIZER_OFF}
+    for words in (
+        [*model, "--steps=1", *small],
+        [*model, "--steps=2", *small],
+        ["--mode=eval", *model],
+        ["--mode=decode", *model],
+        ["--mode=export", *model],
+        ["-c", LOADER, str(tmp_path / "export")],
+    ):
+        program = [] if words[0] == "-c" else ["-m", "tekso.tools.trainer"]
+        done = processes.run([*program, *words], env=env)
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+        output += f"== {' '.join(words)}\n{done.stdout}"
+    _check(tmp_path, output, decodes=True)
+
+
+LOADER = """
+import sys
+import numpy as np
+import tensorflow as tf
+
+for name, function in tf.saved_model.load(sys.argv[1]).signatures.items():
+    _, inputs = function.structured_input_signature
+    found = function(**{n: tf.ones([2, *s.shape[1:]], s.dtype) for n, s in inputs.items()})
+    assert all(np.isfinite(value).all() and len(value) == 2 for value in found.values()), found
+    print("== called", name)
+"""
+
+
+def _check(logdir: Path, output: str, *, decodes: bool) -> None:
     """Checks the files and the output of the modes of an experiment."""
+    assert "== called " in output
     assert (logdir / "export" / "saved_model.pb").is_file()
     assert "resuming from" in output
     steps = [json.loads(line) for line in (logdir / "metrics.jsonl").read_text().splitlines()]
-    assert {(r["step"], r["split"]) for r in steps if "loss" in r} >= {(2, "train"), (2, "dev")}
+    assert {(r["step"], r["split"]) for r in steps if "loss" in r} >= {(1, "train"), (2, "train")}
+    assert any(r["step"] == 2 and r["split"] != "train" for r in steps)
     assert (logdir / "evaluations.jsonl").read_text().strip()
     decoded = output.partition("== --mode=decode")[2].partition("\n")[2]
-    assert decoded.partition("== --mode=export")[0].strip()
+    assert bool(decoded.partition("== --mode=export")[0].strip()) == decodes

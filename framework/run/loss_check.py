@@ -25,6 +25,7 @@ is a sum.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -38,7 +39,7 @@ from tekso.framework.input.input import Input
 from tekso.framework.learning_step import LearnerBase
 from tekso.framework.path_patterns import listed
 from tekso.framework.run.input_checks import counted, padding
-from tekso.framework.run.loss_trial import Batch, Trial
+from tekso.framework.run.loss_trial import Batch, Trial, TrialSums
 from tekso.framework.task import Program, Task, TaskError
 from tekso.framework.theta import flatten
 
@@ -164,15 +165,7 @@ def _couples_examples(task: Task) -> bool:
 def _check_is_sum(trial: Trial, batch: Batch, mode: Mode) -> list[str]:
     """Rejects losses and metrics that are no sums over the examples; returns warnings."""
     rows = [0, 1, -1] if len(next(iter(batch.values()))) > 2 else [0, -1]
-    both, again = (trial.sums(_rows(batch, rows), mode=mode) for _ in range(2))
-    name = type(trial.task).__name__
-    if trial.differ(both.loss, again.loss, scale=abs(both.loss)):
-        raise LossError(
-            f"{name} computes a different loss each time for the same examples and weights "
-            f"({both.loss:g}, then {again.loss:g}): a layer or the task uses tf.random, np.random, "
-            "Python's random, the time, or an attribute that it changes in a call. Checkpoints "
-            f"would not reproduce its figures. Take random numbers from {RANDOM_NUMBERS}"
-        )
+    both, name = trial.sums(_rows(batch, rows), mode=mode), type(trial.task).__name__
     parts = (
         trial.sums(_rows(batch, rows[:1]), mode=mode),
         trial.sums(_rows(batch, rows[1:]), mode=mode, offset=1),
@@ -184,6 +177,7 @@ def _check_is_sum(trial: Trial, batch: Batch, mode: Mode) -> list[str]:
         shares = [apart[0] / len(rows), apart[1] * (len(rows) - 1) / len(rows)]
         is_mean = all(apart) and np.isclose(together, sum(shares), trial.tolerance, 0.0)
         if is_mean or trial.differ(together, sum(apart), scale=sum(map(abs, apart))):
+            _check_repeats(trial, both.loss, _rows(batch, rows), mode)
             when = " in training" if mode == "train" else ""
             raise LossError(
                 f"{task_results.method_of(trial.task, method)} is not a sum over the examples of "
@@ -226,6 +220,19 @@ def _check_is_sum(trial: Trial, batch: Batch, mode: Mode) -> list[str]:
     return warnings
 
 
+def _check_repeats(trial: Trial, loss: float, batch: Batch, mode: Mode) -> None:
+    """Rejects a task whose loss of the same examples is another one when it is computed again."""
+    again = trial.sums(batch, mode=mode).loss
+    if trial.differ(loss, again, scale=abs(loss)):
+        raise LossError(
+            f"{type(trial.task).__name__} computes a different loss each time for the same "
+            f"examples and weights ({loss:g}, then {again:g}): a layer or the task uses "
+            "tf.random, np.random, Python's random, the time, or an attribute that it changes in "
+            "a call. Checkpoints would not reproduce its figures. Take random numbers from "
+            f"{RANDOM_NUMBERS}"
+        )
+
+
 _SHAPES = (
     "The difference of tensors of shapes [batch, 1] and [batch] has the shape [batch, batch]: "
     "tf.squeeze(x, 1) makes the first one like the second one. "
@@ -247,11 +254,14 @@ def _check_equal(trial: Trial, example: Batch) -> None:
     if batches is None:
         return
     one, other, problem = batches
-    losses = [trial.sums(batch).loss for batch in (one, other, one)]
-    one_loss, other_loss, again = losses
-    is_fixed = not trial.differ(one_loss, again, scale=abs(one_loss))
-    if is_fixed and trial.differ(one_loss, other_loss, scale=abs(one_loss)):
-        raise LossError(f"{problem} (a loss of {one_loss:g} became {other_loss:g})")
+    before, after = (trial.sums(batch).loss for batch in (one, other))
+    if trial.differ(before, after, scale=abs(before)) and _repeats(trial, one, before):
+        raise LossError(f"{problem} (a loss of {before:g} became {after:g})")
+
+
+def _repeats(trial: Trial, batch: Batch, loss: float) -> bool:
+    """Returns whether a loss is the same again, so that it has no random numbers without a seed."""
+    return not trial.differ(trial.sums(batch).loss, loss, scale=abs(loss))
 
 
 def _check_pieces(trial: Trial, batch: Batch) -> None:
@@ -260,13 +270,12 @@ def _check_pieces(trial: Trial, batch: Batch) -> None:
     is_default = loss is Task.loss or pieces is Task.pieces
     if is_default or all(one.__module__.startswith("tekso.") for one in (loss, pieces)):
         return
-    whole, again = (trial.sums(batch).loss for _ in range(2))
+    whole = trial.sums(batch).loss
     try:
         by_pieces = trial.sums(batch, by=Task.loss).loss
     except ValueError:  # a piece that reads only some rows of a stack runs only in a pipeline
         return
-    is_fixed = not trial.differ(whole, again, scale=abs(whole))
-    if is_fixed and trial.differ(whole, by_pieces, scale=abs(whole)):
+    if trial.differ(whole, by_pieces, scale=abs(whole)) and _repeats(trial, batch, whole):
         raise LossError(
             f"{task_results.method_of(trial.task, 'loss')} and "
             f"{task_results.method_of(trial.task, 'pieces')} differ: for two examples the sum is "
@@ -284,11 +293,12 @@ def _check_padding(trial: Trial, inputs: Mapping[str, Input]) -> list[str]:
             continue
         step, is_padding = found
         real, padded = _with_padding(trial, input, step, is_padding)
-        trials = [trial.sums(rows) for rows in (real, real, padded)]
-        for what, how in _counted(trial, *(sums.named() for sums in trials)):
+        alone, together = trial.sums(real), trial.sums(padded)
+        again = functools.cache(functools.partial(trial.sums, real))
+        for what, how in _counted(trial, alone, again, together, TrialSums.named):
             what = what.replace("{}", task_results.method_of(trial.task, "loss"))
             raise InputError(counted(path, what, is_padding, how))
-        for what, how in _counted(trial, *(sums.named_of_layers() for sums in trials)):
+        for what, how in _counted(trial, alone, again, together, TrialSums.named_of_layers):
             what = what.replace("{}", "ctx.collect_metric")
             warnings.append(
                 f"{path}: {what} counts padding examples, which only fill up a batch: {how}. Omit "
@@ -300,15 +310,19 @@ def _check_padding(trial: Trial, inputs: Mapping[str, Input]) -> list[str]:
 
 
 def _counted(
-    trial: Trial, alone: dict[str, float], again: dict[str, float], together: dict[str, float]
+    trial: Trial,
+    alone: TrialSums,
+    again: Callable[[], TrialSums],
+    together: TrialSums,
+    named: Callable[[TrialSums], dict[str, float]],
 ) -> Iterator[tuple[str, str]]:
-    """Yields the sums that change with padding, and how; `again` is a repetition of `alone`."""
-    for what, value in alone.items():
-        if not np.isfinite(value) or np.isclose(together[what], value, trial.tolerance, 1e-6):
+    """Yields the sums that change with padding, and how; `again` repeats `alone`."""
+    for what, value in named(alone).items():
+        padded = named(together)[what]
+        if not np.isfinite(value) or np.isclose(padded, value, trial.tolerance, 1e-6):
             continue
-        # Otherwise it depends on random numbers without a seed.
-        if np.isclose(again[what], value, trial.tolerance, 1e-6):
-            yield what, f"without padding it is {value:g}, with it {together[what]:g}"
+        if np.isclose(named(again())[what], value, trial.tolerance, 1e-6):  # not a random one
+            yield what, f"without padding it is {value:g}, with it {padded:g}"
 
 
 def _with_padding(

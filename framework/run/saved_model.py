@@ -126,17 +126,20 @@ class ExportModule(tf.Module):  # type: ignore[misc]  # TensorFlow has no types
 
         return tf.function(run, autograph=False).get_concrete_function(**specs)
 
-    def text_signature(
-        self, exported: ExportedFunction, texts: ExportedTexts, *, batch_size: int
-    ) -> Any:
-        """Returns the function of texts to export; see `signature`."""
-        compute = self.signature(exported, batch_size=batch_size)
-        specs = {name: tf.TensorSpec([None], tf.string, name) for name in texts.inputs}
 
-        def run(**inputs: tf.Tensor) -> dict[str, tf.Tensor]:
-            return dict(texts.write(compute(**texts.read(inputs)), inputs))
+def text_signature(compute: Any, texts: ExportedTexts) -> Any:
+    """Returns the function of texts to export.
 
-        return tf.function(run, autograph=False).get_concrete_function(**specs)
+    Args:
+      compute: the function of tokens, which it calls; see `ExportModule.signature`.
+      texts: converts texts to its inputs, and its outputs to texts.
+    """
+    specs = {name: tf.TensorSpec([None], tf.string, name) for name in texts.inputs}
+
+    def run(**inputs: tf.Tensor) -> dict[str, tf.Tensor]:
+        return dict(texts.write(compute(**texts.read(inputs)), inputs))
+
+    return tf.function(run, autograph=False).get_concrete_function(**specs)
 
 
 def _fit(name: str, exported: ExportedFunction, length: tf.Tensor) -> Any:
@@ -237,11 +240,8 @@ def write(
     if texts:
         module.assets = []
         module.resources = [resource for one in texts.values() for resource in one.resources]
-        signatures = {
-            name: module.text_signature(exported[name], one, batch_size=batch_size)
-            for name, one in texts.items()
-        }
-        _save(module, files.join(path, TEXTS), signatures)
+        of_texts = {name: text_signature(signatures[name], one) for name, one in texts.items()}
+        _save(module, files.join(path, TEXTS), of_texts)
 
 
 def _save(module: ExportModule, path: str, signatures: Mapping[str, Any]) -> None:

@@ -20,7 +20,7 @@ from tekso.framework.params import param
 from tekso.framework.pieces import LOSS_SUM, METRICS, Piece
 from tekso.framework.run import loss_check
 from tekso.framework.run.loss_check import LossError
-from tekso.framework.run.loss_trial import Trial
+from tekso.framework.run.loss_trial import Trial, TrialSums
 from tekso.framework.schedules import Constant
 from tekso.framework.task import LossSums, Task
 from tekso.framework.theta import flatten
@@ -243,6 +243,24 @@ def test_a_metric_that_is_a_mean_is_refused() -> None:
 
 def test_a_sum_over_examples_with_random_numbers_is_no_mean() -> None:
     assert len(check("noise")) == 1  # the weight that is not used
+
+
+def test_only_an_error_makes_it_compute_the_same_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    computed: list[tuple[Any, ...]] = []
+    sums = Trial.sums
+
+    def counted(trial: Trial, batch: Any, **settings: Any) -> TrialSums:
+        contents = [(name, array.tobytes()) for name, array in sorted(batch.items())]
+        computed.append((*contents, *sorted(settings.items())))
+        return sums(trial, batch, **settings)
+
+    monkeypatch.setattr(Trial, "sums", counted)
+    check("used in training")
+    assert computed and len(computed) == len(set(computed))
+    computed.clear()
+    with pytest.raises(LossError):
+        check("mean")
+    assert len(computed) == len(set(computed)) + 1
 
 
 @pytest.mark.parametrize("way", ["noise without a seed", "noise of NumPy", "counts its calls"])

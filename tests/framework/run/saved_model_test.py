@@ -17,6 +17,7 @@ from tekso.framework.exports import (
     ExportedFunction,
     ExportedInput,
     ExportedOutput,
+    ExportedTexts,
     lengths_up_to,
 )
 from tekso.framework.initializers import Normal
@@ -142,6 +143,39 @@ def test_the_file_says_what_it_takes_and_returns(layer: Table, tmp_path: Path) -
         ids=tf.constant(ids(2, 2)), offsets=tf.constant([0, 0]), seed=tf.constant(0, tf.int64)
     )
     np.testing.assert_array_equal(found["total"], TABLE[ids(2, 2)].sum(1))
+
+
+def test_a_function_of_texts_calls_the_one_of_tokens_which_is_traced_once(
+    layer: Table, tmp_path: Path
+) -> None:
+    def read(given: Any) -> dict[str, Any]:
+        numbers = tf.strings.to_number(tf.strings.split(given["texts"]), tf.int32)
+        return {"ids": numbers.to_tensor(0), "offsets": tf.fill([tf.shape(numbers)[0]], 100)}
+
+    texts = ExportedTexts(
+        read=read,
+        write=lambda found, given: {"totals": tf.strings.as_string(found["total"], precision=0)},
+        inputs={"texts": "ids"},
+        outputs={"totals": "sums"},
+        resources=[],
+        package="",
+    )
+    path = str(tmp_path / "out")
+    functions = {"look_up": dataclasses.replace(layer.exported(), lengths=[3])}
+    saved_model.write(
+        path,
+        module_of(layer),
+        functions,
+        batch_size=4,
+        about={},
+        assets={},
+        texts={"look_up": texts},
+    )
+    assert sorted(layer.lengths_traced) == [(1, 3), (4, 3)]
+    whole, of_texts = (tf.saved_model.load(one) for one in (path, f"{path}/texts"))
+    assert whole.signatures["look_up"](ids=[[1, 2]], offsets=[0])["total"] == 1 + 4
+    found = of_texts.signatures["look_up"](texts=tf.constant(["1 2", "3"]))
+    assert found["totals"].numpy().tolist() == [b"105", b"109"]
 
 
 def test_weights_are_those_of_evaluation(layer: Table, tmp_path: Path) -> None:

@@ -132,7 +132,8 @@ def test_the_language_comes_before_the_text() -> None:
     needs_the_package()
     _, exports, module = parts(2)
     texts = text_exports(an_input("de", "fr"), longest=LONGEST)["translate"]
-    translate = module.text_signature(exports["translate"], texts, batch_size=2)
+    compute = module.signature(exports["translate"], batch_size=2)
+    translate = saved_model.text_signature(compute, texts)
     languages = ["fr", "de", "de"]
     given = tf.constant(["a dog", "a dog", "of two"])
     found = translate(texts=given, languages=tf.constant(languages))
