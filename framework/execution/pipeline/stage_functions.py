@@ -230,7 +230,8 @@ class StageFunctions:
 
     def _begin_graph(self, placed: tf.Tensor) -> None:
         # TensorFlow would store zeros that do not depend on an argument: as many as all totals.
-        zero, done = self._backend.scalar_value(placed), []
+        zero = self._backend.scalar_value(placed)
+        done: list[Any] = []
         for total in self.totals.values():
             with tf.control_dependencies(done):  # one at a time exists twice
                 zeros = tf.math.multiply_no_nan(total, tf.cast(zero, total.dtype))
