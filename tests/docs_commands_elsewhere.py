@@ -332,6 +332,10 @@ TESTED_ELSEWHERE: list[tuple[str, TestedBy]] = [
         ),
     ),
     (
+        r"python -m tekso\.tools\.plan_accuracy pipelines",
+        TestedBy("tests/tools/plan_accuracy_test.py::test_pipelines_are_planned_and_measured"),
+    ),
+    (
         r"python -m tekso\.tools\.pipeline_memory",
         TestedBy(
             "tests/tools/pipeline_memory_test.py::"

@@ -3,6 +3,7 @@
     python -m tekso.tools.plan_accuracy                       small experiments, and changed ones
     python -m tekso.tools.plan_accuracy lm.python_source.Tiny 'lm.python_source.Tiny *.num_layers=2'
     python -m tekso.tools.plan_accuracy several_devices       meshes and data-parallel execution
+    python -m tekso.tools.plan_accuracy pipelines
     python -m tekso.tools.plan_accuracy 'image.digits.Mlp --execution=data_parallel --devices=2'
 
 Every measurement is a process of tekso-benchmark, and every plan one of `--mode=plan`, with the
@@ -68,7 +69,19 @@ SEVERAL_DEVICES = tuple(
 )
 """Steps on several devices of this machine."""
 
-_GROUPS = {"several_devices": SEVERAL_DEVICES}
+PIPELINES = tuple(
+    f"{key} --execution=pipelined execution.num_stages=2 execution.num_micro_batches=4"
+    for key in (
+        "image.digits.Mlp",
+        "image.digits.Cnn",
+        "lm.python_source.Tiny",
+        "lm.python_source.TinyLstm",
+        "mt.cldr.EnDe",
+        "lm.benchmark.Small",
+    )
+)
+
+_GROUPS = {"several_devices": SEVERAL_DEVICES, "pipelines": PIPELINES}
 _LEAST_WARMUP, _MOST_WARMUP, _WARMUP_S = 3, 100, 5.0  # steps, steps, seconds
 
 _HEADER = ("model", "step planned", "measured", "", "CPU planned", "measured", "", "memory planned",

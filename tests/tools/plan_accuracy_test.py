@@ -41,19 +41,24 @@ def test_plan_and_measurement_are_side_by_side(
     assert all("--set=c.d=1" in command and "--model=lm.a.B" in command for command in commands[:2])
 
 
-def test_steps_on_several_devices_are_planned_and_measured_with_the_same_devices(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    commands: list[str] = []
+@pytest.fixture
+def commands(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    found: list[str] = []
 
     def run(command: list[str], **_: Any) -> Any:
-        commands.append(" ".join(command))
+        found.append(" ".join(command))
         planned = {"seconds": 0.02, "core_seconds": 0.03, "counted_bytes": 9e6}
         measured = {"step_ms": {"median": 25.0}, "cpu_ms": {"median": 40.0}}
         both = {"step": planned, **measured, "step_memory_bytes": None}
         return SimpleNamespace(stdout=json.dumps(both))
 
     monkeypatch.setattr(subprocess, "run", run)
+    return found
+
+
+def test_steps_on_several_devices_are_planned_and_measured_with_the_same_devices(
+    commands: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert plan_accuracy.main(["x", "several_devices"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 1 + 4 * 5
     measuring = [c for c in commands if "tekso.tools.benchmark" in c]
@@ -64,3 +69,14 @@ def test_steps_on_several_devices_are_planned_and_measured_with_the_same_devices
         assert sum(f" --devices={devices} " in c for c in planning) == {2: 12, 4: 8}[devices]
     assert sum("--execution=data_parallel" in c for c in planning) == 4
     assert sum("--set=execution.mesh=x:4" in c for c in measuring) == 8
+
+
+def test_pipelines_are_planned_and_measured(
+    commands: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert plan_accuracy.main(["x", "pipelines"]) == 0
+    rows = capsys.readouterr().out.splitlines()[1:]
+    assert len(rows) == 6 and len(commands) == 2 * len(rows)
+    stages = "--execution=pipelined --set=execution.num_stages=2 "
+    stages += "--set=execution.num_micro_batches=4"
+    assert all(stages in command for command in commands)
