@@ -17,7 +17,7 @@ import tensorflow as tf
 from tekso.framework.costs import equal_ops, graph_work, op_kinds
 from tekso.framework.costs.equal_ops import Merged
 from tekso.framework.costs.graph_clusters import CompiledCluster
-from tekso.framework.costs.graph_time import is_cluster, needed
+from tekso.framework.costs.graph_walks import is_cluster, needed
 
 _ALIASES = op_kinds.SAME_MEMORY | {"Placeholder", "Const", "ReadVariableOp"}
 _NEW = op_kinds.PRODUCTS | op_kinds.INPUT_GRADIENTS | op_kinds.FILTER_GRADIENTS

@@ -28,10 +28,10 @@ from __future__ import annotations
 import functools
 import heapq
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from tekso.framework.costs import graph_work, op_kinds
+from tekso.framework.costs import graph_walks, graph_work, op_kinds
 from tekso.framework.costs.graph_clusters import ClusterLoop, CompiledCluster
 from tekso.framework.costs.tensor_reuse import Move, distances
 from tekso.framework.costs.this_machine import MachineSpeed, rate
@@ -45,7 +45,9 @@ _SHORT_S = 3e-6  # 8000 cycles, the threshold of TensorFlow's executor
 
 def seconds(graph: Any, machine: MachineSpeed, *, between: float = 0.0) -> float:
     """Returns the estimated time of all ops of a graph, one after the other."""
-    return math.fsum(op_seconds(graph, needed(graph), machine, between=between).values())
+    return math.fsum(
+        op_seconds(graph, graph_walks.needed(graph), machine, between=between).values()
+    )
 
 
 def op_seconds(
@@ -65,7 +67,7 @@ def op_seconds(
     for work, each in zip(works, uses, strict=True):
         found[work.op.name] += work.seconds(machine, each)
     for op in ops:
-        if is_cluster(op, graph_work.inside(graph, op)[1]):
+        if graph_walks.is_cluster(op, graph_work.inside(graph, op)[1]):
             arguments = len(op.inputs) + len(op.outputs)
             found[op.name] += machine.cluster_s + arguments * machine.argument_s - machine.op_s
     return found
@@ -104,12 +106,12 @@ def short_seconds(graph: Any, machine: MachineSpeed, *, between: float = 0.0) ->
 
     A loop is short if no op of an iteration is long: the thread that starts it runs all of it.
     """
-    found, ops = 0.0, needed(graph)
+    found, ops = 0.0, graph_walks.needed(graph)
     of_op = op_seconds(graph, ops, machine, between=between)
     for op in ops:
         time = of_op[op.name]
         times, inner = graph_work.inside(graph, op)
-        if inner and not is_cluster(op, inner):
+        if inner and not graph_walks.is_cluster(op, inner):
             short = machine.op_s + times * max(short_seconds(one, machine) for one in inner)
             found += short if math.isclose(short, time, rel_tol=1e-3) else 0.0
         elif time < _SHORT_S:
@@ -128,7 +130,7 @@ def elapsed_seconds(
     end: dict[str, float] = {}
     core_of: dict[str, int] = {}
     free = [0.0] * cores
-    ops = needed(graph)
+    ops = graph_walks.needed(graph)
     of_op = op_seconds(graph, ops, machine, between=between)
     names = {op.name for op in ops}
     before = {op.name: _before(op) & names for op in ops}
@@ -161,58 +163,6 @@ def _before(op: Any) -> set[str]:
     return {t.op.name for t in op.inputs} | {one.name for one in op.control_inputs}
 
 
-def needed(graph: Any) -> list[Any]:
-    """Returns the ops on which an output of a function graph depends, in the order of the graph."""
-    outputs = getattr(graph, "outputs", None)
-    if outputs is None:
-        return list(graph.get_operations())
-    stateful = [op for op in graph.get_operations() if op.op_def and op.op_def.is_stateful]
-    return above(graph, [*(t.op for t in outputs), *stateful])
-
-
-def above(graph: Any, ops: Iterable[Any]) -> list[Any]:
-    """Returns ops and those on which they depend, in the order of the graph."""
-    return _found(graph, ops, lambda op: [*(t.op for t in op.inputs), *op.control_inputs])
-
-
-def after(graph: Any, ops: Iterable[Any], given: Set[str]) -> list[Any]:
-    """Returns ops and those that run after some tensors exist, in the order of the graph.
-
-    Control inputs do not count: the ops that computed these tensors ran before.
-
-    Args:
-      graph: the graph.
-      ops: the ops.
-      given: names of the tensors.
-    """
-    return _found(graph, ops, lambda op: [t.op for t in op.inputs if t.name not in given])
-
-
-def _found(graph: Any, ops: Iterable[Any], before: Callable[[Any], list[Any]]) -> list[Any]:
-    found, open_ops = set(), list(ops)
-    while open_ops:
-        op = open_ops.pop()
-        if op.name not in found:
-            found.add(op.name)
-            open_ops += before(op)
-    return [op for op in graph.get_operations() if op.name in found]
-
-
-def is_cluster(op: Any, inner: Sequence[Any]) -> bool:
-    """Returns whether XLA compiles the function that an op calls."""
-    if not inner:
-        return False
-    for attributes in (op.node_def.attr, *(_attributes(graph) for graph in inner)):
-        if "_XlaMustCompile" in attributes and attributes["_XlaMustCompile"].b:
-            return True
-    return False
-
-
-def _attributes(graph: Any) -> Any:
-    definition = getattr(graph, "function_def", None)
-    return definition.attr if definition is not None else {}
-
-
 class _Work(NamedTuple):
     """An op, an op with graphs of its own, or a loop of a cluster."""
 
@@ -224,9 +174,9 @@ class _Work(NamedTuple):
 
 def _works(graph: Any, op: Any) -> Iterator[_Work]:
     times, inner = graph_work.inside(graph, op)
-    if is_cluster(op, inner):
+    if graph_walks.is_cluster(op, inner):
         names = _outer_names(op, inner[0])
-        for loop in CompiledCluster(inner[0], needed(inner[0])).loops:
+        for loop in CompiledCluster(inner[0], graph_walks.needed(inner[0])).loops:
             yield _loop_work(inner[0], loop, op, lambda name: names.get(name, f"{op.name}/{name}"))
     elif inner:
         moved = max(map(moved_bytes, inner))
@@ -295,7 +245,7 @@ def _loops_seconds(graph: Any, machine: MachineSpeed, *, repeated: bool) -> floa
 
 
 def _inner_works(graph: Any, *, repeated: bool) -> list[_Work]:
-    loops = CompiledCluster(graph, needed(graph)).loops
+    loops = CompiledCluster(graph, graph_walks.needed(graph)).loops
     return [_loop_work(graph, loop, loop.op, str, repeated=repeated) for loop in loops]
 
 
@@ -304,7 +254,7 @@ def moved_bytes(graph: Any, *, in_cluster: bool = False) -> float:
     if in_cluster:
         works = _inner_works(graph, repeated=False)
     else:
-        works = [work for op in needed(graph) for work in _works(graph, op)]
+        works = [work for op in graph_walks.needed(graph) for work in _works(graph, op)]
     return math.fsum(work.move.bytes + work.move.others for work in works)
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.framework.function_def_to_graph import function_def_to_graph
 
-from tekso.framework.costs import graph_memory, graph_time, graph_work, op_kinds
+from tekso.framework.costs import graph_memory, graph_time, graph_walks, graph_work, op_kinds
 from tekso.framework.costs.this_machine import MachineSpeed
 from tekso.framework.planning.compiled_step import CompiledStep, runs_on_mesh
 from tekso.framework.planning.partitioned_program import loop_lengths
@@ -137,7 +137,7 @@ def _input_shapes(definition: Any) -> list[Any]:
 
 def _ops(times: int, graph: Any) -> Iterator[tuple[int, Any]]:
     """Yields (number of runs, op) of a graph and the graphs inside its ops."""
-    for op in graph_time.needed(graph):
+    for op in graph_walks.needed(graph):
         yield times, op
         repeats, inner = graph_work.inside(graph, op)
         for one in inner:

@@ -7,7 +7,8 @@ from collections.abc import Sequence, Set
 from typing import Any, NamedTuple
 
 from tekso.framework.costs.equal_ops import same_memory
-from tekso.framework.costs.graph_time import above, after, op_seconds
+from tekso.framework.costs.graph_time import op_seconds
+from tekso.framework.costs.graph_walks import above, after
 from tekso.framework.costs.this_machine import MachineSpeed
 
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tekso.framework.costs import graph_time
+from tekso.framework.costs import graph_time, graph_walks
 from tekso.framework.costs.tensor_reuse import Move, distances
 
 
@@ -156,7 +156,7 @@ def test_a_loop_in_a_cluster_moves_the_bytes_of_its_iterations_only() -> None:
     )
     exp, loop, add = (
         work.move
-        for op in graph_time.needed(made.graph)
+        for op in graph_walks.needed(made.graph)
         for work in graph_time._works(made.graph, op)
     )
     assert exp.bytes == 2 * 40 and add.bytes == 3 * 40

@@ -14,6 +14,7 @@ import tensorflow as tf
 from tekso.framework.costs import (
     graph_memory,
     graph_time,
+    graph_walks,
     graph_work,
     reference_work,
     stored_speeds,
@@ -141,7 +142,7 @@ def test_a_cluster_takes_longer_with_each_input_and_output() -> None:
 
 def loops(function: Any, *shapes: list[int]) -> CompiledCluster:
     made = graph(function, *shapes)
-    return CompiledCluster(made, graph_time.needed(made))
+    return CompiledCluster(made, graph_walks.needed(made))
 
 
 def _softmax_gradient(d: tf.Tensor, p: tf.Tensor) -> tf.Tensor:
@@ -221,7 +222,7 @@ def test_an_iteration_of_a_compiled_loop_reads_and_writes_a_row() -> None:
     (loop,) = [one for one in _of_time(50, 20).loops if one.op.type == "StatelessWhile"]
     (body,) = graph_work.inside(loop.op.graph, loop.op)[1]
     found = {
-        one.op.type: one.move.bytes for one in CompiledCluster(body, graph_time.needed(body)).loops
+        one.op.type: one.move.bytes for one in CompiledCluster(body, graph_walks.needed(body)).loops
     }
     row = 4 * 2 * 20
     assert found["MatMul"] == row + 4 * 20 * 20 + row  # the row is copied for it
