@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import tensorflow as tf
 
@@ -31,44 +31,15 @@ def no_fusion(function: Callable[..., Any], **static: Any) -> Callable[..., Any]
     return functools.partial(function, **static)
 
 
-class XlaFusion:
-    """Compiles every cluster with XLA; concurrent towers need separate instances."""
+class _SharedFunctions:
+    """Makes one `tf.function` of every function with its keyword arguments bound."""
+
+    _jit_compile: ClassVar[bool | None]
 
     def __init__(self) -> None:
-        self._functions = _Functions(jit_compile=True)
-
-    def __call__(self, function: Callable[..., Any], **static: Any) -> Callable[..., Any]:
-        """Returns the compiled function of tensors; the same object for the same arguments."""
-        return self._functions.get(function, static)
-
-
-class SharedTraces:
-    """Traces a function once for all inputs of the same shapes; TensorFlow inlines the calls.
-
-    Many calls of one function, such as the updates of all weights, are traced in less time than
-    with `no_fusion`. The ops are the same: TensorFlow's own kernels.
-    """
-
-    def __init__(self) -> None:
-        self._functions = _Functions(jit_compile=None)
-
-    def __call__(self, function: Callable[..., Any], **static: Any) -> Callable[..., Any]:
-        """Returns the function of tensors; the same object for the same arguments."""
-        return self._functions.get(function, static)
-
-
-class _Functions:
-    """Makes a `tf.function` of every function with its keyword arguments bound, once.
-
-    Args:
-      jit_compile: as of `tf.function`.
-    """
-
-    def __init__(self, *, jit_compile: bool | None) -> None:
-        self._jit_compile = jit_compile
         self._made: dict[Any, Callable[..., Any]] = {}
 
-    def get(self, function: Callable[..., Any], static: dict[str, Any]) -> Callable[..., Any]:
+    def __call__(self, function: Callable[..., Any], **static: Any) -> Callable[..., Any]:
         """Returns the function of tensors; the same object for the same arguments."""
         key = (function, tuple(sorted(static.items())))
         if key not in self._made:
@@ -76,6 +47,22 @@ class _Functions:
             made = tf.function(bound, jit_compile=self._jit_compile, autograph=False)
             self._made[key] = functools.partial(_call, made)
         return self._made[key]
+
+
+class XlaFusion(_SharedFunctions):
+    """Compiles every cluster with XLA; concurrent towers need separate instances."""
+
+    _jit_compile = True
+
+
+class SharedTraces(_SharedFunctions):
+    """Traces a function once for all inputs of the same shapes; TensorFlow inlines the calls.
+
+    Many calls of one function, such as the updates of all weights, are traced in less time than
+    with `no_fusion`. The ops are the same: TensorFlow's own kernels.
+    """
+
+    _jit_compile = None
 
 
 def _call(compiled: Callable[..., Any], *tensors: Any) -> Any:

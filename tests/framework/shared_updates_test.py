@@ -75,7 +75,7 @@ def test_weights_of_one_kind_share_an_update_and_others_have_their_own(optimizer
     for _ in range(2):
         together = updated(learner, TWINS, weights, gradients, slots, step, fuse=fusion)
     assert fusion.used == ["a", "a", "free/w", "free/w", "stacked", "wide", "flat"] * 2
-    assert len(fusion._compiled) == 5
+    assert len(fusion._made) == 5
     norms = {p: learner.squared_norm(spec, gradients[p]) for p, spec in TWINS.items()}
     factor = learner.global_factor(tf.add_n([tf.cast(n, tf.float32) for _, n in norms.values()]))
     assert factor is not None and factor < 1

@@ -298,7 +298,7 @@ def test_the_update_is_compiled_once_for_batches_of_all_shapes() -> None:
         x = np.ones((size, 3), np.float32)
         program.train_step({"x": x, "weights": np.ones(size, np.float32)}, 1)
     (fusion,) = (fusion for key, fusion in program._fusions.items() if key[0] == "update")
-    (call,) = fusion._compiled.values()  # of two weights of one shape
+    (call,) = fusion._made.values()  # of two weights of one shape
     (update,) = call.args
     assert update.experimental_get_tracing_count() == 1
 
