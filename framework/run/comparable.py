@@ -75,7 +75,7 @@ def warning(names: Iterable[str], step: int) -> str:
     """Returns the warning of a run that resumes with other evaluation data."""
     return (
         f"the data of {', '.join(names)} changed after step {step}: the best checkpoint and the "
-        "patience of early stopping start again from that step"
+        "patience of early stopping start again from that step; the checkpoint that was best stays"
     )
 
 

@@ -32,26 +32,28 @@ class Ranking:
         self.metric = metric
         self._goal, self._count, self._warn, self._has_warned = goal, count, warn, False
         self._values: dict[int, float] = {}
+        self._earlier = set[int]()  # were best when their values were forgotten
 
     def read(self, paths: Mapping[int, str]) -> None:
         """Reads the metrics of checkpoints, {step: path}.
 
         Only those count that can be compared with the newest one; see `comparable`.
         """
-        self._values = {}
-        since = -1
+        self._values, self._earlier = {}, set()
         for step, path in sorted(paths.items()) if self.metric else ():
             try:
                 description = describe(path)
             except DamagedCheckpointError:
                 continue  # reported when it is opened
+            self.forget_until(comparable.comparable_since(description.input))
             self.add(step, description.metrics)
-            since = comparable.comparable_since(description.input)
-        self.forget_until(since)
 
     def forget_until(self, step: int) -> None:
-        """Removes all checkpoints up to and including a step."""
-        self._values = {one: value for one, value in self._values.items() if one > step}
+        """Forgets the values up to and including a step; the checkpoints with the best are kept."""
+        forgotten = [one for one in self._values if one <= step]
+        self._earlier.update(self._ranked(forgotten)[: self._count])
+        for one in forgotten:
+            del self._values[one]
 
     def add(self, step: int, metrics: Mapping[str, float]) -> None:
         """Adds a checkpoint, if it has the metric."""
@@ -62,6 +64,7 @@ class Ranking:
     def remove(self, step: int) -> None:
         """Removes a checkpoint."""
         self._values.pop(step, None)
+        self._earlier.discard(step)
 
     def best(self) -> int | None:
         """Returns the step of the best checkpoint; None if none has the metric."""
@@ -69,8 +72,14 @@ class Ranking:
         return ranked[0] if ranked else None
 
     def to_keep(self, steps: Iterable[int]) -> list[int]:
-        """Returns the best of some steps, as many as are to be kept."""
-        return self._ranked(step for step in steps if step in self._values)[: self._count]
+        """Returns the best of some steps: as many as are to be kept, of each meaning of the metric.
+
+        Args:
+          steps: the steps of the checkpoints that exist.
+        """
+        there = list(steps)
+        ranked = self._ranked(step for step in there if step in self._values)[: self._count]
+        return ranked + [step for step in there if step in self._earlier]
 
     def would_be_best(self, metrics: Mapping[str, float]) -> bool:
         """Whether a checkpoint with these metrics would be one of the best that are kept."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import math
 import os
@@ -191,6 +192,29 @@ def test_the_best_of_an_earlier_process_stays_the_best(tmp_path: Path) -> None:
         Checkpoints(str(tmp_path)).best("dev/bleu", "max")
     with pytest.raises(CheckpointError, match=r"any metric.*the best one is unknown"):
         Checkpoints(str(tmp_path)).best("", "max")
+
+
+def test_the_best_of_each_meaning_of_the_metric_is_kept(tmp_path: Path) -> None:
+    options = {"keep_last": 1, "keep_best": 1, "metric": "dev/loss"}
+    first = store(tmp_path, **options)
+    for step, loss in enumerate([3.0, 1.0, 2.0], start=1):
+        first.save(state_at(step), describe(step, dev__loss=loss))
+    first.wait()
+    assert first.steps() == [2, 3]
+    input = {"comparable_since": 3}  # the metric changed, and steps 1 to 3 have the old one
+    second = store(tmp_path, **options)
+    second.compare_since(3)
+    for step, loss in enumerate([60.0, 50.0, 70.0, 80.0], start=4):
+        assert second.would_be_best({"dev/loss": loss}) == (loss <= 60.0)
+        found = dataclasses.replace(describe(step, dev__loss=loss), input=input)
+        second.save(state_at(step), found)
+    second.wait()
+    assert second.steps() == [2, 5, 7]
+    third = store(tmp_path, **options)  # knows it from the files
+    assert third.best_step() == 5
+    third.save(state_at(8), dataclasses.replace(describe(8, dev__loss=90.0), input=input))
+    third.wait()
+    assert third.steps() == [2, 5, 8]
 
 
 @pytest.mark.parametrize("name", [*TENSOR_FILES, "checkpoint.json"])
