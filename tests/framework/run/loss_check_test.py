@@ -241,6 +241,17 @@ def test_a_metric_that_is_a_mean_is_refused() -> None:
         check("metric is a mean")
 
 
+@pytest.mark.parametrize(
+    ("again", "expected"), [(4.0, True), (4.001, True), (4.02, False), (5.0, False)]
+)
+def test_a_difference_is_not_random_if_a_repetition_has_almost_none(
+    again: float, expected: bool
+) -> None:
+    assert loss_check._is_not_random(4.0, 5.0, again) == expected
+    assert loss_check._is_not_random(4.0, float("nan"), again)
+    assert not loss_check._is_not_random(4.0, 5.0, float("nan"))
+
+
 def test_a_sum_over_examples_with_random_numbers_is_no_mean() -> None:
     assert len(check("noise")) == 1  # the weight that is not used
 
