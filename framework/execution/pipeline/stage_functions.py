@@ -229,7 +229,8 @@ class StageFunctions:
             self._backend.call(self._begin, self._backend.scalar(0.0, tf.float32))
 
     def _begin_graph(self, placed: tf.Tensor) -> None:
-        # TensorFlow would store zeros that do not depend on an argument: as many as all totals.
+        # Zeros that depend on no argument become constants, which the function keeps: one for each
+        # shape of a weight.
         zero = self._backend.scalar_value(placed)
         done: list[Any] = []
         for total in self.totals.values():
