@@ -10,6 +10,7 @@ import pytest
 
 PROGRAM = Path(__file__).with_name("checkpoint_memory_program.py")
 TENSOR = 64 << 20
+ELSE = 8 << 20  # of the process: threads, files, and what the allocator keeps
 
 
 @pytest.mark.parametrize(
@@ -25,9 +26,9 @@ def test_save_and_restore_need_two_shards_beyond_the_state(
 ) -> None:
     for attempt in range(3):  # other memory of the process only adds, so the least counts
         more = measured(tmp_path / str(attempt), execution)
-        if max(more.values()) < 2 * shard:
+        if max(more.values()) < 2 * shard + ELSE:
             return
-    pytest.fail(f"needs {more} bytes, more than {2 * shard}")
+    pytest.fail(f"needs {more} bytes, more than {2 * shard + ELSE}")
 
 
 def measured(folder: Path, execution: str) -> dict[str, int]:
