@@ -278,7 +278,14 @@ def _plain_seconds(op: Any, machine: MachineSpeed, uses: Uses) -> float:
     found = _moving_seconds(uses, machine.streams)
     if op.type in op_kinds.FUNCTIONS:
         found = max(found, _elements(op.outputs) / machine.functions_per_s)
+    if op.type in op_kinds.BROADCASTS and _broadcasts(op):
+        found = max(found, _elements(op.outputs) / machine.broadcasts_per_s)
     return found
+
+
+def _broadcasts(op: Any) -> bool:
+    """Returns whether an op repeats an input that is more than one number."""
+    return any(1 < graph_work.size(x) < graph_work.size(op.outputs[0]) for x in op.inputs)
 
 
 def _moving_seconds(uses: Uses, points: Sequence[tuple[float, float]]) -> float:

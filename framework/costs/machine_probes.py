@@ -34,6 +34,7 @@ _MOST_COPIES = 8
 _SIMPLE = 16  # multiplications and additions in a cluster
 _IN_CACHE = 1 << 15  # elements of an array that stays in the cache of a core
 _SUMMED = 1 << 17  # elements of rows that are summed
+_SCALED, _CHANNELS = 1 << 16, 16  # elements that are scaled, and number of scales
 _LARGER_ARRAYS = (1 << 17, 1 << 19, 1 << 21, 1 << 22)  # of arrays that it cannot hold
 _LARGE = 1 << 22  # of arrays of which no cache holds one until it is read
 _PRODUCTS = (
@@ -52,7 +53,6 @@ _ITERATIONS = 32  # of a loop that XLA compiles
 _MATRIX = 512  # rows and columns of a matrix that stays in the cache of a core
 _LARGER = (1024, 2048)  # of matrices that do not
 _ROWS = (2, 16)  # few: the time is that of reading the matrix; more: that of the operations
-_IMAGES = 64  # very small images that oneDNN divides among threads
 
 
 def main(kind: str) -> None:
@@ -86,12 +86,14 @@ class Probes(ProbeRuns):
     def speeds(self) -> dict[str, Any]:
         """Returns fields of `MachineSpeed`, with an array for each number.
 
-        Those that are missing are measured by `step_probes` only.
+        Those that are missing are measured in steps only: by `step_probes`, and convolutions that
+        use all threads by `convolution_probes`.
         """
         import tensorflow as tf
 
         elements = 1 << 20
         big, small = array(elements), array(4)
+        scaled, scale = array(_SCALED // _CHANNELS, _CHANNELS), array(_CHANNELS)
         cluster = self._compiled(lambda x: x * 0.5 + 1.0)
         simple = self._compiled(chain(lambda x: x * 0.99 + 0.01, _SIMPLE))
         functions = self._compiled(lambda x: tf.math.erf(tf.exp(tf.tanh(x))))
@@ -114,18 +116,14 @@ class Probes(ProbeRuns):
         moved_s = self.of_each(lambda _, x: tf.transpose(x, [0, 2, 1, 3]), small, images)
         tiny = array(4, 4)
         product_s = self.of_nothing(lambda x: tf.matmul(x, tiny), tiny)
-        filters, pixels = array(1, 1, 4, 4), array(_IMAGES if self.is_alone else 1, 4, 4, 4)
-        convolution_s = self.of_nothing(lambda x: tf.nn.conv2d(x, filters, 1, "SAME"), pixels)
-        convolutions, filter_gradients = self._convolutions(convolution_s)
         op_s = self.of_nothing(lambda x: x + small, small)
         streams = self.streams(tf.multiply, op_s, 12, (_IN_CACHE, *_LARGER_ARRAYS))
         return {
             "products": self._products(_PRODUCTS, product_s, streams),
             "batch_products": self._products(_BATCH_PRODUCTS, product_s, streams),
-            "convolutions": convolutions,
-            "filter_gradients": filter_gradients,
             "streams": streams,
             "functions_per_s": elements / self.of_chain(tf.tanh, big),
+            "broadcasts_per_s": _SCALED / self.of_chain(lambda x: x * scale, scaled),
             "moved_bytes_per_s": 8 * images.shape.num_elements() / moved_s,
             "cluster_streams": self.streams(lambda a, _: cluster(a), cluster_s, 8, _LARGER_ARRAYS),
             "cluster_elements_per_s": 2 * (_SIMPLE - 1) * _IN_CACHE / more["simple"],
@@ -139,7 +137,7 @@ class Probes(ProbeRuns):
             ],
             "op_s": op_s,
             "product_s": product_s,
-            "convolution_s": convolution_s,
+            **({} if self.is_alone else self._convolutions()),
         }
 
     def _compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -230,14 +228,14 @@ class Probes(ProbeRuns):
             found.append((flops / moved, flops / rest(whole, moving, least=0.25)))
         return sorted(found, key=operator.itemgetter(0))
 
-    def _convolutions(self, convolution_s: Seconds) -> tuple[Speeds, Speeds]:
-        """Returns the speeds of convolutions with their transposed array, and of filter gradients.
-
-        Args:
-          convolution_s: time of a convolution of a very small image.
-        """
+    def _convolutions(self) -> dict[str, Any]:
+        """Returns fields of `MachineSpeed`: of convolutions with their gradients."""
         import tensorflow as tf
 
+        small = array(1, 1, 4, 4)
+        convolution_s = self.of_nothing(
+            lambda x: tf.nn.conv2d(x, small, 1, "SAME"), array(1, 4, 4, 4)
+        )
         forward: Speeds = []
         backward: Speeds = []
         for images, size, before, after in _CONVOLUTIONS:
@@ -262,9 +260,11 @@ class Probes(ProbeRuns):
             for points, whole in zip((forward, backward), times, strict=True):
                 speed = flops / rest(whole, convolution_s, least=0.5)
                 points.append((flops / moved, speed))
-        return sorted(forward, key=operator.itemgetter(0)), sorted(
-            backward, key=operator.itemgetter(0)
-        )
+        return {
+            "convolution_s": convolution_s,
+            "convolutions": sorted(forward, key=operator.itemgetter(0)),
+            "filter_gradients": sorted(backward, key=operator.itemgetter(0)),
+        }
 
     def _of_product(self, rows: int, size: int) -> Seconds:
         """Returns the time of a product with the same matrix in every iteration of a loop."""

@@ -27,6 +27,11 @@ FUNCTIONS = frozenset(
 )  # fmt: skip
 """Exponentials and similar functions."""
 
+BROADCASTS = frozenset(
+    {"Add", "AddV2", "Sub", "Mul", "RealDiv", "Maximum", "Minimum", "SquaredDifference", "SelectV2"}
+)
+"""Elementwise ops that take tensors of different shapes."""
+
 _ROWS = frozenset({"GatherV2"})
 _ITEMS = frozenset({"GatherNd"})
 _PARTS = frozenset({"Slice", "StridedSlice"})

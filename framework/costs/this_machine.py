@@ -2,6 +2,7 @@
 
     machine_probes (speeds of ops)              ─►  ThisMachine  ─►  stored_speeds.py
     step_probes (fixed costs of a real step)
+    convolution_probes (convolutions in a step, on all threads)
 
 The probes run as the ops of a step do: side by side on one thread per core, as towers do, which
 share caches and memory; and alone, with all threads for each op. `measured()` runs each kind in a
@@ -24,6 +25,7 @@ THIS_MACHINE = "this_machine"
 
 _PROBES = "tekso.framework.costs.machine_probes"  # a program, which imports this module
 _STEP_PROBES = "tekso.framework.run.step_probes"  # the same
+_CONVOLUTION_PROBES = "tekso.framework.run.convolution_probes"  # the same
 _FAST = 1e30  # operations, elements or bytes per second
 
 
@@ -40,6 +42,8 @@ class MachineSpeed:
       streams: [(distance, bytes per second)] of tensors that elementwise ops read and write,
         ascending; `tensor_reuse` has the distance.
       functions_per_s: elements of exponentials and similar functions.
+      broadcasts_per_s: elements of an elementwise op of tensors of different shapes, such as images
+        times a scale for each channel.
       moved_bytes_per_s: bytes that transpositions and copies read and write.
       cluster_streams: the same of a cluster compiled by XLA.
       cluster_elements_per_s: elements of simple ops inside such a cluster.
@@ -52,8 +56,8 @@ class MachineSpeed:
       op_s: time of an op that does nothing.
       product_s: time of a product of very small matrices.
       cluster_s: time of a cluster that does nothing and has no arguments.
-      convolution_s: time of a convolution of a very small image. If one op uses all cores, of many
-        such images, with the wait for the other threads.
+      convolution_s: time of a convolution of a very small image. If one op uses all cores, with the
+        wait for the other threads, and for ops beside it.
       argument_s: time of an input or an output of a cluster.
       loop_s: time of a loop in an iteration of a loop over time in a cluster, of very few elements.
     """
@@ -64,6 +68,7 @@ class MachineSpeed:
     filter_gradients: Sequence[tuple[float, float]]
     streams: Sequence[tuple[float, float]]
     functions_per_s: float
+    broadcasts_per_s: float
     moved_bytes_per_s: float
     cluster_streams: Sequence[tuple[float, float]]
     cluster_elements_per_s: float
@@ -176,11 +181,16 @@ def _measure(run: stored_speeds.Run) -> dict[str, Any]:
     towers = run(_PROBES, "side_by_side")
     alone = run(_PROBES, "alone")
     step = run(_STEP_PROBES)
+    stacks = run(_CONVOLUTION_PROBES)
     starts = {name: step[name] for name in STARTS}
     # A step of the probes runs each op on one thread. An op that uses all threads costs more to
     # start, which only the probes of `alone` show. They repeat the op, which may make it cheaper.
     elapsed, cpu = (
-        {**alone[kind], **{n: max(at, alone[kind].get(n, at)) for n, at in starts.items()}}
+        {
+            **alone[kind],
+            **{n: max(at, alone[kind].get(n, at)) for n, at in starts.items()},
+            **stacks[kind],
+        }
         for kind in ("elapsed", "cpu")
     )
     return {

@@ -49,7 +49,7 @@ def least_seconds(
       repeats: number of turns.
     """
     _warm_up(calls, warmup_steps)
-    return [float(x) for x in _turns(calls, repeats, _STEPS).min(0)]
+    return [float(x) for x in _turns(calls, repeats, _STEPS)[..., 0].min(0)]
 
 
 def typical_seconds(
@@ -59,7 +59,19 @@ def typical_seconds(
     repeats: int,
     pause: Callable[[], None] = lambda: time.sleep(_PAUSE_S),
 ) -> list[float]:
-    """Returns the CPU time of a usual step of each function; see `of_turns`.
+    """Returns the CPU time of a usual step of each function; see `typical_times`."""
+    found = typical_times(calls, warmup_steps=warmup_steps, repeats=repeats, pause=pause)
+    return [cpu for cpu, _ in found]
+
+
+def typical_times(
+    calls: Sequence[Callable[[], Any]],
+    *,
+    warmup_steps: int,
+    repeats: int,
+    pause: Callable[[], None] = lambda: time.sleep(_PAUSE_S),
+) -> list[tuple[float, float]]:
+    """Returns [(CPU time, time that passes)] of a usual step of each function; see `of_turns`.
 
     A pause precedes each step, as in training, where a step waits for its batch. TensorFlow's
     threads fall asleep in it, so a small step takes longer than right after another one.
@@ -71,7 +83,8 @@ def typical_seconds(
       pause: waits before each step.
     """
     _warm_up(calls, warmup_steps)
-    return of_turns(_turns(calls, repeats, 1, pause))
+    turns = _turns(calls, repeats, 1, pause)
+    return list(zip(of_turns(turns[..., 0]), of_turns(turns[..., 1]), strict=True))
 
 
 def of_turns(turns: Any) -> list[float]:
@@ -103,16 +116,20 @@ def _turns(
     steps: int,
     pause: Callable[[], None] = lambda: None,
 ) -> Any:
-    """Returns [turn, function]: CPU time of a step, the mean of several steps."""
-    turns = np.zeros([repeats, len(calls)])
-    for turn in turns:
+    """Returns [turn, function, (CPU time, time that passes)] of a step, the mean of several."""
+    found = np.zeros([repeats, len(calls), 2])
+    for turn in found:
         for i, call in enumerate(calls):
             pause()
-            start = time.process_time()
+            start = _now()
             for _ in range(steps):
                 call()
-            turn[i] = (time.process_time() - start) / steps
-    return turns
+            turn[i] = (_now() - start) / steps
+    return found
+
+
+def _now() -> Any:
+    return np.array([time.process_time(), time.perf_counter()])
 
 
 class Products(Layer):

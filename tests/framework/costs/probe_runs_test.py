@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tekso.framework.costs import graph_work, machine_probes, probe_runs, this_machine
 from tekso.framework.costs.machine_probes import Probes
-from tekso.framework.run import step_probes
+from tekso.framework.run import convolution_probes, step_probes
 
 
 def test_a_measurement_that_no_other_confirms_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,7 +168,7 @@ def test_the_speeds_of_a_machine_follow_from_the_times_of_its_ops(
                 found += graph_work.size(x) * (row_sum if rows else column_sum)
         return found * both
 
-    nothing: Any = {"streams": [], "_products": [], "_convolutions": ([], [])}
+    nothing: Any = {"streams": [], "_products": []}
     for name, value in nothing.items():
         monkeypatch.setattr(Probes, name, lambda *_, value=value: value)
     monkeypatch.setattr(Probes, "_compiled", lambda self, one: tf.function(one, autograph=False))
@@ -180,6 +180,7 @@ def test_the_speeds_of_a_machine_follow_from_the_times_of_its_ops(
     monkeypatch.setattr(Probes, "seconds", lambda self, one, x, w: 32 * 1e-3 * both)
     found = Probes(1).speeds()
     assert list(found["functions_per_s"]) == pytest.approx([1 / function] * 2)
+    assert list(found["broadcasts_per_s"]) == pytest.approx([1 / simple] * 2)
     assert list(found["moved_bytes_per_s"]) == pytest.approx([1 / copied] * 2)
     assert list(found["cluster_elements_per_s"]) == pytest.approx([1 / simple] * 2)
     # Less the two simple ops of the cluster without them.
@@ -215,7 +216,9 @@ def test_rates_of_products_and_convolutions_are_those_of_a_machine_with_such_rat
     times = [2 * (1e-9 + flops / 1e11) * both, (1e-9 + flops / 5e10) * both]
     monkeypatch.setattr(machine_probes, "_CONVOLUTIONS", ((2, 4, 3, 5),))
     monkeypatch.setattr(probes, "of_each", lambda one, a, b: times.pop(0))
-    ((at, forward),), ((_, backward),) = probes._convolutions(1e-9 * both)
+    monkeypatch.setattr(probes, "of_nothing", lambda one, x: 1e-9 * both)
+    found = probes._convolutions()
+    ((at, forward),), ((_, backward),) = found["convolutions"], found["filter_gradients"]
     assert at == pytest.approx(flops / (4 * (2 * 4 * 4 * 3 + 2 * 4 * 4 * 5 + 3 * 3 * 3 * 5)))
     assert list(forward) == pytest.approx([1e11] * 2)
     assert list(backward) == pytest.approx([5e10] * 2)
@@ -226,8 +229,10 @@ def test_the_probes_give_plausible_speeds(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert machine_probes.__name__ == this_machine._PROBES
     assert step_probes.__name__ == this_machine._STEP_PROBES
+    assert convolution_probes.__name__ == this_machine._CONVOLUTION_PROBES
     monkeypatch.setattr(this_machine, "_PROBES", "brief_probes")
     monkeypatch.setattr(this_machine, "_STEP_PROBES", "brief_step_probes")
+    monkeypatch.setattr(this_machine, "_CONVOLUTION_PROBES", "brief_convolution_probes")
     paths = [str(Path(__file__).parent), os.environ["PYTHONPATH"]]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
     machine = this_machine.measured.__wrapped__()
@@ -236,6 +241,8 @@ def test_the_probes_give_plausible_speeds(tmp_path: Path, monkeypatch: pytest.Mo
         assert all(found.products[i][0] < found.products[i + 1][0] for i in range(4))
         assert all(1e7 < speed < 1e14 for _, speed in [*found.streams, *found.cluster_streams])
         assert 1e-8 < found.op_s < 1e-3
+        assert 0 <= found.convolution_s < 0.1 and 1e7 < found.broadcasts_per_s < 1e12
+        assert all(1e8 < speed < 1e13 for _, speed in found.convolutions)
         assert 1e9 < found.loop_products_per_s < 1e13
         assert all(1e8 < speed < 1e13 for _, speed in found.loop_matrices)
     assert 1e-6 < machine.call_s < 0.1

@@ -30,8 +30,8 @@ POINTS = [(1.0, 1e9), (3.0, 3e9)]
 SLOWER = [(1.0, 5e8), (3.0, 1e9)]
 STREAMS = [(20000.0, 1e8), (40000.0, 5e7)]  # from a cache, and from memory
 SPEED = MachineSpeed(
-    POINTS, SLOWER, POINTS, POINTS, STREAMS, 1e6, 1e7, STREAMS, 1e9, 1e6, 1e7, 1e5, 4e9, POINTS,
-    0.25, 0.5, 2.0, 3.0, 0.0, 0.0,
+    POINTS, SLOWER, POINTS, POINTS, STREAMS, 1e6, 2e6, 1e7, STREAMS, 1e9, 1e6, 1e7, 1e5, 4e9,
+    POINTS, 0.25, 0.5, 2.0, 3.0, 0.0, 0.0,
 )  # fmt: skip
 """Speeds of which every time below is a multiple that shows where it comes from."""
 MACHINE = ThisMachine(SPEED, SPEED, SPEED, call_s=0.5, array_s=0.0, variable_s=0.125)
@@ -71,6 +71,15 @@ def test_a_product_with_few_operations_per_byte_takes_the_time_of_its_bytes() ->
     moved = 4 * (100 + 5000 + 50)  # 10,000 operations, half of one per byte
     slow = moved * POINTS[0][0] / POINTS[0][1]
     assert found == pytest.approx(0.25 + 0.5 + moved / rate(STREAMS, moved) + slow)
+
+
+def test_an_op_that_repeats_an_input_takes_the_time_of_its_elements() -> None:
+    scaled = graph_time.seconds(graph(lambda x, w: x * w, [50, 20], [20]), SPEED)
+    assert scaled == pytest.approx(0.25 + 1000 / 2e6)
+    of_rows = graph_time.seconds(graph(lambda x, w: w - x, [50, 20], [50, 1]), SPEED)
+    assert of_rows == pytest.approx(0.25 + 1000 / 2e6)
+    for same in (lambda x, w: x * 2.0, lambda x, w: x * x, lambda x, w: x + tf.zeros([])):
+        assert graph_time.seconds(graph(same, [50, 20], [20]), SPEED) < 0.25 + 13000 / 1e8
 
 
 def test_many_small_products_have_their_own_rate() -> None:
@@ -435,7 +444,7 @@ def test_a_loop_keeps_what_its_gradient_needs_and_an_unchanged_weight_once() -> 
     assert found == pytest.approx(measured, rel=0.25)
 
 
-def test_the_speed_is_that_of_three_programs_and_is_stored(
+def test_the_speed_is_that_of_four_programs_and_is_stored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -446,6 +455,8 @@ def test_the_speed_is_that_of_three_programs_and_is_stored(
         speed = {k: v for k, v in dataclasses.asdict(SPEED).items() if k not in OF_REAL_STEPS}
         if "step_probes" in module:
             return STARTS
+        if "convolution_probes" in module:
+            return {kind: {"convolution_s": at} for kind, at in (("cpu", 45.0), ("elapsed", 35.0))}
         return json.loads(json.dumps({"cpu": speed, "elapsed": {**speed, "op_s": 15.0}}))
 
     monkeypatch.setattr(stored_speeds, "printed_by", run)
@@ -454,12 +465,13 @@ def test_the_speed_is_that_of_three_programs_and_is_stored(
     monkeypatch.setattr(reference_work, "measure", lambda: Reference(1.0, 1.0))
     measure = this_machine.measured.__wrapped__
     found = measure()
-    assert found == measure() and len(calls) == 3
+    assert found == measure() and len(calls) == 4
     assert (found.call_s, found.array_s, found.variable_s) == (70.0, 80.0, 90.0)
     towers = dataclasses.replace(SPEED, **{k: STARTS[k] for k in this_machine.STARTS})
     assert found.side_by_side == towers
-    assert found.alone_cpu == towers  # an op in a step takes longer than one that is repeated
-    assert found.alone == dataclasses.replace(towers, op_s=15.0)
+    # An op in a step takes longer than one that is repeated.
+    assert found.alone_cpu == dataclasses.replace(towers, convolution_s=45.0)
+    assert found.alone == dataclasses.replace(towers, op_s=15.0, convolution_s=35.0)
     assert this_machine.find("cpu").name == "cpu"
     with pytest.raises(ExecutionError, match="did you mean this_machine"):
         this_machine.find("this_machin")

@@ -1,0 +1,145 @@
+"""Measures convolutions of a training step on this machine; a program, see `this_machine.py`.
+
+An op of a step with one tower uses all threads. It wakes them, waits for the slowest, and shares
+the cores with the op that TensorFlow runs beside it: the gradients of a convolution with respect to
+its input and to its filter do not depend on each other. A convolution that is repeated by itself
+takes half the time. So these steps train stacks of convolutions with normalization and ReLU, and
+the same stacks without the convolutions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from tekso.framework.context import StepContext
+from tekso.framework.execution.base import signature_of
+from tekso.framework.execution.data_parallel import DataParallel
+from tekso.framework.initializers import Ones
+from tekso.framework.json_text import to_json
+from tekso.framework.params import param
+from tekso.framework.planning import start_probes
+from tekso.framework.task import Batch, LossSums, Task
+from tekso.framework.theta import Theta
+
+_WARMUP_STEPS = 30
+_REPEATS = 60  # of single steps
+_LEAST = 0.25  # least share of a convolution's time that its operations take
+
+
+class Stack(NamedTuple):
+    """Layers, one after the other: a convolution of 3 × 3 pixels, normalization and ReLU.
+
+    Attributes:
+      images: number of images.
+      size: height and width of an image.
+      channels: number of channels, before and after a convolution.
+      times: number of layers.
+    """
+
+    images: int
+    size: int
+    channels: int
+    times: int
+
+    @property
+    def flops(self) -> float:
+        """Operations of a convolution, and of each of its gradients."""
+        return 18.0 * self.images * self.size**2 * self.channels**2
+
+    @property
+    def intensity(self) -> float:
+        """Operations per byte of input, filter and output."""
+        images = self.images * self.size**2 * self.channels
+        return self.flops / (4.0 * (2 * images + 9 * self.channels**2))
+
+
+FEW, MANY = Stack(64, 8, 16, 6), Stack(256, 8, 16, 6)
+STACKS = (
+    Stack(8, 32, 8, 6), FEW, MANY, Stack(64, 8, 32, 6), Stack(8, 8, 128, 2), Stack(64, 16, 64, 1),
+)  # fmt: skip
+
+
+def main() -> None:
+    """Measures this machine; prints {"elapsed" or "cpu": fields of `MachineSpeed`} as JSON."""
+    _execution().setup_devices()
+    steps = [_step_of(stack, convolves) for stack in STACKS for convolves in (True, False)]
+    times = start_probes.typical_times(steps, warmup_steps=_WARMUP_STEPS, repeats=_REPEATS)
+    # If more time passes than the threads compute, other programs use the cores.
+    found = {"cpu": [cpu for cpu, _ in times], "elapsed": [min(both) for both in times]}
+    print(to_json({name: solved(each[::2], each[1::2]) for name, each in found.items()}))
+
+
+def solved(whole: Sequence[float], rest: Sequence[float]) -> dict[str, Any]:
+    """Returns fields of `MachineSpeed`.
+
+    Args:
+      whole: time of a step of each of `STACKS`.
+      rest: the same without convolutions.
+    """
+    one = {
+        stack: max(0.0, more - less) / (3 * stack.times)  # each has two gradients
+        for stack, more, less in zip(STACKS, whole, rest, strict=True)
+    }
+    larger = MANY.flops / FEW.flops
+    start = min(max(0.0, (larger * one[FEW] - one[MANY]) / (larger - 1.0)), one[FEW])
+    speeds = sorted(
+        (stack.intensity, stack.flops / max(one[stack] - start, _LEAST * one[stack], 1e-12))
+        for stack in STACKS
+        if stack != FEW
+    )
+    return {"convolution_s": start, "convolutions": speeds, "filter_gradients": speeds}
+
+
+def _execution() -> Any:
+    return DataParallel.Params(towers=1, xla="none").instantiate()
+
+
+def _step_of(stack: Stack, convolves: bool) -> Callable[[], float]:
+    """Returns a function that trains a step."""
+    batch = {"x": np.ones([stack.images, stack.size, stack.size, stack.channels], np.float32)}
+    task = _Layers.Params(channels=stack.channels, times=stack.times, convolves=convolves)
+    program = _execution().build(
+        task.instantiate(), start_probes.learner(), seed=0, batch=signature_of(batch)
+    )
+    program.initialize()
+    return lambda: float(program.train_step(batch, 1)["loss"])
+
+
+class _Layers(Task):
+    """The layers of a stack."""
+
+    class Params(Task.Params):
+        """Params of _Layers."""
+
+        channels: int = param("Channels before and after each layer.", default=1)
+        times: int = param("Number of layers.", default=0)
+        convolves: bool = param("Whether they contain convolutions.", default=True)
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        self.weight("w", [1], dims=[None], init=Ones.Params())
+
+    def loss_weight(self, batch: Batch) -> Any:
+        """See Task."""
+        return tf.cast(tf.shape(batch["x"])[0], tf.float32)
+
+    def loss(self, theta: Theta, batch: Batch, ctx: StepContext) -> LossSums:
+        """See Task."""
+        p = self.params
+        x = batch["x"] * theta.w
+        for i in range(p.times):
+            if p.convolves:
+                # Different filters, whose gradients are needed.
+                filters = tf.fill([3, 3, p.channels, p.channels], (1.0 + 0.1 * i) / 9.0)
+                x = tf.nn.conv2d(x, filters * theta.w, 1, "SAME")
+            x = x - tf.reduce_mean(x, [0, 1, 2])
+            x = tf.nn.relu(x * tf.math.rsqrt(tf.reduce_mean(x * x, [0, 1, 2]) + 1.0) + 1.0)
+        return LossSums(tf.reduce_sum(x))
+
+
+if __name__ == "__main__":
+    main()
