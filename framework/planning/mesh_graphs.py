@@ -32,6 +32,7 @@ class DeviceGraphs:
       graphs: [(number of runs in a step, graph)].
       collectives: bytes of the tensor on this device, for each collective of a step.
       variables: number of weights and slots.
+      arrays: number of arrays of a batch.
       calls: number of calls from Python in a step.
       between: bytes of each tensor that exists from the first run of a graph to the last: the
         gradients, if another graph sums or applies them.
@@ -40,6 +41,7 @@ class DeviceGraphs:
     graphs: Sequence[tuple[int, Any]]
     collectives: Sequence[float]
     variables: int
+    arrays: int
     calls: int
     between: Sequence[float] = ()
 
@@ -86,12 +88,13 @@ class DeviceGraphs:
         return max([first + (between if repeated else 0.0), *(p + between for p in others)])
 
 
-def device_graphs(compiled: CompiledStep, variables: int) -> DeviceGraphs:
+def device_graphs(compiled: CompiledStep, variables: int, *, arrays: int) -> DeviceGraphs:
     """Returns the graphs of a device.
 
     Args:
       compiled: the compiled step.
       variables: number of weights and slots.
+      arrays: number of arrays of a batch.
     """
     graphs = [
         (times, _graph(compiled, node.attr["f"].func.name))
@@ -107,7 +110,8 @@ def device_graphs(compiled: CompiledStep, variables: int) -> DeviceGraphs:
         for _ in range(times)
     ]
     between = [_bytes(t) for times, graph in graphs if times > 1 for t in graph.outputs]
-    return DeviceGraphs(graphs, collectives, variables, sum(compiled.times.values()), between)
+    calls = sum(compiled.times.values())
+    return DeviceGraphs(graphs, collectives, variables, arrays, calls, between)
 
 
 def _graph(compiled: CompiledStep, name: str) -> Any:

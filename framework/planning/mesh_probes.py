@@ -3,7 +3,7 @@
 It trains a layer with next to nothing to compute, on logical devices of the CPU. So the CPU time of
 a step is that of starts. On D devices it is
 
-    call_s + D (variables variable_s + ops op_s + collectives collective_s)
+    call_s + D (arrays array_s + variables variable_s + ops op_s + collectives collective_s)
 
 Real steps are measured, since their calls are spread over the engine and DTensor. The numbers of
 ops and of collectives are those of the graphs that DTensor has compiled. The time of the bytes of a
@@ -34,7 +34,8 @@ from tekso.framework.task import Batch, LossSums, Task
 from tekso.framework.theta import Theta
 
 AXIS = "x"
-_REPEATS = 6
+_REPEATS = 6  # of collectives
+_STEP_REPEATS = 60  # of single steps
 _WARMUP_STEPS = 100  # after which TensorFlow knows the ops that are too short for another thread
 _SUMS = 8  # collectives in a call
 _LARGE = 1 << 18  # elements of a large tensor
@@ -47,16 +48,28 @@ class Probe(NamedTuple):
       weights: number of its weights.
       ops: number of further ops of its forward pass.
       shards: whether the batch is sharded over the devices.
+      arrays: number of arrays of a batch.
     """
 
-    weights: int
-    ops: int
-    shards: bool
+    weights: int = 1
+    ops: int = 0
+    shards: bool = False
+    arrays: int = 1
 
 
-SMALL, DEEP, WIDE, SUMMED = (
-    Probe(1, 0, False), Probe(1, 150, False), Probe(17, 0, False), Probe(17, 0, True),
-)  # fmt: skip
+SMALL = Probe()
+DEEP = Probe(ops=150)
+ARRAYS = Probe(arrays=9)
+WIDE = Probe(weights=17)
+SUMMED = Probe(weights=17, shards=True)
+
+EQUATIONS = (
+    ("op_s", DEEP, SMALL),
+    ("array_s", ARRAYS, SMALL),
+    ("variable_s", WIDE, SMALL),
+    ("collective_s", SUMMED, WIDE),
+)
+"""(unknown, a step that has more of it, a step that has less)."""
 
 
 def main(devices: str) -> None:
@@ -67,48 +80,37 @@ def main(devices: str) -> None:
     mesh = dtensor.create_mesh(
         [(AXIS, count)], devices=[d.name for d in tf.config.list_logical_devices("CPU")][:count]
     )
-    probes = (SMALL, DEEP, WIDE, SUMMED)
+    probes = (SMALL, DEEP, ARRAYS, WIDE, SUMMED)
     steps, graphs = zip(*(_step(probe, mesh, count) for probe in probes), strict=True)
-    counts = [(g.ops(), g.variables, len(g.collectives)) for g in graphs]
-    found = {
-        probe: (seconds, *of_device)
-        for probe, seconds, of_device in zip(probes, _least(steps), counts, strict=True)
+    seconds = start_probes.typical_seconds(steps, warmup_steps=_WARMUP_STEPS, repeats=_STEP_REPEATS)
+    measured = zip(probes, zip(seconds, map(counts_of, graphs), strict=True), strict=True)
+    print(json.dumps({**starts_of(dict(measured), count), "byte_s": _byte_seconds(mesh, count)}))
+
+
+def counts_of(graphs: DeviceGraphs) -> dict[str, int]:
+    """Returns {name of a time: how often a device takes it in a step}."""
+    return {
+        "op_s": graphs.ops(),
+        "array_s": graphs.arrays,
+        "variable_s": graphs.variables,
+        "collective_s": len(graphs.collectives),
     }
-    print(json.dumps({**starts_of(found, count), "byte_s": _byte_seconds(mesh, count)}))
 
 
 def starts_of(
-    measured: Mapping[Probe, tuple[float, int, int, int]], devices: int
+    measured: Mapping[Probe, tuple[float, Mapping[str, int]]], devices: int
 ) -> dict[str, float]:
     """Returns the fields of `MeshStarts`, without the bytes of collectives.
 
-    It solves the equation of the module's docstring, one unknown after the other, so that noise
-    makes none negative.
-
     Args:
-      measured: {probe: (seconds of a step, ops, variables, collectives of a device)}.
+      measured: {probe: (seconds of a step, `counts_of` a device)}.
       devices: number of devices.
     """
-
-    def difference(after: Probe, before: Probe) -> tuple[float, float, float, float]:
-        one, other = measured[after], measured[before]
-        seconds, ops, variables, collectives = (a - b for a, b in zip(one, other, strict=True))
-        return seconds / devices, ops, variables, collectives
-
-    seconds, ops, _, _ = difference(DEEP, SMALL)
-    op_s = max(0.0, seconds / ops)
-    seconds, ops, variables, _ = difference(WIDE, SMALL)
-    variable_s = max(0.0, (seconds - ops * op_s) / variables)
-    seconds, ops, _, collectives = difference(SUMMED, WIDE)
-    collective_s = max(0.0, (seconds - ops * op_s) / collectives)
-    whole, ops, variables, collectives = measured[SMALL]
-    device = ops * op_s + variables * variable_s + collectives * collective_s
-    return {
-        "call_s": max(0.0, whole - devices * device),
-        "variable_s": variable_s,
-        "op_s": op_s,
-        "collective_s": collective_s,
+    of_all = {
+        probe: (seconds, {name: devices * number for name, number in counts.items()})
+        for probe, (seconds, counts) in measured.items()
     }
+    return start_probes.solved(of_all, EQUATIONS, SMALL)
 
 
 def _step(probe: Probe, mesh: Any, devices: int) -> tuple[Callable[[], None], DeviceGraphs]:
@@ -119,14 +121,15 @@ def _step(probe: Probe, mesh: Any, devices: int) -> tuple[Callable[[], None], De
     step = Step(task, start_probes.learner(), seed=0)
     program = MeshProgram(step, Placement(mesh), layout)
     program.initialize()
-    batch = start_probes.batch()
+    (x,) = start_probes.batch().values()
+    batch = {"x": x, **{f"x{i}": x for i in range(1, probe.arrays)}}
 
     def train() -> None:
         float(program.train_step(batch, 1)["loss"])
 
     compiled = compiled_by(program, train)
     variables = len(step.specs.weights) + len(step.specs.slots)
-    return train, device_graphs(compiled, variables)
+    return train, device_graphs(compiled, variables, arrays=probe.arrays)
 
 
 def _byte_seconds(mesh: Any, devices: int) -> float:
@@ -182,6 +185,8 @@ class _Probed(Task):
     def loss(self, theta: Theta, batch: Batch, ctx: StepContext) -> LossSums:
         """See Task."""
         x = self.products.fprop(theta.products, batch["x"], ctx)
+        for name in sorted(batch.keys() - {"x"}):
+            x = x + batch[name]
         for _ in range(self.params.num_ops):
             x = tf.tanh(x)
         return LossSums(tf.reduce_sum(x))

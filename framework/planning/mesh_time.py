@@ -34,6 +34,7 @@ class MeshStarts:
 
     Attributes:
       call_s: for a call from Python, and of all devices together.
+      array_s: for a device's part of an array of a batch.
       variable_s: for a weight or slot on a device.
       op_s: for an op on a device.
       collective_s: for a collective of a small tensor, on a device.
@@ -41,6 +42,7 @@ class MeshStarts:
     """
 
     call_s: float
+    array_s: float
     variable_s: float
     op_s: float
     collective_s: float
@@ -100,7 +102,7 @@ def mesh_time(
     handled = starts.variable_s * graphs.variables
     device = graphs.seconds(own) + exchanged + handled
     short = min(device, graphs.short_seconds(own) + handled)
-    called = graphs.calls * starts.call_s
+    called = graphs.calls * starts.call_s + devices * graphs.arrays * starts.array_s
     at_once = min(devices, cores)
     elapsed = devices * (short + (device - short) / at_once)
     started = called + devices * (handled + exchanged + starts.op_s * graphs.ops())

@@ -6,8 +6,8 @@ The layer computes next to nothing, so the CPU time of a step is that of starts.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -20,6 +20,8 @@ from tekso.framework.optimizers.adam import Adam
 from tekso.framework.params import param
 from tekso.framework.schedules import Constant
 from tekso.framework.theta import Theta
+
+P = TypeVar("P")
 
 _EXAMPLES, _WIDTH = 64, 4
 _STEPS = 8
@@ -102,6 +104,32 @@ def of_turns(turns: Any) -> list[float]:
     count = (len(turns) + 1) // 2
     quiet = turns[np.argsort(turns.sum(1), kind="stable")[:count]]
     return [float(x) for x in np.median(quiet, axis=0)]
+
+
+def solved(
+    measured: Mapping[P, tuple[float, Mapping[str, float]]],
+    equations: Sequence[tuple[str, P, P]],
+    smallest: P,
+) -> dict[str, float]:
+    """Returns {name: seconds}; solves one equation after the other, so that none is negative.
+
+    What is left of the smallest step is "call_s".
+
+    Args:
+      measured: {probe: (seconds of a step, {name of a time: how often the step takes it})}.
+      equations: (unknown, a step that has more of it, a step that has less).
+      smallest: the step that has least of all.
+    """
+    found: dict[str, float] = {}
+
+    def rest(probe: P) -> float:
+        seconds, counts = measured[probe]
+        return seconds - sum(counts[name] * each for name, each in found.items())
+
+    for name, more, less in equations:
+        number = measured[more][1][name] - measured[less][1][name]
+        found[name] = max(0.0, (rest(more) - rest(less)) / number)
+    return {**found, "call_s": max(0.0, rest(smallest))}
 
 
 def _warm_up(calls: Sequence[Callable[[], Any]], steps: int) -> None:

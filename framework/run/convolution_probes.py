@@ -30,7 +30,7 @@ _REPEATS = 60  # of single steps
 _LEAST = 0.25  # least share of a convolution's time that its operations take
 
 
-class Stack(NamedTuple):
+class LayerStack(NamedTuple):
     """Layers, one after the other: a convolution of 3 × 3 pixels, normalization and ReLU.
 
     Attributes:
@@ -57,10 +57,15 @@ class Stack(NamedTuple):
         return self.flops / (4.0 * (2 * images + 9 * self.channels**2))
 
 
-FEW, MANY = Stack(64, 8, 16, 6), Stack(256, 8, 16, 6)
+FEW, MANY = LayerStack(64, 8, 16, 6), LayerStack(256, 8, 16, 6)
 STACKS = (
-    Stack(8, 32, 8, 6), FEW, MANY, Stack(64, 8, 32, 6), Stack(8, 8, 128, 2), Stack(64, 16, 64, 1),
-)  # fmt: skip
+    LayerStack(8, 32, 8, 6),
+    FEW,
+    MANY,
+    LayerStack(64, 8, 32, 6),
+    LayerStack(8, 8, 128, 2),
+    LayerStack(64, 16, 64, 1),
+)
 
 
 def main() -> None:
@@ -98,10 +103,10 @@ def _execution() -> Any:
     return DataParallel.Params(towers=1, xla="none").instantiate()
 
 
-def _step_of(stack: Stack, convolves: bool) -> Callable[[], float]:
+def _step_of(stack: LayerStack, convolves: bool) -> Callable[[], float]:
     """Returns a function that trains a step."""
     batch = {"x": np.ones([stack.images, stack.size, stack.size, stack.channels], np.float32)}
-    task = _Layers.Params(channels=stack.channels, times=stack.times, convolves=convolves)
+    task = _Stacked.Params(channels=stack.channels, times=stack.times, convolves=convolves)
     program = _execution().build(
         task.instantiate(), start_probes.learner(), seed=0, batch=signature_of(batch)
     )
@@ -109,11 +114,11 @@ def _step_of(stack: Stack, convolves: bool) -> Callable[[], float]:
     return lambda: float(program.train_step(batch, 1)["loss"])
 
 
-class _Layers(Task):
+class _Stacked(Task):
     """The layers of a stack."""
 
     class Params(Task.Params):
-        """Params of _Layers."""
+        """Params of _Stacked."""
 
         channels: int = param("Channels before and after each layer.", default=1)
         times: int = param("Number of layers.", default=0)
@@ -139,7 +144,3 @@ class _Layers(Task):
             x = x - tf.reduce_mean(x, [0, 1, 2])
             x = tf.nn.relu(x * tf.math.rsqrt(tf.reduce_mean(x * x, [0, 1, 2]) + 1.0) + 1.0)
         return LossSums(tf.reduce_sum(x))
-
-
-if __name__ == "__main__":
-    main()

@@ -60,7 +60,9 @@ class StepGraphs:
         gradients = math.fsum(self.gradient_sizes)
         of_loss = 4.0  # its weight is summed first
         sums = [of_loss, *(self.parts * tuple(self.sums)), gradients]
-        return DeviceGraphs(self.runs, sums, self.variables, calls=1, between=self.gradient_sizes)
+        return DeviceGraphs(
+            self.runs, sums, self.variables, self.arrays, calls=1, between=self.gradient_sizes
+        )
 
     @property
     def runs(self) -> list[tuple[int, Any]]:

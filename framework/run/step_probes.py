@@ -92,21 +92,8 @@ def main() -> None:
 
 
 def solved(measured: Mapping[StepProbe, tuple[float, Mapping[str, float]]]) -> dict[str, float]:
-    """Returns {name: seconds}; solves one equation after the other, so that none is negative.
-
-    Args:
-      measured: {probe: (seconds of a step, {name of a time: how often the step takes it})}.
-    """
-    found: dict[str, float] = {}
-
-    def rest(probe: StepProbe) -> float:
-        seconds, counts = measured[probe]
-        return seconds - sum(counts[name] * each for name, each in found.items())
-
-    for name, more, less in EQUATIONS:
-        number = measured[more][1][name] - measured[less][1][name]
-        found[name] = max(0.0, (rest(more) - rest(less)) / number)
-    return {**found, "call_s": max(0.0, rest(SMALL))}
+    """Returns {name: seconds} of `EQUATIONS`, and "call_s"; see `start_probes.solved`."""
+    return start_probes.solved(measured, EQUATIONS, SMALL)
 
 
 def counts_of(graphs: step_graphs.StepGraphs) -> dict[str, int]:

@@ -127,14 +127,16 @@ def set_speeds() -> None:
     """On this machine, each device takes a second for each collective, and next to none for ops."""
     speed = this_machine.only()
     machine = ThisMachine(speed, speed, speed, call_s=0.0, array_s=0.0, variable_s=0.0)
-    starts = MeshStarts(call_s=100.0, variable_s=0.0, op_s=0.0, collective_s=1.0, byte_s=0.0)
+    starts = MeshStarts(
+        call_s=100.0, array_s=0.0, variable_s=0.0, op_s=0.0, collective_s=1.0, byte_s=0.0
+    )
     vars(this_machine)["measured"] = lambda: machine
     vars(mesh_time)["measured_starts"] = lambda: {2: starts, 4: starts}
 
 
 def of_device(compiled: CompiledStep) -> dict[str, Any]:
     """The graphs of a device."""
-    graphs = device_graphs(compiled, 1)
+    graphs = device_graphs(compiled, 1, arrays=1)
     return {
         "calls": graphs.calls,
         "collectives": len(graphs.collectives),

@@ -34,6 +34,6 @@ def test_disturbed_steps_make_no_time_negative() -> None:
 
 
 def test_a_convolution_is_counted_by_its_operations_and_its_bytes() -> None:
-    stack = convolution_probes.Stack(2, 4, 3, 1)
+    stack = convolution_probes.LayerStack(2, 4, 3, 1)
     assert stack.flops == 2 * (2 * 4 * 4 * 3) * (3 * 3 * 3)
     assert stack.intensity == stack.flops / (4 * (2 * (2 * 4 * 4 * 3) + 3 * 3 * 3 * 3))

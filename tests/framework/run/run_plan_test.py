@@ -322,7 +322,7 @@ def test_a_step_on_this_machine_has_the_time_and_memory_of_its_graphs(
     assert parts is not None
     assert parts.memory["tensors of a step"] < 0.6 * plan.step.memory["tensors of a step"]
     assert parts.memory["weights"] == plan.step.memory["weights"] == 4 * plan.weights
-    starts = MeshStarts(0.0, 0.0, op_s=speed.op_s, collective_s=0.0, byte_s=0.0)
+    starts = MeshStarts(0.0, 0.0, 0.0, op_s=speed.op_s, collective_s=0.0, byte_s=0.0)
     monkeypatch.setattr(mesh_time, "measured_starts", lambda: {2: starts, 4: starts})
     replicas = planned(tmp_path, device="this_machine", num_devices=2)
     # The devices compute what two towers compute, and update their own copies of the weights.
