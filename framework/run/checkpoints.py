@@ -217,6 +217,11 @@ class Checkpoints:
         """Returns the step of the best checkpoint that is kept; None if none has the metric."""
         return self._ranking.best()
 
+    def earlier_best(self) -> list[int]:
+        """Returns the steps of those that stay because they were best by an earlier metric."""
+        self._ranking.read(self._paths())
+        return self._ranking.earlier()
+
     def steps(self) -> list[int]:
         """Returns the steps of all checkpoints, including damaged ones, in ascending order."""
         if not files.exists(self.directory):

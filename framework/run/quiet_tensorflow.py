@@ -34,21 +34,35 @@ def quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def without_chatter() -> Iterator[None]:
-    """Suppresses TensorFlow's lines about itself in the block that imports it, and nothing else."""
-    sys.stderr.flush()
-    with tempfile.TemporaryFile() as file:
-        stderr = os.dup(2)
+    """Suppresses TensorFlow's lines about itself in the block that imports it, and nothing else.
+
+    Without a stderr or a folder for temporary files, as in a service, it suppresses nothing.
+    """
+    with contextlib.ExitStack() as stack:
+        file = None
+        with contextlib.suppress(OSError):
+            stderr = os.dup(2)
+            stack.callback(os.close, stderr)
+            file = stack.enter_context(tempfile.TemporaryFile())
+        if file is None:
+            yield
+            return
+        _flush()
         os.dup2(file.fileno(), 2)
         try:
             yield
         finally:
-            sys.stderr.flush()
+            _flush()
             os.dup2(stderr, 2)
-            os.close(stderr)
             file.seek(0)
             kept = b"".join(line for line in file if not _CHATTER.search(line))
             if kept:
                 os.write(2, kept)
+
+
+def _flush() -> None:
+    if sys.stderr is not None:  # Python has none if its descriptor was closed
+        sys.stderr.flush()
 
 
 @contextlib.contextmanager

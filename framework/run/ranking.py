@@ -71,6 +71,10 @@ class Ranking:
         ranked = self._ranked(list(self._values))
         return ranked[0] if ranked else None
 
+    def earlier(self) -> list[int]:
+        """Returns the steps of the checkpoints that were best when their values were forgotten."""
+        return sorted(self._earlier)
+
     def to_keep(self, steps: Iterable[int]) -> list[int]:
         """Returns the best of some steps: as many as are to be kept, of each meaning of the metric.
 

@@ -173,7 +173,7 @@ def plan(
         rejected,
         left_out,
         sum(spec.size_bytes for spec in state),
-        tree.run.keep_last_checkpoints + keep_best + 1,
+        tree.run.keep_last_checkpoints + keep_best + len(kept.earlier_best()) + 1,
         len(steps),
         _free_bytes(logdir),
         logdir,

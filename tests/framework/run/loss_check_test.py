@@ -86,7 +86,7 @@ class Squares(Task):
             squares += tf.random.uniform([x.shape[0]])
         if way == "noise of NumPy":
             squares += np.random.default_rng().uniform(size=[x.shape[0]]).astype(np.float32)
-        if way == "counts its calls":
+        if way.endswith("counts its calls"):
             self.calls = getattr(self, "calls", 0) + 1
             squares *= self.calls
         if way == "mean in training" and ctx.is_training:
@@ -272,6 +272,12 @@ def test_only_an_error_makes_it_compute_the_same_again(monkeypatch: pytest.Monke
     with pytest.raises(LossError):
         check("mean")
     assert len(computed) == len(set(computed)) + 1
+
+
+@pytest.mark.parametrize("kind", [Nothing, InPieces])
+def test_a_loss_that_differs_each_time_is_not_taken_for_another_error(kind: type[Squares]) -> None:
+    (message,) = check("coupled, counts its calls", kind)
+    assert "the loss does not depend on" in message  # the weight that is not used
 
 
 @pytest.mark.parametrize("way", ["noise without a seed", "noise of NumPy", "counts its calls"])

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tekso.framework.run.quiet_tensorflow import without_collecting
+from tekso.framework.run import quiet_tensorflow
+from tekso.framework.run.quiet_tensorflow import without_chatter, without_collecting
 
 
 @pytest.fixture(autouse=True)
@@ -62,3 +63,30 @@ def test_sessions_and_labs_hide_what_tensorflow_says_about_itself(
     )
     assert "E0000 a line that matters\n" in done.stderr
     assert "the first lines of its import" in done.stderr and "oneDNN" not in done.stderr
+
+
+def test_a_program_without_stderr_imports_a_session(tmp_path: Path) -> None:
+    (tmp_path / "tensorflow.py").write_text("raise ImportError('reached')")
+    code = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
+        "try:\n    import tekso.framework.run.session\n"
+        "except Exception as error:\n    print(type(error).__name__, error)"
+    )
+    shell = ["sh", "-c", 'exec "$0" "$@" 2>&-']
+    done = subprocess.run(
+        [*shell, sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, timeout=60
+    )
+    assert done.stdout == "ImportError reached\n"
+
+
+def test_without_a_folder_for_temporary_files_nothing_is_suppressed(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def missing() -> None:
+        raise FileNotFoundError("no usable temporary directory")
+
+    monkeypatch.setattr(quiet_tensorflow.tempfile, "TemporaryFile", missing)
+    with without_chatter():
+        os.write(2, b"oneDNN custom operations are on\n")
+    os.write(2, b"later\n")
+    assert capfd.readouterr().err == "oneDNN custom operations are on\nlater\n"

@@ -23,6 +23,7 @@ from tekso.framework.planning import mesh_time
 from tekso.framework.planning.mesh_time import MeshStarts
 from tekso.framework.planning.pipeline_time import PipelineStarts
 from tekso.framework.run import plan_text, run_plan, step_graphs, step_plan
+from tekso.framework.run.checkpoint_description import Description
 from tekso.framework.run.run_plan import RunPlan
 from tekso.framework.warm_start import WarmStart
 from tekso.tools import trainer
@@ -64,6 +65,28 @@ def test_a_run_in_the_logdir_is_resumed(tmp_path: Path) -> None:
     assert "resumes from step 12 in" in plan_text.text(plan)
     assert ": 8 steps are left, about" in plan_text.text(plan)
     assert "without start, compilation and evaluations" in plan_text.text(plan)
+
+
+def test_checkpoints_that_were_best_by_an_earlier_metric_take_disk_space_of_their_own(
+    tmp_path: Path,
+) -> None:
+    # The evaluation data changed after step 20, at which the best checkpoint was that of step 10.
+    for step, loss, since in ((10, 1.0, -1), (20, 2.0, -1), (30, 5.0, 20), (40, 6.0, 20)):
+        about = Description(
+            step,
+            MODEL,
+            params="",
+            metrics={"dev/loss": loss},
+            input={"comparable_since": since},
+        )
+        folder = tmp_path / "checkpoints" / f"step_{step:08d}"
+        folder.mkdir(parents=True)
+        (folder / "checkpoint.json").write_text(about.to_json())
+    plan = planned(tmp_path, logdir=str(tmp_path))
+    # Step 10, the three newest, the best since step 20, and the one that is being written.
+    assert (plan.checkpoints, plan.existing_checkpoints) == (1 + 3 + 1 + 1, 4)
+    assert plan.new_disk_bytes == 2 * plan.checkpoint_bytes
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir())[0].endswith("10")
 
 
 def test_a_new_run_needs_the_checkpoints_of_its_warm_start(tmp_path: Path) -> None:
