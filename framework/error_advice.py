@@ -16,6 +16,15 @@ _FUNCTION = re.compile(r"\{\{function_node [^}]*\}\}\s*")
 _OP = re.compile(r"\s*\[Op:\w+\]( name:.*)?\s*$")
 _NO_ROW = re.compile(r"indices\S* = (-?\d+) is not in \[0, (\d+)\)")
 _SIDE = re.compile(r"fprop\(\) got an unexpected keyword argument '(mask|positions)'")
+_BRANCH = re.compile(
+    r"(Using a symbolic .* as a Python .bool.|Iterating over a symbolic \S+) is not allowed"
+)
+_ATTEMPT = re.compile(r"\. You can attempt the following resolutions .*", re.DOTALL)  # unsuitable
+_VALUE = re.compile(
+    r"'SymbolicTensor' object has no attribute '(numpy|item)'|not '?SymbolicTensor'?$"
+    r"|'SymbolicTensor' object cannot be|Cannot convert a symbolic \S+ \(.*\) to a numpy array"
+)
+_NOT_A_WHOLE_NUMBER = re.compile(r"Expected u?int\d+, but got \S+ of type 'float'")
 _NODE = re.compile(r"'\{\{node [^}]*\}\} = (\w+)\[[^]]*\]\([^)]*\)'")
 
 
@@ -24,7 +33,7 @@ def text_of(error: BaseException) -> str:
 
     Without the names that TensorFlow gives to ops.
     """
-    text = _OP.sub("", _NODE.sub(r"\1", _FUNCTION.sub("", str(error))))
+    text = _ATTEMPT.sub("", _OP.sub("", _NODE.sub(r"\1", _FUNCTION.sub("", str(error)))))
     hint = advice(error)
     return f"{text.rstrip('.')}; {hint}" if hint else text
 
@@ -66,6 +75,18 @@ def advice(error: BaseException) -> str:
         return "theta, the weights of the layer, comes first: self.child.fprop(theta.child, x, ctx)"
     if _NONE.search(text):
         return "is a return missing in the fprop of a layer, or in a function?"
+    if _BRANCH.search(text):
+        return (
+            "the code runs once, before any tensor has a value: write tf.where(condition, a, b) "
+            "instead of if, tf.maximum instead of max, and loop over a Python range"
+        )
+    if _VALUE.search(text):
+        return (
+            "the code runs once, before any tensor has a value: compute with ops of TensorFlow, "
+            "such as tf.exp and tf.reduce_mean, not with NumPy, float() or .numpy()"
+        )
+    if _NOT_A_WHOLE_NUMBER.search(text):
+        return "the tensor has whole numbers, as a step does: tf.cast(step, tf.float32)"
     if hint := advice_for_ids(text):
         return hint
     if isinstance(error, KeyError) and (names := _names_in_batch(error)):

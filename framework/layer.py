@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tekso.framework import theta as theta_lib
 from tekso.framework.context import StepContext
-from tekso.framework.foreign_methods import missing_fprop
+from tekso.framework.foreign_methods import instead_of, missing_fprop
 from tekso.framework.initializers import Fans, Initializer
 from tekso.framework.params import Configurable, Params, param
 from tekso.framework.theta import SEPARATOR, Theta
@@ -70,14 +70,18 @@ class Layer(Configurable):
                 raise TypeError(f"{cls.__name__}.{old} was renamed to {new}: write {new} = …")
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Rejects attributes with a former name, which would have no effect.
+        """Rejects attributes that would have no effect: former names, and `trainable = False`.
 
         Raises:
-          AttributeError: the name is a former name; the message gives the current one.
+          AttributeError: the name is a former name, or freezes a layer of Keras or PyTorch; the
+            message says what to write instead.
         """
         if name in _RENAMED:
             new = _RENAMED[name]
             raise AttributeError(f"{type(self).__name__}: self.{name} was renamed to self.{new}")
+        if value is False and name in ("trainable", "requires_grad"):
+            kind = type(self).__name__
+            raise AttributeError(f"{kind}.{name} = False has no effect: {instead_of(name)}")
         super().__setattr__(name, value)
 
     def __init__(self, params: Layer.Params) -> None:
@@ -101,7 +105,9 @@ class Layer(Configurable):
                 raise AttributeError(
                     f"{type(self).__name__}.{name} is a weight: read it as {where}"
                 )
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            message = f"{type(self).__name__!r} object has no attribute {name!r}"
+            hint = instead_of(name)
+            raise AttributeError(f"{message}: {hint}" if hint else message)
 
     # --- declaring ---
 

@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tekso.framework.run.quiet_import  # noqa: F401  # before what imports TensorFlow
 
@@ -96,6 +96,20 @@ class Lab:
         self._records: list[dict[str, Any]] = []
         self._num_recorded = 0  # steps
         self._title = experiment if isinstance(experiment, str) else key_of(experiment)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Raises an AttributeError that names the attribute of the session, if it has one."""
+            message = f"a Lab has no attribute {name!r}"
+            own = self.__dict__.get("session")
+            if own is not None and not name.startswith("_"):
+                if hasattr(own, name):
+                    message += f", but its session has: lab.session.{name}"
+                else:
+                    names = [each for each in dir(type(self)) if not each.startswith("_")]
+                    message += f"; it has: {', '.join(names)}, session"
+            raise AttributeError(message)
 
     @property
     def records(self) -> list[dict[str, Any]]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -35,3 +38,28 @@ def test_a_batch_in_float32_for_weights_in_bfloat16_is_told_to_cast_it() -> None
     with pytest.raises(Exception, match="bfloat16") as caught:
         layer.fprop(theta, tf.ones([2, 3]), StepContext())
     assert "x = tf.cast(x, theta.w.dtype)" in error_advice.text_of(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("function", "instead"),
+    [
+        (lambda step: 0.1 if step < 3 else 0.01, "tf.where(condition, a, b)"),
+        (lambda step: max(0, step), "tf.maximum"),
+        (lambda step: [each for each in step], "loop over a Python range"),
+        (lambda step: step.numpy(), "ops of TensorFlow"),
+        (lambda step: float(step), "ops of TensorFlow"),
+        (lambda step: range(step), "ops of TensorFlow"),
+        (lambda step: math.exp(step), "such as tf.exp"),
+        (lambda step: np.exp(step), "not with NumPy"),
+        (lambda step: 0.5 ** (step // 10), "tf.cast(step, tf.float32)"),
+    ],
+)
+def test_code_that_reads_the_value_of_a_tensor_is_told_what_to_write(
+    function: Callable[[Any], Any], instead: str
+) -> None:
+    """As a schedule would that is written with `if` and `max`."""
+    traced = tf.function(function, autograph=False)
+    with pytest.raises(Exception, match=r"[Ss]ymbolic|Expected int64") as caught:
+        traced.get_concrete_function(tf.TensorSpec([], tf.int64))
+    text = error_advice.text_of(caught.value)
+    assert instead in text and "@tf.function" not in text and "\n" not in text

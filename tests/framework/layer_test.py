@@ -446,3 +446,29 @@ def test_an_attribute_that_was_renamed_is_refused_with_its_new_name() -> None:
         AttributeError, match=r"Later: self.mixes_examples was renamed to self.couples"
     ):
         Later.Params().instantiate()
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("add_weight", "self.weight(name, shape"),
+        ("register_buffer", "trainable=False)"),
+        ("add_loss", "ctx.collect_loss(name, value) in fprop"),
+        ("add_metric", "ctx.collect_metric(name, sum, weight) in fprop"),
+        ("requires_grad_", "learner.frozen"),
+    ],
+)
+def test_a_method_of_layers_elsewhere_is_answered_with_what_to_write(
+    name: str, instead: str
+) -> None:
+    layer = Empty.Params().instantiate()
+    with pytest.raises(AttributeError, match=f"'Empty' object has no attribute '{name}': ") as said:
+        getattr(layer, name)
+    assert instead in str(said.value)
+
+
+@pytest.mark.parametrize("name", ["trainable", "requires_grad"])
+def test_freezing_a_layer_by_an_attribute_is_refused(name: str) -> None:
+    layer = Empty.Params().instantiate()
+    with pytest.raises(AttributeError, match=rf"Empty.{name} = False has no effect: .*frozen"):
+        setattr(layer, name, False)

@@ -125,3 +125,13 @@ def test_a_notebook_shows_the_curves_while_it_trains(monkeypatch: pytest.MonkeyP
     assert [record["step"] for record in lab.records] == [1, 2, 3, 4, 5, 6]
     ipython.get_ipython = lambda: SimpleNamespace()  # a terminal
     assert lab_module._live_display() is None
+
+
+def test_an_attribute_of_the_session_is_named() -> None:
+    lab = Lab.__new__(Lab)
+    lab.session = SimpleNamespace(predict=None)  # type: ignore[assignment]
+    with pytest.raises(AttributeError, match=r"its session has: lab\.session\.predict$"):
+        getattr(lab, "predict")  # noqa: B009
+    with pytest.raises(AttributeError, match=r"'summary'; it has: .*model.*, session$"):
+        getattr(lab, "summary")  # noqa: B009
+    assert not hasattr(lab, "_repr_html_")
