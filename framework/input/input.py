@@ -252,6 +252,13 @@ class ExampleInput(Input):
         """Number of examples per epoch."""
         raise NotImplementedError(f"{type(self).__name__} has no property num_examples")
 
+    def describe(self) -> str:
+        """Returns a one-line description of the data: the class, the split and the size."""
+        name = type(self).__name__
+        if type(self).num_examples is ExampleInput.num_examples:
+            return name
+        return f"{name}, {self.params.split}: {self.num_examples:,} examples"
+
     def examples(self, index: npt.NDArray[np.int64], epoch: npt.NDArray[np.int64]) -> Batch:
         """Returns the examples with the given indices.
 
