@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tekso.framework.run.quiet_import  # noqa: F401  # before what imports TensorFlow
 
@@ -57,6 +57,16 @@ class Shown:
         """Returns the text."""
         return self.text
 
+    if not TYPE_CHECKING:
+
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            """Raises a TypeError, as for `lab.params()`.
+
+            Raises:
+              TypeError: always.
+            """
+            raise TypeError("this is a result, not a method: write lab.params, without ()")
+
     def _repr_html_(self) -> str | None:
         return self.html or None
 
@@ -96,6 +106,19 @@ class Lab:
         self._records: list[dict[str, Any]] = []
         self._num_recorded = 0  # steps
         self._title = experiment if isinstance(experiment, str) else key_of(experiment)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Raises an AttributeError that names the session, if it has the attribute.
+
+            Raises:
+              AttributeError: always.
+            """
+            message = f"a Lab has no attribute {name!r}"
+            if not name.startswith("_") and hasattr(Session, name):
+                message += f": write lab.session.{name}"
+            raise AttributeError(message)
 
     @property
     def records(self) -> list[dict[str, Any]]:

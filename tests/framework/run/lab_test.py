@@ -86,6 +86,16 @@ def test_settings_of_a_lab_that_are_no_mapping_are_an_error() -> None:
         Lab("image.digits.Mlp", set=["run.steps=1"])  # type: ignore[arg-type]
 
 
+def test_what_a_lab_has_not_is_answered_with_its_session() -> None:
+    lab = object.__new__(Lab)
+    with pytest.raises(AttributeError, match=r"^a Lab has no attribute 'predict': write lab\.sess"):
+        getattr(lab, "predict")  # noqa: B009
+    with pytest.raises(AttributeError, match=r"^a Lab has no attribute 'nothing'$"):
+        getattr(lab, "nothing")  # noqa: B009
+    with pytest.raises(TypeError, match=r"^this is a result, .* write lab\.params, without \(\)$"):
+        Shown("params")()  # type: ignore[operator]
+
+
 def test_a_notebook_shows_the_curves_while_it_trains(monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[Any] = []
     handle = SimpleNamespace(update=shown.append)
