@@ -49,6 +49,7 @@ class Buckets:
 
     Attributes:
       members: indices of the examples of each bucket.
+      batch_sizes: as given.
     Raises:
       ValueError: bounds are not ascending, an example is too long or has length 0, or a batch size
         is below 1.
@@ -79,10 +80,10 @@ class Buckets:
             )
         lows = [0, *bounds[:-1]]
         self.members = [_between(sizes, low, high) for low, high in zip(lows, bounds, strict=True)]
-        self._batch_sizes = list(batch_sizes)
+        self.batch_sizes = list(batch_sizes)
         counts = [
             -(-len(members) // size)
-            for members, size in zip(self.members, self._batch_sizes, strict=True)
+            for members, size in zip(self.members, self.batch_sizes, strict=True)
         ]
         self._index = JoinedIndex(counts)
 
@@ -94,7 +95,7 @@ class Buckets:
     @property
     def have_padding(self) -> bool:
         """Whether a batch of an epoch is not full."""
-        pairs = zip(self.members, self._batch_sizes, strict=True)
+        pairs = zip(self.members, self.batch_sizes, strict=True)
         return any(len(members) % size for members, size in pairs)
 
     def batch(self, number: int, *, key: shuffle.Words | None) -> BucketBatch:
@@ -111,7 +112,7 @@ class Buckets:
             number = int(shuffle.permute(number, self.num_batches, shuffle.fold(key, -1))[0])
         bucket, first = self._index.place(number)
         members = self.members[bucket]
-        size = self._batch_sizes[bucket]
+        size = self.batch_sizes[bucket]
         place = np.arange(first * size, (first + 1) * size)
         real = place < len(members)
         place = np.minimum(place, len(members) - 1)
@@ -173,6 +174,11 @@ class BucketedInput(ExampleInput):
         raise NotImplementedError(f"{type(self).__name__} has no bucket_rows(examples, bound)")
 
     @property
+    def padded_lengths(self) -> list[int]:
+        """The length of the rows of each bucket, ascending."""
+        return list(self._bounds)
+
+    @property
     def _buckets(self) -> Buckets:
         if self._assigned is None:
             raise InputError(
@@ -206,6 +212,13 @@ class BucketedInput(ExampleInput):
           IndexError: the step is negative, or beyond the last batch of the pass.
         """
         return self.batch_rows(step, 0, self.num_rows(step))
+
+    def largest_batch(self) -> Batch:
+        """See `Input`: a batch of the bucket with most elements, of those that have examples."""
+        buckets = zip(self._buckets.members, self._bounds, self._buckets.batch_sizes, strict=True)
+        found = [(bound * size, bound, size, members) for members, bound, size in buckets]
+        _, bound, size, members = max((one for one in found if len(one[3])), key=lambda one: one[0])
+        return self.bucket_rows(np.resize(members, size).astype(np.int64), bound)
 
     def num_rows(self, step: int) -> int:
         """See `Input`."""

@@ -128,6 +128,10 @@ class Input(Configurable):
         """Returns one step for every kind of batch, by the names of the arrays."""
         return [0]
 
+    def largest_batch(self) -> Batch:
+        """Returns a batch with the largest arrays, for estimates; by default the first batch."""
+        return self.batch(0)
+
     def num_rows(self, step: int) -> int:
         """Returns the number of examples in the global batch of a step."""
         return len(next(iter(self.batch(step).values())))

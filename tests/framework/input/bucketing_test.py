@@ -10,9 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tekso.framework.experiment import Experiment
 from tekso.framework.input import packing, shuffle
 from tekso.framework.input.bucketing import BucketedInput, Buckets
 from tekso.framework.input.errors import InputError
+from tekso.framework.params import Params
+from tekso.framework.run import inspection
+from tekso.tasks.classification.task import Classification
 
 KEY = shuffle.key_of(0, "buckets")
 BOUNDS = [2, 5, 9]
@@ -77,6 +81,24 @@ def test_an_own_input_is_padded_to_its_bucket_and_copies_have_weight_0() -> None
     assert [batch["weights"].sum() for batch in found] == [3, 1, 1]
     assert found[0]["x"].tolist() == [[1, 0], [2, 2], [2, 2], [2, 2]]
     assert rows.describe() == "Rows, train: 5 examples in buckets up to 2, 5, 9"
+
+
+def test_the_largest_batch_is_of_the_bucket_with_most_elements_that_has_examples() -> None:
+    class Short(Rows):
+        lengths = (1, 2, 2)
+
+    found = [kind.Params(batch_size=1).instantiate().largest_batch() for kind in (Rows, Short)]
+    assert [batch["x"].shape for batch in found] == [(2, 9), (4, 2)]
+    assert found[1]["x"].tolist() == [[1, 0], [2, 2], [2, 2], [1, 0]]
+
+    class OfRows(Experiment):
+        def task(self) -> Params:
+            return Classification.Params(num_classes=2)
+
+        def input(self) -> Params:
+            return Rows.Params(batch_size=1)
+
+    assert inspection.batch_of(OfRows().tree())["x"][0] == (2, 9)
 
 
 def test_an_own_input_whose_copies_would_count_is_refused() -> None:
