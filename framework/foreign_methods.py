@@ -1,34 +1,44 @@
-"""Methods of other frameworks in layers, for error messages that name the method to write."""
+"""What layers have in other frameworks, for error messages that name what to write instead."""
 
 from __future__ import annotations
 
 _FOREIGN = {"forward": "PyTorch", "call": "Keras", "__call__": "Flax and Haiku"}
 """{name of a method: frameworks in which it computes the output of a layer}."""
+_LAYER = "tekso.framework.layer"  # the module of the class Layer, whose __call__ is an error
 
-_DECLARE = "self.weight(name, shape, dims=…, init=…) in __init__, and theta.name in fprop"
-_FIXED = "self.weight(name, shape, dims=…, init=…, trainable=False)"
-_INSTEAD = {
-    "add_weight": _DECLARE,
-    "add_variable": _DECLARE,
-    "register_parameter": _DECLARE,
-    "register_buffer": _FIXED,
-    "add_module": "self.child(name, Linear.Params(…))",
-    "add_loss": "ctx.collect_loss(name, value) in fprop; the value is a sum over examples",
-    "add_metric": "ctx.collect_metric(name, sum, weight) in fprop",
-}
-"""{method of a layer of Keras or PyTorch: what to write instead}."""
-
-_FREEZING = ("trainable", "requires_grad", "requires_grad_")
-
-
-def instead_of(name: str) -> str:
-    """Returns what to write instead of an attribute of layers of Keras and PyTorch, or ""."""
-    if name in _FREEZING:
-        return (
-            "to train some weights only, set learner.frozen, patterns of the paths of the others; "
-            f"a weight that is never trained is {_FIXED}"
-        )
-    return f"write {_INSTEAD[name]}" if name in _INSTEAD else ""
+_WEIGHT = "self.weight(name, shape, dims=…, init=…)"
+_WEIGHTS = (
+    "the weights of a layer are an argument of fprop, theta; specs() has their paths and shapes, "
+    "and load_weights of tekso.framework.run.weights reads those of a run"
+)
+_FREEZING = (
+    "to train some weights only, set learner.frozen, patterns of the paths of the others; a weight "
+    f"that is never trained is {_WEIGHT[:-1]}, trainable=False)"
+)
+_MODE = "whether a step trains is in its context: ctx.is_training"
+_DEVICES = "an execution places the weights, and computes their gradients and updates"
+_ATTRIBUTES = {
+    f"declare a weight that is not trained: {_WEIGHT[:-1]}, trainable=False)": (
+        "add_non_trainable_weight", "register_buffer",
+    ),
+    f"declare a weight in __init__: {_WEIGHT}": ("add_variable", "add_weight", "register_parameter"),
+    "declare a child in __init__: self.child(name, Linear.Params(…))": (
+        "add_module", "register_module",
+    ),
+    _WEIGHTS: (
+        "get_weights", "load_state_dict", "named_parameters", "parameters", "state_dict",
+        "trainable_variables", "trainable_weights", "variables", "weights",
+    ),
+    _MODE: ("eval", "train", "training"),
+    _FREEZING: ("requires_grad", "requires_grad_", "trainable"),
+    _DEVICES: ("cpu", "cuda", "to", "zero_grad"),
+    "write ctx.collect_loss(name, value) in fprop; the value is a sum over examples": ("add_loss",),
+    "collect figures in fprop by ctx.collect_metric(name, sum, weight)": (
+        "add_metric", "register_forward_hook", "register_full_backward_hook",
+    ),
+}  # fmt: skip
+_HINTS = {name: text for text, names in _ATTRIBUTES.items() for name in names}
+"""{attribute of a layer of another framework: what Tekso has for it}."""
 
 
 def missing_fprop(cls: type) -> str:
@@ -44,5 +54,10 @@ def missing_fprop(cls: type) -> str:
 
 def foreign_method(cls: type) -> str:
     """Returns the method by which a layer computes its output in another framework, or ""."""
-    own = {name for base in cls.__mro__ for name in vars(base)}
+    own = {name for base in cls.__mro__ if base.__module__ != _LAYER for name in vars(base)}
     return next((name for name in _FOREIGN if name in own), "")
+
+
+def attribute_hint(name: str) -> str:
+    """Returns ": " and what Tekso has for an attribute of other frameworks' layers, or ""."""
+    return f": {_HINTS[name]}" if name in _HINTS else ""

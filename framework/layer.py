@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tekso.framework import theta as theta_lib
 from tekso.framework.context import StepContext
-from tekso.framework.foreign_methods import instead_of, missing_fprop
+from tekso.framework.foreign_methods import attribute_hint, missing_fprop
 from tekso.framework.initializers import Fans, Initializer
 from tekso.framework.params import Configurable, Params, param
 from tekso.framework.theta import SEPARATOR, Theta
@@ -105,9 +105,26 @@ class Layer(Configurable):
                 raise AttributeError(
                     f"{type(self).__name__}.{name} is a weight: read it as {where}"
                 )
-            message = f"{type(self).__name__!r} object has no attribute {name!r}"
-            hint = instead_of(name)
-            raise AttributeError(f"{message}: {hint}" if hint else message)
+            raise AttributeError(
+                f"{type(self).__name__!r} object has no attribute {name!r}{attribute_hint(name)}"
+            )
+
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            """Raises a TypeError that says how a layer is computed.
+
+            Raises:
+              TypeError: always.
+            """
+            name, index = self._name, ""
+            if self._indexed:
+                name, _, number = name.rpartition(SEPARATOR)
+                index = f"[{number}]"
+            place = f".{name}{index}" if name else ""
+            called = f"self{place}" if place else "layer"
+            raise TypeError(
+                f"{type(self).__name__} is not called: its weights are an argument, so write "
+                f"{called}.fprop(theta{place}, x, ctx)"
+            )
 
     # --- declaring ---
 

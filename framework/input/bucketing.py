@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tekso.framework.input import shuffle
+from tekso.framework.input.errors import InputError
 from tekso.framework.input.input import Batch, ExampleInput, check_step, clear
 from tekso.framework.input.joined import JoinedIndex
 from tekso.framework.input.packing import blocks, compact
@@ -42,14 +43,16 @@ class Buckets:
     """Buckets of examples by length.
 
     Args:
-      lengths: length of each example.
+      lengths: length of each example, at least 1.
       bounds: maximum length of each bucket, ascending; no example may be longer than the last.
       batch_sizes: batch size of each bucket.
 
     Attributes:
       members: indices of the examples of each bucket.
+      batch_sizes: as given.
     Raises:
-      ValueError: bounds are not ascending, an example is too long, or a batch size is below 1.
+      ValueError: bounds are not ascending, an example is too long or has length 0, or a batch size
+        is below 1.
     """
 
     def __init__(
@@ -69,12 +72,18 @@ class Buckets:
             raise ValueError(
                 f"an example of length {sizes.max()} is longer than the last bucket, {bounds[-1]}"
             )
+        if len(sizes) and sizes.min() < 1:
+            empty = np.flatnonzero(sizes < 1)
+            raise ValueError(
+                f"{len(empty):,} examples have a length below 1, the first is example {empty[0]}: "
+                "leave them out, or pad them and give them the length 1"
+            )
         lows = [0, *bounds[:-1]]
         self.members = [_between(sizes, low, high) for low, high in zip(lows, bounds, strict=True)]
-        self._batch_sizes = list(batch_sizes)
+        self.batch_sizes = list(batch_sizes)
         counts = [
             -(-len(members) // size)
-            for members, size in zip(self.members, self._batch_sizes, strict=True)
+            for members, size in zip(self.members, self.batch_sizes, strict=True)
         ]
         self._index = JoinedIndex(counts)
 
@@ -82,6 +91,12 @@ class Buckets:
     def num_batches(self) -> int:
         """Number of batches per epoch."""
         return len(self._index)
+
+    @property
+    def have_padding(self) -> bool:
+        """Whether a batch of an epoch is not full."""
+        pairs = zip(self.members, self.batch_sizes, strict=True)
+        return any(len(members) % size for members, size in pairs)
 
     def batch(self, number: int, *, key: shuffle.Words | None) -> BucketBatch:
         """Returns a batch of an epoch.
@@ -97,7 +112,7 @@ class Buckets:
             number = int(shuffle.permute(number, self.num_batches, shuffle.fold(key, -1))[0])
         bucket, first = self._index.place(number)
         members = self.members[bucket]
-        size = self._batch_sizes[bucket]
+        size = self.batch_sizes[bucket]
         place = np.arange(first * size, (first + 1) * size)
         real = place < len(members)
         place = np.minimum(place, len(members) - 1)
@@ -119,19 +134,34 @@ def _between(sizes: npt.NDArray[Any], low: int, high: int) -> npt.NDArray[Any]:
 class BucketedInput(ExampleInput):
     """Base of inputs whose batches are of one bucket each.
 
-    A subclass defines `bucket_rows` and calls `assign`. With order "shuffled", every epoch shuffles
-    examples and batches; else examples are sorted by bucket.
+        class Rows(BucketedInput):
+            def __init__(self, params, **kwargs):
+                super().__init__(params, **kwargs)
+                self.rows = read_rows(self.params.split)
+                self.assign([len(row) for row in self.rows], [32, 64], [16, 8])
+
+            def bucket_rows(self, examples, bound):
+                x = np.zeros([len(examples), bound], np.int32)
+                for i, example in enumerate(examples):
+                    x[i, : len(self.rows[example])] = self.rows[example]
+                return {"x": x, "weights": np.ones(len(examples), np.float32)}
+
+    A subclass defines `bucket_rows`, and calls `assign` in its `__init__`. With order "shuffled",
+    every epoch shuffles examples and batches; else examples are sorted by bucket. A batch that is
+    not full repeats an example, in which the arrays named in `padding_keys` are 0.
     """
 
     class Params(ExampleInput.Params):
         """Params of BucketedInput."""
+
+    _assigned: Buckets | None = None
 
     def assign(
         self, lengths: npt.ArrayLike, bounds: Sequence[int], batch_sizes: Sequence[int]
     ) -> None:
         """Assigns the examples to buckets; see `Buckets` for the arguments and errors."""
         self._bounds = list(bounds)
-        self._buckets = Buckets(lengths, bounds, batch_sizes)
+        self._assigned = Buckets(lengths, bounds, batch_sizes)
         self._bucket_key = shuffle.key_of(self.seed, "buckets")
 
     def bucket_rows(self, examples: Ints, bound: int) -> Batch:
@@ -142,6 +172,30 @@ class BucketedInput(ExampleInput):
           returns: arrays [n, ...]
         """
         raise NotImplementedError(f"{type(self).__name__} has no bucket_rows(examples, bound)")
+
+    @property
+    def padded_lengths(self) -> list[int]:
+        """The length of the rows of each bucket, ascending."""
+        return list(self._bounds)
+
+    @property
+    def _buckets(self) -> Buckets:
+        if self._assigned is None:
+            raise InputError(
+                f"{type(self).__name__} has no buckets: its __init__ must call "
+                "self.assign(lengths, bounds, batch_sizes), after super().__init__(params, "
+                "**kwargs)"
+            )
+        return self._assigned
+
+    def describe(self) -> str:
+        """Returns a one-line description of the data, with its buckets if no base has a better."""
+        found, name = super().describe(), type(self).__name__
+        if self._assigned is None or found != name:
+            return found
+        count = sum(map(len, self._assigned.members))
+        bounds = ", ".join(map(str, self._bounds))
+        return f"{name}, {self.params.split}: {count:,} examples in buckets up to {bounds}"
 
     @property
     def num_batches(self) -> int | None:
@@ -159,6 +213,13 @@ class BucketedInput(ExampleInput):
         """
         return self.batch_rows(step, 0, self.num_rows(step))
 
+    def largest_batch(self) -> Batch:
+        """See `Input`: a batch of the bucket with most elements, of those that have examples."""
+        buckets = zip(self._buckets.members, self._bounds, self._buckets.batch_sizes, strict=True)
+        found = [(bound * size, bound, size, members) for members, bound, size in buckets]
+        _, bound, size, members = max((one for one in found if len(one[3])), key=lambda one: one[0])
+        return self.bucket_rows(np.resize(members, size).astype(np.int64), bound)
+
     def num_rows(self, step: int) -> int:
         """See `Input`."""
         return len(self.bucket_batch(step).examples)
@@ -168,8 +229,26 @@ class BucketedInput(ExampleInput):
         check_step(step, self.num_batches)
         chosen = self.bucket_batch(step)
         batch = self.bucket_rows(chosen.examples[begin:end], self._bounds[chosen.bucket])
-        clear(batch, ~chosen.real[begin:end], self.padding_keys)
+        if isinstance(batch, dict):
+            self._check_can_be_marked(batch)
+            clear(batch, ~chosen.real[begin:end], self.padding_keys)
         return batch
+
+    def _check_can_be_marked(self, batch: Batch) -> None:
+        """Checks that a batch has an array that marks padding examples, if a batch has any.
+
+        Raises:
+          InputError: it has none.
+        """
+        if any(key in batch for key in self.padding_keys) or not self._buckets.have_padding:
+            return
+        raise InputError(
+            f"{type(self).__name__} fills batches that are not full up with copies of an example, "
+            "but no array marks them, so they would count. Add "
+            f"{next(iter(self.padding_keys), 'weights')!r} to the arrays of bucket_rows(), as "
+            "np.ones(len(examples), np.float32), and multiply by it in loss_weight and loss of the "
+            "task"
+        )
 
     def is_padding(self, step: int) -> npt.NDArray[np.bool_]:
         """See `Input`."""
@@ -194,6 +273,8 @@ class BucketedInput(ExampleInput):
 
     def bucket_batch(self, step: int) -> BucketBatch:
         """Returns the bucket and the examples of a step."""
+        if not self._buckets.num_batches:
+            raise InputError(f"{type(self).__name__}, {self.params.split}: there are no examples")
         epoch, number = divmod(step, self._buckets.num_batches)
         is_shuffled = self.params.order == "shuffled"
         key = shuffle.fold(self._bucket_key, epoch) if is_shuffled else None

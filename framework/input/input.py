@@ -128,6 +128,10 @@ class Input(Configurable):
         """Returns one step for every kind of batch, by the names of the arrays."""
         return [0]
 
+    def largest_batch(self) -> Batch:
+        """Returns a batch with the largest arrays, for estimates; by default the first batch."""
+        return self.batch(0)
+
     def num_rows(self, step: int) -> int:
         """Returns the number of examples in the global batch of a step."""
         return len(next(iter(self.batch(step).values())))
@@ -251,6 +255,13 @@ class ExampleInput(Input):
     def num_examples(self) -> int:
         """Number of examples per epoch."""
         raise NotImplementedError(f"{type(self).__name__} has no property num_examples")
+
+    def describe(self) -> str:
+        """Returns a one-line description of the data: the class, the split and the size."""
+        name = type(self).__name__
+        if type(self).num_examples is ExampleInput.num_examples:
+            return name
+        return f"{name}, {self.params.split}: {self.num_examples:,} examples"
 
     def examples(self, index: npt.NDArray[np.int64], epoch: npt.NDArray[np.int64]) -> Batch:
         """Returns the examples with the given indices.

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from tekso.framework import task_results
+from tekso.framework.input.bucketing import BucketedInput
 from tekso.framework.input.errors import InputError
 from tekso.framework.input.input import ExampleInput, Input, form_text
 from tekso.framework.task import Task
@@ -73,6 +74,8 @@ def check_batch(path: str, input: Input, batch: object) -> None:
     """
     name = type(input).__name__
     what = f"{name}.examples()" if isinstance(input, ExampleInput) else f"{name}.batch()"
+    if isinstance(input, BucketedInput):
+        what = f"{name}.bucket_rows()"
     expected = "{name: NumPy array [examples, ...]}, all with the same number of examples"
     if not isinstance(batch, Mapping) or not batch:
         raise InputError(f"{path}: {what} returns a {type(batch).__name__}, expected {expected}")

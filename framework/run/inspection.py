@@ -130,7 +130,7 @@ def _known(tree: Tree.Params, assets_dir: str) -> Any:
 
 
 def batch_of(tree: Tree.Params, *, assets_dir: str | None = None) -> Signature:
-    """Returns shape and dtype of every array of a training batch.
+    """Returns shape and dtype of every array of the largest training batch.
 
     The data is read only if the Params do not determine them.
 
@@ -143,7 +143,7 @@ def batch_of(tree: Tree.Params, *, assets_dir: str | None = None) -> Signature:
         found: Signature = known
         return found
     input = tree.input.instantiate(seed=tree.run.seed, assets_dir=assets_dir)
-    return signature_of(input.batch(0))
+    return signature_of(input.largest_batch())
 
 
 def known_parts(

@@ -57,6 +57,16 @@ class Shown:
         """Returns the text."""
         return self.text
 
+    if not TYPE_CHECKING:
+
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            """Raises a TypeError, as for `lab.params()`.
+
+            Raises:
+              TypeError: always.
+            """
+            raise TypeError("this is a result, not a method: write lab.params, without ()")
+
     def _repr_html_(self) -> str | None:
         return self.html or None
 

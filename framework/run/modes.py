@@ -153,12 +153,15 @@ def _run(
                 job.console.line(line)
             return exit_code(outcome.stopped_by)
         report.progress(outcome.step, "decoding")
+        decoded, failed = None, None
         with report.time_use.during(time_use.DECODING):
-            decoded = (
-                task_results.decode(parts.task, parts.program, parts.input)
-                if run.decode_at_end
-                else None
-            )
+            try:
+                if run.decode_at_end:
+                    decoded = task_results.decode(parts.task, parts.program, parts.input)
+            except Exception as error:
+                if group.size > 1:
+                    raise
+                failed = error  # after the report: training is done
     if not group.is_first:
         return 0
     job.console.close()
@@ -172,6 +175,8 @@ def _run(
             or task_results.setting_to_try(parts.task, parts.eval_inputs) is not None
         )
     run_messages.conclude(job, parts, outcome, references, checkpoints.best_step(), spent, decodes)
+    if failed is not None:
+        raise failed
     return 0
 
 

@@ -19,8 +19,9 @@ from tekso.framework.exports import (
     ExportedTexts,
     lengths_up_to,
 )
+from tekso.framework.input.bucketing import BucketedInput
 from tekso.framework.input.errors import InputError
-from tekso.framework.input.input import Input
+from tekso.framework.input.input import Input, form_of
 from tekso.tasks.classification.labelled_texts import LabelledTexts, checked_length, class_name
 
 CLASSIFY = "classify"
@@ -41,21 +42,39 @@ def classifier_exports(run: Run, input: Input) -> dict[str, ExportedFunction]:
       input: the input, or what is known of it.
 
     Raises:
-      InputError: the shape of the examples is in data that cannot be read.
+      InputError: the shape of the examples is in data that cannot be read, or the rows of a
+        `BucketedInput` are not of numbers.
     """
     if has_texts(input):
         length = checked_length(input.params)
         ids = ExportedInput("bytes of UTF-8, padded with 0", has_length=True)
         return {CLASSIFY: _exported(run, {"ids": ids}, lengths_up_to(length), "texts")}
-    form = input.form() if hasattr(input, "form") else None
-    if form is None:
+    if not hasattr(input, "form"):
         raise InputError(
             f"{type(input.params).owner.__name__}: the shape of 'x' is in the data, which cannot "
             "be read here; exporting a classifier needs it"
         )
-    shape, dtype = form["x"]
+    if isinstance(input, BucketedInput):
+        return {CLASSIFY: _exported(run, {"x": _rows(input)}, input.padded_lengths, "rows")}
+    shape, dtype = (input.form() or form_of(input.batch(0)))["x"]
     x = ExportedInput("features, as in training", tf.as_dtype(dtype), shape=tuple(map(int, shape)))
     return {CLASSIFY: _exported(run, {"x": x}, [1], "examples of the shape of training")}
+
+
+def _rows(input: BucketedInput) -> ExportedInput:
+    """Returns rows of unequal length as the input of an exported function.
+
+    Raises:
+      InputError: an element of a row is not a number.
+    """
+    x = input.batch(0)["x"]
+    if x.ndim != 2:
+        raise InputError(
+            f"{type(input).__name__}: 'x' is [examples, {', '.join(map(str, x.shape[1:]))}], but "
+            "only rows of numbers, [examples, length], can be exported: define exports() of the "
+            "task"
+        )
+    return ExportedInput("rows, padded with 0", tf.as_dtype(x.dtype), has_length=True)
 
 
 def has_texts(input: Input) -> TypeGuard[LabelledTexts]:

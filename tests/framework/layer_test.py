@@ -346,6 +346,41 @@ def test_a_method_of_another_framework_is_answered_with_fprop(
         foreign_variables.check(layer)
 
 
+class OfLayers(Layer):
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        self.child("one", Scale.Params(dim=2))
+        self.child_list("more", [Scale.Params(dim=2)])
+
+
+@pytest.mark.parametrize(
+    ("called", "expected"),
+    [
+        (lambda layer: layer, r"OfLayers is not called: .* write layer.fprop\(theta, x, ctx\)$"),
+        (lambda layer: layer.one, r"write self.one.fprop\(theta.one, x, ctx\)$"),
+        (lambda layer: layer.more[0], r"write self.more\[0\].fprop\(theta.more\[0\], x, ctx\)$"),
+    ],
+)
+def test_a_layer_that_is_called_is_answered_with_fprop(called: Any, expected: str) -> None:
+    with pytest.raises(TypeError, match=expected):
+        called(OfLayers.Params().instantiate())(tf.ones([2]))
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("register_buffer", r"declare a weight .* init=…, trainable=False\)$"),
+        ("parameters", r"are an argument of fprop, theta"),
+        ("train", r"ctx.is_training$"),
+        ("cuda", r"an execution places the weights"),
+    ],
+)
+def test_attributes_of_modules_of_pytorch_are_answered(name: str, expected: str) -> None:
+    layer = OfLayers.Params().instantiate()
+    with pytest.raises(AttributeError, match=rf"^'OfLayers' object has no .*{name}': .*{expected}"):
+        getattr(layer, name)
+
+
 class WithoutParams(Layer):
     def __init__(self) -> None:
         super().__init__(Layer.Params())

@@ -98,6 +98,35 @@ def test_a_profile_and_figures_of_weights_are_written(package: Path, tmp_path: P
     assert len(events) == 1 and b"update_ratio/w" in events[0]
 
 
+UNDECODED = """
+from lines import experiments
+from tekso.framework.registry import register
+
+
+class Undecoded(experiments.Regression):
+    def decode(self, program, input):
+        return [].wrong
+
+
+@register
+class Line(experiments.Line):
+    def task(self):
+        return Undecoded.Params()
+"""
+
+
+def test_an_error_of_decoding_at_the_end_follows_the_report_of_the_run(
+    package: Path, tmp_path: Path
+) -> None:
+    (package / "undecoded.py").write_text(UNDECODED)
+    words = ["--import=undecoded", "--model=undecoded.Line", f"--logdir={tmp_path}", "--steps=3"]
+    done = processes.run(["-m", "tekso.tools.trainer", *words], cwd=package, timeout=120)
+    assert done.returncode == 1
+    assert "done: 3 steps" in done.stdout and "files of this run" in done.stdout
+    assert "--mode=eval" in done.stdout and "--mode=decode" not in done.stdout
+    assert "'list' object has no attribute 'wrong'" in done.stderr
+
+
 def test_output_to_a_pipe_is_plain_lines_and_nothing_of_others(whole: Any) -> None:
     _, done = whole
     lines = done.stdout.splitlines()

@@ -24,6 +24,7 @@ from tekso.framework.stopping_signals import stopping_signals
 _POLL_S = 1.0
 _DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 _FINISHED = "trial.json"
+_ERROR = "tekso-trainer: "  # begins an error; the lines below it are indented
 TRIALS = "trials"
 """Name of the folder of all trials in the folder of a sweep."""
 
@@ -144,12 +145,14 @@ class Trainer:
         return int(code)
 
     def last_words(self, trial: SweepTrial) -> str:
-        """Returns the last line that a trial printed."""
+        """Returns the error with which a trial ended, without its place; else its last line."""
         path = files.join(self.logdir(trial), "output.txt")
         lines = (
             files.read(path).decode("utf-8", "replace").split("\n") if files.exists(path) else []
         )
-        return next((line.strip() for line in reversed(lines) if line.strip()), "")
+        printed = [line for line in lines if line.strip()]
+        head = next((line for line in reversed(printed) if not line.startswith(" ")), "")
+        return head if head.startswith(_ERROR) else printed[-1].strip() if printed else ""
 
 
 def best_of(evaluations: Evaluations, goal: str) -> float | None:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tekso.framework.experiment import Experiment
 from tekso.framework.input import packing, shuffle
-from tekso.framework.input.bucketing import Buckets
+from tekso.framework.input.bucketing import BucketedInput, Buckets
+from tekso.framework.input.errors import InputError
+from tekso.framework.params import Params
+from tekso.framework.run import inspection
+from tekso.tasks.classification.task import Classification
 
 KEY = shuffle.key_of(0, "buckets")
 BOUNDS = [2, 5, 9]
@@ -49,6 +55,81 @@ def test_epochs_differ_and_each_is_the_same_again() -> None:
         return [buckets.batch(i, key=key).examples.tolist() for i in range(buckets.num_batches)]
 
     assert epoch(0) == epoch(0) != epoch(1)
+
+
+class Rows(BucketedInput):
+    """An input of a user: rows of 1 to 9 numbers, which are equal to their length."""
+
+    lengths: tuple[int, ...] = (1, 5, 2, 9, 2)
+    names: tuple[str, ...] = ("x", "weights")
+
+    def __init__(self, params: Any, **kwargs: Any) -> None:
+        super().__init__(params, **kwargs)
+        self.assign(self.lengths, BOUNDS, BATCH_SIZES)
+
+    def bucket_rows(self, examples: Any, bound: int) -> Any:
+        lengths = np.array(self.lengths)[examples]
+        x = np.where(np.arange(bound) < lengths[:, None], lengths[:, None], 0)
+        arrays = {"x": x, "weights": np.ones(len(examples), np.float32)}
+        return {name: arrays[name] for name in self.names}
+
+
+def test_an_own_input_is_padded_to_its_bucket_and_copies_have_weight_0() -> None:
+    rows = Rows.Params(batch_size=1, order="once").instantiate()
+    found = [rows.batch(step) for step in range(rows.num_batches)]
+    assert [batch["x"].shape for batch in found] == [(4, 2), (3, 5), (2, 9)]
+    assert [batch["weights"].sum() for batch in found] == [3, 1, 1]
+    assert found[0]["x"].tolist() == [[1, 0], [2, 2], [2, 2], [2, 2]]
+    assert rows.describe() == "Rows, train: 5 examples in buckets up to 2, 5, 9"
+
+
+def test_the_largest_batch_is_of_the_bucket_with_most_elements_that_has_examples() -> None:
+    class Short(Rows):
+        lengths = (1, 2, 2)
+
+    found = [kind.Params(batch_size=1).instantiate().largest_batch() for kind in (Rows, Short)]
+    assert [batch["x"].shape for batch in found] == [(2, 9), (4, 2)]
+    assert found[1]["x"].tolist() == [[1, 0], [2, 2], [2, 2], [1, 0]]
+
+    class OfRows(Experiment):
+        def task(self) -> Params:
+            return Classification.Params(num_classes=2)
+
+        def input(self) -> Params:
+            return Rows.Params(batch_size=1)
+
+    assert inspection.batch_of(OfRows().tree())["x"][0] == (2, 9)
+
+
+def test_an_own_input_whose_copies_would_count_is_refused() -> None:
+    class Unmarked(Rows):
+        names = ("x",)
+
+    class Full(Unmarked):
+        lengths = (1, 1, 2, 2)
+
+    with pytest.raises(InputError, match=r"Unmarked fills .* Add 'weights' .* bucket_rows\(\), as"):
+        Unmarked.Params(batch_size=1).instantiate().batch(0)
+    assert set(Full.Params(batch_size=1).instantiate().batch(0)) == {"x"}
+
+
+def test_an_own_input_without_buckets_or_examples_is_named() -> None:
+    class Unassigned(Rows):
+        def __init__(self, params: Any, **kwargs: Any) -> None:
+            BucketedInput.__init__(self, params, **kwargs)
+
+    class Empty(Rows):
+        lengths = ()
+
+    with pytest.raises(InputError, match=r"Unassigned has no buckets: .* self.assign\(lengths, b"):
+        Unassigned.Params(batch_size=1).instantiate().batch(0)
+    with pytest.raises(InputError, match="Empty, train: there are no examples"):
+        Empty.Params(batch_size=1).instantiate().batch(0)
+
+
+def test_an_example_without_elements_is_not_left_out() -> None:
+    with pytest.raises(ValueError, match=r"2 examples .* length below 1, the first is example 1"):
+        Buckets([3, 0, 2, 0], [5], [1])
 
 
 @pytest.mark.parametrize(

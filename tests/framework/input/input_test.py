@@ -47,6 +47,10 @@ def test_every_epoch_has_every_example_once(batch_size: int, count: int, seed: i
         assert sorted(of_epoch) == list(range(count))
 
 
+def test_an_input_of_a_user_is_described_by_its_class_split_and_size() -> None:
+    assert Numbers.Params(batch_size=2).instantiate().describe() == "Numbers, train: 7 examples"
+
+
 def test_epochs_and_seeds_differ() -> None:
     params = Numbers.Params(batch_size=20, count=20)
     one, other = params.instantiate(seed=1), params.instantiate(seed=2)

@@ -86,6 +86,11 @@ def test_settings_of_a_lab_that_are_no_mapping_are_an_error() -> None:
         Lab("image.digits.Mlp", set=["run.steps=1"])  # type: ignore[arg-type]
 
 
+def test_a_result_that_is_called_is_answered_with_the_attribute() -> None:
+    with pytest.raises(TypeError, match=r"^this is a result, .* write lab\.params, without \(\)$"):
+        Shown("params")()  # type: ignore[operator]
+
+
 def test_a_notebook_shows_the_curves_while_it_trains(monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[Any] = []
     handle = SimpleNamespace(update=shown.append)

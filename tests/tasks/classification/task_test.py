@@ -13,6 +13,7 @@ from tekso.framework import task_results
 from tekso.framework.context import StepContext
 from tekso.framework.execution.pipeline import loss_pieces
 from tekso.framework.input.arrays import Arrays
+from tekso.framework.input.bucketing import BucketedInput
 from tekso.framework.input.errors import InputError
 from tekso.framework.input.held_out import HeldOut
 from tekso.framework.input.input import ExampleInput
@@ -286,6 +287,36 @@ def test_an_input_without_all_labels_at_once_needs_the_number_of_classes() -> No
     task: Any = params.instantiate()
     task.check_inputs({"input": input})
     assert (params.model.input_dim, params.model.output_dim) == (2, 3)
+
+
+class Rows(BucketedInput):
+    """Rows of 1 to 3 numbers."""
+
+    def __init__(self, params: Any, **kwargs: Any) -> None:
+        super().__init__(params, **kwargs)
+        self.assign([1, 2, 3], [2, 3], [2, 2])
+
+    def bucket_rows(self, examples: Any, bound: int) -> Any:
+        weights = np.ones(len(examples), np.float32)
+        return {"x": np.ones([len(examples), bound], np.int32), "weights": weights}
+
+
+class RowsOfVectors(Rows):
+    def bucket_rows(self, examples: Any, bound: int) -> Any:
+        found = super().bucket_rows(examples, bound)
+        return {**found, "x": np.ones([len(examples), bound, 5], np.float32)}
+
+
+def test_inputs_of_a_user_are_exported_with_their_shapes() -> None:
+    task = Classification.Params(num_classes=3, model=Mlp.Params(input_dim=2, output_dim=3))
+    exports = task.instantiate().exports
+    of_made = exports(Made.Params(batch_size=4).instantiate())["classify"]
+    assert of_made.inputs["x"].shape == (2,) and of_made.lengths == [1]
+    of_rows = exports(Rows.Params(batch_size=4).instantiate())["classify"]
+    assert of_rows.inputs["x"].has_length and of_rows.inputs["x"].dtype == tf.int32
+    assert of_rows.lengths == [2, 3]
+    with pytest.raises(InputError, match=r"'x' is \[examples, 2, 5\], but only rows of numbers"):
+        exports(RowsOfVectors.Params(batch_size=4).instantiate())
 
 
 class Wide(Made):

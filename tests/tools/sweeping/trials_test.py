@@ -20,3 +20,18 @@ def test_a_trial_without_a_result_is_not_finished(tmp_path: Path) -> None:
     for text in ("", "{", "[]", '{"exit_code": "x"}'):
         (tmp_path / "t" / "trial.json").write_text(text)
         assert trainer.code(trial) is None
+
+
+def test_the_last_words_of_a_trial_are_its_error_and_not_its_place(tmp_path: Path) -> None:
+    trainer, trial = Trainer(str(tmp_path), []), SweepTrial("t", {}, 0)
+    (tmp_path / "t").mkdir()
+    output = tmp_path / "t" / "output.txt"
+    error = "tekso-trainer: ValueError: no\n  (at task.py:3, in loss)\n  --traceback prints it\n"
+    output.write_text(f"step 1/2\n{error}")
+    assert trainer.last_words(trial) == "tekso-trainer: ValueError: no"
+    output.write_text(f"{error}step 1/2\n\n")
+    assert trainer.last_words(trial) == "step 1/2"
+    output.write_text(f"{error}files:\n  curves\n")
+    assert trainer.last_words(trial) == "curves"
+    output.write_text("")
+    assert trainer.last_words(trial) == ""
