@@ -8,8 +8,6 @@ import json
 import math
 import os
 import shutil
-import subprocess
-import sys
 import threading
 import types
 from collections.abc import Callable, Iterator
@@ -18,6 +16,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+import processes
 import pytest
 import tensorflow as tf
 from hypothesis import given, settings
@@ -382,15 +381,12 @@ def test_a_disk_that_fills_up_while_writing_leaves_the_earlier_ones(
     tmp_path: Path, limit_bytes: int
 ) -> None:
     saved(tmp_path, 10)
-    result = subprocess.run(  # not `processes`: its output is a file, which the limit would cut
-        [sys.executable, "-c", FULL_DISK, str(tmp_path), str(limit_bytes)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
+    # Its output is a pipe, because the limit would cut a file.
+    process = processes.start(["-c", FULL_DISK, str(tmp_path), str(limit_bytes)], live=True)
+    output, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
     limit = f"the file exceeds the size limit of {limit_bytes:,} bytes (ulimit -f)"
-    assert f"step_00000020: {limit}. Earlier checkpoints are unchanged" in result.stdout
+    assert f"step_00000020: {limit}. Earlier checkpoints are unchanged" in output
     assert sorted(os.listdir(tmp_path)) == ["step_00000010"]
     assert Checkpoints(str(tmp_path)).open("10").step == 10
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import killed_runs_program
 import numpy as np
+import processes
 import pytest
 from killed_runs_program import KILLED
 from loop_runs import FakeProgram, Run
@@ -24,12 +23,7 @@ from tekso.framework.run.checkpoints import CheckpointError
 def killed_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a run for each moment of KILLED."""
     folder = tmp_path_factory.mktemp("killed")
-    done = subprocess.run(
-        [sys.executable, killed_runs_program.__file__, str(folder)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    done = processes.run([killed_runs_program.__file__, str(folder)], timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     return folder
 
