@@ -21,7 +21,9 @@ _ATTRIBUTES = {
     f"declare a weight that is not trained: {_WEIGHT[:-1]}, trainable=False)": (
         "add_non_trainable_weight", "register_buffer",
     ),
-    f"declare a weight in __init__: {_WEIGHT}": ("add_variable", "add_weight", "register_parameter"),
+    f"declare a weight in __init__: {_WEIGHT}": (
+        "add_variable", "add_weight", "register_parameter",
+    ),
     "declare a child in __init__: self.child(name, Linear.Params(…))": (
         "add_module", "register_module",
     ),
@@ -33,7 +35,7 @@ _ATTRIBUTES = {
     _FREEZING: ("requires_grad", "requires_grad_", "trainable"),
     _DEVICES: ("cpu", "cuda", "to", "zero_grad"),
     "write ctx.collect_loss(name, value) in fprop; the value is a sum over examples": ("add_loss",),
-    "collect figures in fprop by ctx.collect_metric(name, sum, weight)": (
+    "collect figures by ctx.collect_metric(name, sum, weight) in fprop": (
         "add_metric", "register_forward_hook", "register_full_backward_hook",
     ),
 }  # fmt: skip

@@ -81,7 +81,7 @@ class Layer(Configurable):
             raise AttributeError(f"{type(self).__name__}: self.{name} was renamed to self.{new}")
         if value is False and name in ("trainable", "requires_grad"):
             kind = type(self).__name__
-            raise AttributeError(f"{kind}.{name} = False has no effect: {instead_of(name)}")
+            raise AttributeError(f"{kind}.{name} = False has no effect{attribute_hint(name)}")
         super().__setattr__(name, value)
 
     def __init__(self, params: Layer.Params) -> None:
