@@ -192,6 +192,17 @@ def wrapped(text: str, width: int = WIDTH) -> list[str]:
     )
 
 
+def packed(parts: Sequence[str], *, indent: str, width: int = WIDTH) -> list[str]:
+    """Returns lines of texts, two spaces apart; no text is divided, further lines are indented."""
+    lines = [indent + parts[0]]
+    for part in parts[1:]:
+        if len(lines[-1]) + 2 + len(part) <= width:
+            lines[-1] += f"  {part}"
+        else:
+            lines.append(f"{indent}    {part}")
+    return lines
+
+
 def number(value: float, digits: int = 4) -> str:
     """Returns a number with about `digits` significant digits: 12.35, 0.1235, 1.2e+08."""
     if not math.isfinite(value):

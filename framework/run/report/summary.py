@@ -16,11 +16,15 @@ from tekso.framework.run.report.lines import (
     names_of,
     number,
     others_of,
+    packed,
     quality_of,
     scores_of,
 )
 
 _TRAINER = "tekso-trainer"
+
+_MOST_OTHERS = 12
+"""Figures of an evaluation that are listed at the end, besides the loss, quality and scores."""
 
 
 def finished(
@@ -54,8 +58,10 @@ def finished(
         loss = f"loss {number(values['loss'])}"
         own = names_of(name, deciding)
         others = [*deciding_of(values, own), *others_of(values, own)]
-        parts = [f"  {name:<{width}}", loss, quality, *scores_of(values), *others[:4]]
-        lines.append("  ".join(part for part in parts if part))
+        parts = [f"{name:<{width}}", loss, quality, *scores_of(values), *others[:_MOST_OTHERS]]
+        if (more := len(others) - _MOST_OTHERS) > 0:
+            parts.append(f"and {more} more, which --mode=eval prints")
+        lines += packed([part for part in parts if part], indent="  ")
         compared = references.get(name, {})
         if compared and "bits_per_byte" in values:
             listed = ", ".join(f"{other} {value:.4f}" for other, value in compared.items())

@@ -43,3 +43,19 @@ def test_the_summary_compares_says_where_things_lie_and_what_to_type(tmp_path: P
     assert shlex.split(lines[1]) == [
         *shlex.split(trainer), "--logdir=run", "--mode=decode", "--set", decoding,
     ]  # fmt: skip
+
+
+def test_the_summary_has_all_metrics_of_a_task_in_lines_of_limited_width() -> None:
+    recalls = {f"recall_{name}": 0.5 for name in ("barolo", "grignolino", "barbera", "others")}
+    values = {"loss": 0.25, "accuracy": 0.5, **recalls, "macro_recall": 0.75}
+    lines = summary.finished(steps=200, seconds=3.0, evaluations={"dev": values}, references={})
+    assert lines[2:] == [
+        "  dev  loss 0.2500  accuracy 0.5000  recall_barolo 0.5000",
+        "      recall_grignolino 0.5000  recall_barbera 0.5000  recall_others 0.5000",
+        "      macro_recall 0.7500",
+    ]
+    many = {"loss": 0.25, **{f"task_{i}": 0.5 for i in range(20)}}
+    lines = summary.finished(steps=200, seconds=3.0, evaluations={"dev": many}, references={})
+    text = " ".join(lines)
+    assert "task_11 0.5000" in text and "task_12" not in text
+    assert text.endswith("and 8 more, which --mode=eval prints")
