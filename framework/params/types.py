@@ -266,8 +266,14 @@ def _instance(kind: type) -> Checker:
     return check_instance
 
 
+_FRAMEWORKS = {"keras": "Keras", "tf_keras": "Keras", "torch": "PyTorch", "optax": "Optax"}
+
+
 def _params_instead(kind: type, value: Any) -> str:
-    """Returns which Params to write instead of an owner, its class or its name; "" if unknown."""
+    """Returns which Params to write instead of an owner, its class or its name; "" if unknown.
+
+    An object of another framework, such as an optimizer of Keras, counts by the name of its class.
+    """
     if isinstance(value, str):
         known = owners(kind)
         close = close_matches(value, known, count=1)
@@ -275,7 +281,16 @@ def _params_instead(kind: type, value: Any) -> str:
     if of_number := params_of_number(kind, value):
         return f"write {of_number}.Params(value={value!r})"
     own = getattr(value, "Params", None)
-    return f"write {type_name(own)}()" if isinstance(own, type) and issubclass(own, kind) else ""
+    if isinstance(own, type) and issubclass(own, kind):
+        return f"write {type_name(own)}()"
+    framework = type(value).__module__.partition(".")[0]
+    if framework not in _FRAMEWORKS:
+        return ""
+    close = close_matches(type(value).__name__, known := owners(kind), count=1, cutoff=0.8)
+    hint = (
+        f"did you mean {type_name(known[close[0]])}(…)?" if close else "docs/keras_and_pytorch.md"
+    )
+    return f"of {_FRAMEWORKS[framework]}: {hint}"
 
 
 def _literal(choices: tuple[Any, ...]) -> Checker:

@@ -266,3 +266,19 @@ def test_names_of_other_frameworks_are_answered_with_what_to_write(
 ) -> None:
     with pytest.raises(AttributeError, match=re.escape(f"has no field {name}: {instead}")):
         kind.Params(**{name: 3})
+
+
+@pytest.mark.parametrize(
+    ("field", "kind", "hint"),
+    [
+        ("optimizer", "Adam", r"of Keras: did you mean Adam\.Params\(…\)\?"),
+        ("schedule", "ExponentialDecay", r"of Keras: did you mean Exponential\.Params\(…\)\?"),
+        ("schedule", "Sequential", r"of Keras: docs/keras_and_pytorch\.md"),
+    ],
+)
+def test_an_object_of_keras_is_answered_with_the_params_to_write(
+    field: str, kind: str, hint: str
+) -> None:
+    given = type(kind, (), {"__module__": "keras.src.some"})()
+    with pytest.raises(TypeError, match=rf"{field}: must be .*, given {kind} <.*\({hint}\)"):
+        Learner.Params(**{field: given})
