@@ -16,8 +16,8 @@ import itertools
 import os
 import re
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar, cast
 
 import tekso.framework.run.quiet_import  # noqa: F401  # before what imports TensorFlow
 
@@ -26,7 +26,7 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from tekso.framework import files, registry, task_results
+from tekso.framework import error_advice, files, registry, task_results
 from tekso.framework.context import Mode, StepContext
 from tekso.framework.counting import counted
 from tekso.framework.execution.base import signature_of
@@ -51,6 +51,25 @@ from tekso.framework.theta import SEPARATOR, Theta, flatten
 _UNREADABLE = re.compile(r"__main__:[\w.]+|[\w.]+:[\w.]*<locals>[\w.]*")
 
 
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def _advised(method: Method) -> Method:
+    """Wraps a method: an error of the user's code gets the advice of `error_advice` as a note."""
+
+    @functools.wraps(method)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return method(*args, **kwargs)
+        except Exception as error:
+            note = error_advice.advice(error)
+            if note and note not in getattr(error, "__notes__", ()):
+                error.add_note(note)
+            raise
+
+    return cast(Method, run)
+
+
 class SessionError(ValueError):
     """A batch, weights or a number of steps do not fit the experiment of a session."""
 
@@ -73,12 +92,13 @@ class Session:
       history: the figures of all steps, in order.
 
     Raises:
-      SessionError: the experiment is neither a key nor a class.
+      SessionError: the experiment is neither a key nor a class, or the execution is a name.
       UnknownExperimentError: no experiment has the key.
       ExecutionError: the execution needs more logical devices than there are.
       ValueError: Params are invalid, or do not fit each other.
     """
 
+    @_advised
     def __init__(
         self,
         experiment: str | type[Experiment],
@@ -94,6 +114,12 @@ class Session:
             raise SessionError(
                 f"Session expects the key or the class of an Experiment, given {given}: "
                 'Session("lm.text_files.Bytes") or Session(Mine)'
+            )
+        if isinstance(chosen := dict(settings or {}).get("execution"), str):
+            raise SessionError(
+                f"execution is {chosen!r}, but must be Params, as in {{'execution': "
+                "Pipelined.Params(num_stages=2, num_micro_batches=4)}, of "
+                "tekso.framework.execution"
             )
         self.tree = kind().tree().set(settings)
         self._assets = tempfile.TemporaryDirectory(prefix="tekso-")
@@ -117,6 +143,7 @@ class Session:
                 self.task.specs(), warm_start, assets=assets, warn=logging.warning
             ).restore(self.program)
 
+    @_advised
     def train(self, steps: int) -> list[dict[str, float]]:
         """Trains some steps; returns the figures of each step, as the trainer reports them.
 
@@ -179,6 +206,7 @@ class Session:
         for line in lines:
             logging.warning("%s", line)
 
+    @_advised
     def loss(self, theta: Theta, batch: Batch, *, mode: Mode = "train") -> tf.Tensor:
         """Returns the total loss of a batch, which `tf.GradientTape` can differentiate.
 
@@ -227,6 +255,7 @@ class Session:
         gradients = tape.gradient(loss, theta, unconnected_gradients=zero)
         return self.task.theta({p: tf.convert_to_tensor(g) for p, g in flatten(gradients).items()})
 
+    @_advised
     def predict(self, batch: Batch) -> dict[str, np.ndarray]:
         """Returns the result of `Task.predict` for examples, as NumPy arrays.
 
@@ -258,6 +287,7 @@ class Session:
             raise SessionError(text) from error
         return {name: np.asarray(value) for name, value in found.items()}
 
+    @_advised
     def evaluate(self, name: str, *, max_batches: int | None = None) -> dict[str, float]:
         """Returns the figures of an evaluation input, as the trainer computes them.
 
