@@ -304,6 +304,18 @@ def run_figure(code: str, folder: Path) -> None:
     assert [float(v) for v in ctx.collected.sums["metric"]["active_units"]] == [4.0, 6.0]
 
 
+def run_penalty(code: str, folder: Path) -> None:
+    """Checks that the penalty counts once, whatever the number of examples is."""
+    names: dict[str, Any] = {"tf": tf}
+    exec(code, names)
+    theta = Theta(w=tf.constant([[1.0, -2.0]]))
+    for num_examples in (2, 5):
+        ctx = StepContext(mode="train", num_examples=num_examples)
+        names["fprop"](None, theta, tf.ones([num_examples, 1]), ctx)
+        (sums,) = ctx.collected.sums["loss"].values()
+        assert float(sums[0] / sums[1]) == pytest.approx(5e-4)
+
+
 def test_code_of_other_frameworks_has_no_syntax_errors() -> None:
     """Blocks of `py` are not run, because no other framework is installed."""
     found = 0
@@ -321,6 +333,7 @@ def test_code_of_other_frameworks_has_no_syntax_errors() -> None:
 FRAGMENTS = {
     "def learner(self):": run_learner,
     'ctx.collect_metric("active_units"': run_figure,
+    'ctx.collect_loss("l2"': run_penalty,
     "def execution(self):": run_execution,
     "return tf.data.Dataset.load(": run_load,
     "class Cells(ImageArrays):": run_cells,
