@@ -44,8 +44,16 @@ def load(model: str | None, packages: Sequence[str]) -> None:
                 raise
             raise UsageError(
                 f"--import={package}: there is no package {error.name!r} in {os.getcwd()} or "
-                "among the installed packages"
+                f"among the installed packages{_module_of(package)}"
             ) from None
+
+
+def _module_of(path: str) -> str:
+    """Returns the end of an error about --import if its value is a path: the name of the module."""
+    relative = os.path.relpath(path).removesuffix(".py")
+    if not os.path.exists(path) or relative.startswith(os.pardir):
+        return ""
+    return f"; write its name, as in Python: --import={relative.replace(os.sep, '.')}"
 
 
 def experiment(model: str) -> type[Experiment]:

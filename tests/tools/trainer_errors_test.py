@@ -54,6 +54,7 @@ WRONG = [
         "as in gpipe; --execution=pipelined has it",
     ),
     (["--import=linse", LINE], "no package 'linse'"),
+    (["--import=lines/experiments.py", LINE], "as in Python: --import=lines.experiments"),
     (["--list=nothing.*"], "--list=nothing.*: no experiment matches; --list without"),
     (["--list=experiments.line"], "did you mean lines.experiments.Line?"),
     (["--list=gpt.m12"], "no experiment matches; did you mean lm.gpt.M124?"),
