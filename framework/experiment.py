@@ -256,7 +256,9 @@ class Run(Configurable):
         """Params of Run."""
 
         other_names: ClassVar[Mapping[str, str]] = {
-            "epochs": "set steps; an epoch has as many as the examples divided by input.batch_size"
+            "epochs": "set steps; an epoch has as many as the examples divided by input.batch_size",
+            "callbacks": "set early_stopping, keep_best and the other fields; "
+            "docs/keras_and_pytorch.md lists them beside the callbacks of Keras",
         }
 
         steps: int = param("Number of training steps.", default=1000)

@@ -258,6 +258,7 @@ def test_a_part_of_another_kind_is_refused(part: str, params: Params, base: str,
         (SGD, "learning_rate", "the learner has the learning rate, as a schedule: Learner.Params("),
         (AdamW, "lr", "the learner has the learning rate, as a schedule: Learner.Params("),
         (Learner, "learning_rate", "set schedule, for example schedule=Constant.Params(value=…)"),
+        (Run, "callbacks", "set early_stopping, keep_best and the other fields"),
         (Run, "epochs", "set steps; an epoch has as many as the examples divided by input.batch"),
     ],
 )
