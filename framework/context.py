@@ -87,7 +87,7 @@ class StepContext:
       seed: seed of the run, in [0, 2**64).
       step: step of the run, an int or int64 scalar.
       example_offset: position in the global batch of the first example of this context.
-      num_examples: size of the global batch, needed by `collect_loss`.
+      num_examples: size of the global batch, needed by `collect_loss` in training.
       fuse: how elementwise clusters are compiled (see primitives/fusion.py).
 
     Attributes:
@@ -183,13 +183,16 @@ class StepContext:
 
         `value` is a sum over examples; its mean over the global batch is added to the total loss.
         Multiply a penalty on weights by the number of examples at hand, so that it counts once:
-        `tf.cast(tf.shape(x)[0], tf.float32) * penalty`.
+        `tf.cast(tf.shape(x)[0], tf.float32) * penalty`. Outside of training, a context without
+        `num_examples`, as in decoding and predictions, ignores the value: no loss is computed.
 
         Shapes:
           value: []
         Raises:
-          ValueError: the context has no `num_examples`.
+          ValueError: the context is of training and has no `num_examples`.
         """
+        if self.num_examples is None and not self.is_training:
+            return
         if self.num_examples is None:
             raise ValueError(
                 f"auxiliary loss {name!r}: this context has no num_examples (the size of the "

@@ -24,6 +24,7 @@ _VALUE = re.compile(
     r"'SymbolicTensor' object has no attribute '(numpy|item)'|not '?SymbolicTensor'?$"
     r"|'SymbolicTensor' object cannot be|Cannot convert a symbolic \S+ \(.*\) to a numpy array"
 )
+_TYPES_DIFFER = re.compile(r"has type (\w+) that does not match type (\w+)")
 _NOT_A_WHOLE_NUMBER = re.compile(r"Expected u?int\d+, but got \S+ of type 'float'")
 _NODE = re.compile(r"'\{\{node [^}]*\}\} = (\w+)\[[^]]*\]\([^)]*\)'")
 
@@ -84,6 +85,11 @@ def advice(error: BaseException) -> str:
         return (
             "the code runs once, before any tensor has a value: compute with ops of TensorFlow, "
             "such as tf.exp and tf.reduce_mean, not with NumPy, float() or .numpy()"
+        )
+    if found := _TYPES_DIFFER.search(text):
+        return (
+            f"cast one of them, as in tf.cast(y, tf.{found[2]}). The arrays of a batch have the "
+            "types that load returned, except for float64, which becomes float32"
         )
     if _NOT_A_WHOLE_NUMBER.search(text):
         return "the tensor has whole numbers, as a step does: tf.cast(step, tf.float32)"

@@ -101,8 +101,8 @@ class Experiment:
         title, returned = type_name(type(self)), self.eval_inputs()
         if not isinstance(returned, dict):
             raise TypeError(
-                f"{title}.eval_inputs() must return a dict of Params by name, but returns "
-                f"{describe(returned)}"
+                f"{title}.eval_inputs() must return a dict of Params by name, such as "
+                f'{{"dev": HeldOut.Params()}}, but returns {describe(returned)}'
             )
         for name in returned:
             if not isinstance(name, str) or not re.fullmatch(r"[^\W\d][\w-]*", name):
@@ -141,6 +141,13 @@ def _instead_of(value: Any) -> str:
         return f": call it, {type_name(value)}()"
     if isinstance(value, type) and issubclass(value, Configurable):
         return f": write {type_name(value)}.Params()"
+    module = type(value).__module__
+    if module.startswith("tensorflow.python.data"):
+        return ": return the dataset, of single examples, from load(split) of a subclass of Arrays"
+    if module.partition(".")[0] in ("keras", "tf_keras", "torch"):
+        return (
+            ": docs/keras_and_pytorch.md has the classes of Tekso beside those of Keras and PyTorch"
+        )
     return ""
 
 
@@ -249,7 +256,9 @@ class Run(Configurable):
         """Params of Run."""
 
         other_names: ClassVar[Mapping[str, str]] = {
-            "epochs": "set steps; an epoch has as many as the examples divided by input.batch_size"
+            "epochs": "set steps; an epoch has as many as the examples divided by input.batch_size",
+            "callbacks": "set early_stopping, keep_best and the other fields; "
+            "docs/keras_and_pytorch.md lists them beside the callbacks of Keras",
         }
 
         steps: int = param("Number of training steps.", default=1000)

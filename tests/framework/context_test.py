@@ -132,6 +132,13 @@ def test_loss_without_the_size_of_the_batch_is_refused() -> None:
         train().collect_loss("balance", tf.constant(1.0))
 
 
+@pytest.mark.parametrize("mode", ["eval", "decode"])
+def test_decoding_and_predictions_need_no_losses(mode: Any) -> None:
+    ctx = StepContext(mode=mode)
+    ctx.collect_loss("balance", tf.constant(1.0))
+    assert float(ctx.collected.total("loss")) == 0
+
+
 def test_metrics_and_statistics_are_sums_with_weights(tree: Tree) -> None:
     ctx = train()
     ctx.collect_metric("accuracy", tf.constant(3), 4)

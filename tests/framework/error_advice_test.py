@@ -63,3 +63,11 @@ def test_code_that_reads_the_value_of_a_tensor_is_told_what_to_write(
         traced.get_concrete_function(tf.TensorSpec([], tf.int64))
     text = error_advice.text_of(caught.value)
     assert instead in text and "@tf.function" not in text and "\n" not in text
+
+
+def test_labels_of_another_type_are_told_to_be_cast() -> None:
+    labels = tf.constant([1, 2], tf.int64)
+    function = tf.function(lambda x: tf.argmax(x, 1, tf.int32) == labels, autograph=False)
+    with pytest.raises(TypeError, match="int64") as caught:
+        function.get_concrete_function(tf.TensorSpec([2, 3], tf.float32))
+    assert "as in tf.cast(y, tf.int32)" in error_advice.text_of(caught.value)

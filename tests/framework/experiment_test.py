@@ -258,6 +258,7 @@ def test_a_part_of_another_kind_is_refused(part: str, params: Params, base: str,
         (SGD, "learning_rate", "the learner has the learning rate, as a schedule: Learner.Params("),
         (AdamW, "lr", "the learner has the learning rate, as a schedule: Learner.Params("),
         (Learner, "learning_rate", "set schedule, for example schedule=Constant.Params(value=…)"),
+        (Run, "callbacks", "set early_stopping, keep_best and the other fields"),
         (Run, "epochs", "set steps; an epoch has as many as the examples divided by input.batch"),
     ],
 )
@@ -282,3 +283,21 @@ def test_an_object_of_keras_is_answered_with_the_params_to_write(
     given = type(kind, (), {"__module__": "keras.src.some"})()
     with pytest.raises(TypeError, match=rf"{field}: must be .*, given {kind} <.*\({hint}\)"):
         Learner.Params(**{field: given})
+
+
+@pytest.mark.parametrize(
+    ("module", "hint"),
+    [
+        ("tensorflow.python.data.ops.dataset_ops", r"from load\(split\) of a subclass of Arrays"),
+        ("keras.src.models.sequential", r"docs/keras_and_pytorch\.md has the classes"),
+    ],
+)
+def test_a_part_of_another_library_is_answered_with_where_it_belongs(
+    module: str, hint: str
+) -> None:
+    class Foreign(Experiment):
+        def input(self) -> Any:
+            return type("Given", (), {"__module__": module})()
+
+    with pytest.raises(TypeError, match=f"must be Params, given Given <.*{hint}"):
+        Foreign()._part("input", Foreign().input())
