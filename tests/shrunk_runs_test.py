@@ -10,6 +10,7 @@ import itertools
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import processes
 import pytest
@@ -149,9 +150,23 @@ def _check(logdir: Path, output: str, *, decodes: bool) -> None:
     assert "== called " in output
     assert (logdir / "export" / "saved_model.pb").is_file()
     assert "resuming from" in output
-    steps = [json.loads(line) for line in (logdir / "metrics.jsonl").read_text().splitlines()]
+    steps = _records(logdir / "metrics.jsonl")
     assert {(r["step"], r["split"]) for r in steps if "loss" in r} >= {(1, "train"), (2, "train")}
     assert any(r["step"] == 2 and r["split"] != "train" for r in steps)
-    assert (logdir / "evaluations.jsonl").read_text().strip()
+    _check_evaluations(steps, _records(logdir / "evaluations.jsonl"))
     decoded = output.partition("== --mode=decode")[2].partition("\n")[2]
     assert bool(decoded.partition("== --mode=export")[0].strip()) == decodes
+
+
+def _records(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def _check_evaluations(steps: list[dict[str, Any]], restored: list[dict[str, Any]]) -> None:
+    """Checks that --mode=eval found what training did, with the weights that it restored."""
+    trained = {r["split"]: r for r in steps if r["step"] == 2 and r["split"] != "train"}
+    assert {r["split"] for r in restored} == set(trained)
+    for record in restored:
+        for name, value in trained[record["split"]].items():
+            if isinstance(value, float) and not name.endswith("seconds"):
+                assert record[name] == pytest.approx(value, rel=1e-5, abs=1e-7), name

@@ -175,7 +175,8 @@ def _check_is_sum(trial: Trial, batch: Batch, mode: Mode) -> list[str]:
         ("loss_weight", both.weight, [part.weight for part in parts]),
     ):
         shares = [apart[0] / len(rows), apart[1] * (len(rows) - 1) / len(rows)]
-        is_mean = all(apart) and np.isclose(together, sum(shares), trial.tolerance, 0.0)
+        is_mean = all(apart) and np.isfinite(together)
+        is_mean = is_mean and np.isclose(together, sum(shares), trial.tolerance, 0.0)
         if is_mean or trial.differ(together, sum(apart), scale=sum(map(abs, apart))):
             _check_repeats(trial, both.loss, _rows(batch, rows), mode)
             when = " in training" if mode == "train" else ""

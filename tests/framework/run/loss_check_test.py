@@ -89,6 +89,8 @@ class Squares(Task):
         if way.endswith("counts its calls"):
             self.calls = getattr(self, "calls", 0) + 1
             squares *= self.calls
+        if way == "overflows":
+            squares *= tf.constant(1e38) * 1e38
         if way == "mean in training" and ctx.is_training:
             return LossSums(tf.reduce_mean(batch["weights"] * squares))
         if way == "mean of 1e-9":
@@ -250,6 +252,10 @@ def test_a_difference_is_not_random_if_a_repetition_has_almost_none(
     assert loss_check._is_not_random(4.0, 5.0, again) == expected
     assert loss_check._is_not_random(4.0, float("nan"), again)
     assert not loss_check._is_not_random(4.0, 5.0, float("nan"))
+
+
+def test_a_sum_that_overflows_is_no_mean() -> None:
+    assert len(check("overflows")) == 1  # the weight that is not used
 
 
 def test_a_sum_over_examples_with_random_numbers_is_no_mean() -> None:

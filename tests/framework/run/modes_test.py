@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import os
+import signal
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -178,6 +180,11 @@ def test_metrics_that_cannot_be_computed_are_said_to_be_unknown() -> None:
         assert found == metric_changes.MetricChanges() and found.text(3) == ""
 
 
+@pytest.mark.parametrize(("now", "differs"), [(2.00005, False), (2.001, True), (-2.0, True)])
+def test_figures_of_another_order_of_operations_are_the_same(now: float, differs: bool) -> None:
+    assert metric_changes._differ(2.0, now) == differs
+
+
 def test_memory_that_is_missing_at_the_end_is_not_missing_before_the_first_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -204,6 +211,24 @@ def test_the_time_of_decoding_at_the_end_is_in_a_file(
     last, end = (json.loads(file.read_text().splitlines()[-1]) for file in files)
     assert last["seconds"]["decoding"] == 0.0 and end["seconds"]["decoding"] >= 0.02
     assert end["step"] == 2
+
+
+def test_the_time_until_a_signal_ends_the_run_is_in_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = modes.rescue.run
+
+    def stopped(*given: Any) -> Any:
+        outcome, begin = run(*given), time.perf_counter()
+        while time.perf_counter() - begin < 0.02:
+            pass
+        return dataclasses.replace(outcome, stopped_by=signal.SIGINT)
+
+    monkeypatch.setattr(modes.rescue, "run", stopped)
+    modes.train(job_of(Flowers.Params(batch_size=4), 2, tmp_path, io.StringIO()))
+    lines = (tmp_path / "progress.jsonl").read_text().splitlines()
+    saved, end = (sum(json.loads(line)["seconds"].values()) for line in lines[-2:])
+    assert end >= saved + 0.02
 
 
 def test_a_run_that_is_past_its_last_step_stays_as_it_is(tmp_path: Path) -> None:
