@@ -63,3 +63,21 @@ def foreign_method(cls: type) -> str:
 def attribute_hint(name: str) -> str:
     """Returns ": " and what Tekso has for an attribute of other frameworks' layers, or ""."""
     return f": {_HINTS[name]}" if name in _HINTS else ""
+
+
+def not_called(cls: type, name: str, *, is_indexed: bool) -> str:
+    """Returns that a layer is not called, and how to compute it.
+
+    Args:
+      cls: class of the layer.
+      name: its name in its parent, "blocks/0" in a list; "" if it has no parent.
+      is_indexed: whether it is in a list.
+    """
+    place = f".{name}" if name else ""
+    if is_indexed:
+        place = "{}[{}]".format(*place.rsplit("/", 1))
+    called = f"self{place}" if place else "layer"
+    return (
+        f"{cls.__name__} is not called: its weights are an argument, so write "
+        f"{called}.fprop(theta{place}, x, ctx)"
+    )

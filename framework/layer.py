@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tekso.framework import theta as theta_lib
 from tekso.framework.context import StepContext
-from tekso.framework.foreign_methods import attribute_hint, missing_fprop
+from tekso.framework.foreign_methods import attribute_hint, missing_fprop, not_called
 from tekso.framework.initializers import Fans, Initializer
 from tekso.framework.params import Configurable, Params, param
 from tekso.framework.theta import SEPARATOR, Theta
@@ -110,21 +110,8 @@ class Layer(Configurable):
             )
 
         def __call__(self, *args: Any, **kwargs: Any) -> Any:
-            """Raises a TypeError that says how a layer is computed.
-
-            Raises:
-              TypeError: always.
-            """
-            name, index = self._name, ""
-            if self._indexed:
-                name, _, number = name.rpartition(SEPARATOR)
-                index = f"[{number}]"
-            place = f".{name}{index}" if name else ""
-            called = f"self{place}" if place else "layer"
-            raise TypeError(
-                f"{type(self).__name__} is not called: its weights are an argument, so write "
-                f"{called}.fprop(theta{place}, x, ctx)"
-            )
+            """Raises a TypeError that says how to compute the layer."""
+            raise TypeError(not_called(type(self), self._name, is_indexed=self._indexed))
 
     # --- declaring ---
 

@@ -217,7 +217,10 @@ def _explain(key: str, modules: list[str]) -> str:
     package = module.partition(".")[0]
     packages = {known.partition(".")[0] for known in everything}
     if package and package not in packages and package not in sys.modules:
-        hint += f" If {package} is your own package, import it first (--import={package})."
+        hint += (
+            f" If {package} is your own package, import it first (--import={package}; in Python, "
+            f"import {module})."
+        )
     shown = ", ".join(everything) or "none"
     return f"there is no experiment {key!r}{hint} Modules with experiments: {shown}"
 

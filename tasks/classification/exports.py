@@ -69,10 +69,10 @@ def _rows(input: BucketedInput) -> ExportedInput:
     """
     x = input.batch(0)["x"]
     if x.ndim != 2:
+        dims = ", ".join(map(str, ["examples", "length", *x.shape[2:]][: x.ndim]))
         raise InputError(
-            f"{type(input).__name__}: 'x' is [examples, {', '.join(map(str, x.shape[1:]))}], but "
-            "only rows of numbers, [examples, length], can be exported: define exports() of the "
-            "task"
+            f"{type(input).__name__}: 'x' is [{dims}], but only rows of numbers, [examples, "
+            "length], can be exported: define exports() of the task"
         )
     return ExportedInput("rows, padded with 0", tf.as_dtype(x.dtype), has_length=True)
 

@@ -112,6 +112,7 @@ def test_only_experiments_that_exist_are_suggested(rooms: Path) -> None:
     text = miss("nry.Rep")
     assert "did you mean" not in text and "nrx.Rep" not in text
     assert "no experiment 'nry.Rep'. If nry is your own package, import it first (--" in text
+    assert "(--import=nry; in Python, import nry.parts)" in miss("nry.parts.Rep")
     assert "did you mean nrx.Mine?" in miss("nry.Mime")
     assert "--import" not in miss("lm.python_sorce.Zebra") + miss("zzz")
 
