@@ -19,7 +19,13 @@ settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
 
 SLOWEST = 25
-FIRST = ("tests/docs_test.py", "tests/framework/execution", "tests/tools", "tests/tasks")
+FIRST = (
+    "tests/docs_test.py",
+    "tests/shrunk_runs_test.py",
+    "tests/framework/execution",
+    "tests/tools",
+    "tests/tasks",
+)
 """Paths of the slow files, which run first: started last, one would run alone at the end."""
 
 

@@ -27,7 +27,8 @@ def figures(log: Path) -> dict[tuple[str, int], float]:
 
 
 def trainer(folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
-    return processes.run(["-m", "tekso.tools.trainer", "--logdir=run", *flags], cwd=folder)
+    command = ["-m", "tekso.tools.trainer", "--logdir=run", *flags]
+    return processes.run(command, cwd=folder, optimized=False)
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ SMALL = [
 def tekso_trainer(*args: str, cwd: Path) -> str:
     """Runs the trainer in a separate process, from a folder outside of the repository."""
     command = ["-m", "tekso.tools.trainer", "--import=my_research", *args]
-    done = processes.run(command, cwd=cwd)
+    done = processes.run(command, cwd=cwd, optimized=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

@@ -12,8 +12,8 @@ files. Uncaught errors, `sys.exit` and `atexit` work as usual. Environment varia
 reads during its import (TF_CPP_MIN_LOG_LEVEL, TF_ENABLE_ONEDNN_OPTS) have the values of the server.
 Use `subprocess` for a program that needs other values, or whose imports are tested.
 
-With `GRAPH_OPTIMIZER_OFF` in its environment, a program runs without TensorFlow's graph optimizer,
-which takes longer than a few steps of a small model.
+With `optimized=False`, or `GRAPH_OPTIMIZER_OFF` in its environment, a program runs without
+TensorFlow's graph optimizer, which takes longer than a few steps of a small model.
 """
 
 from __future__ import annotations
@@ -160,6 +160,7 @@ def start(
     input: str | bytes = b"",
     merge: bool = False,
     live: bool = False,
+    optimized: bool = True,
 ) -> Process:
     """Starts `python <command>` in a separate process.
 
@@ -169,6 +170,7 @@ def start(
       input: the standard input of the program.
       merge: whether stderr is redirected to stdout.
       live: whether stdout is a pipe instead of a file, to read it while the program runs.
+      optimized: whether TensorFlow optimizes graphs.
     """
     args = [str(word) for word in command]
     files: list[Any] = [tempfile.TemporaryFile() for _ in range(2 if merge else 3)]  # noqa: SIM115
@@ -181,7 +183,10 @@ def start(
     request = {
         "args": args,
         "cwd": str(cwd or os.getcwd()),
-        "env": dict(os.environ if env is None else env),
+        "env": {
+            **(os.environ if env is None else env),
+            **({} if optimized else GRAPH_OPTIMIZER_OFF),
+        },
     }
     pid = _Server.instance().fork(request, [f.fileno() for f in (*files, files[-1])[:3]])
     # Open the files again: the reader needs its own offset, which starts at 0.
@@ -201,10 +206,11 @@ def run(
     env: Mapping[str, str] | None = None,
     input: str | bytes = b"",
     merge: bool = False,
+    optimized: bool = True,
     timeout: float = DEFAULT_TIMEOUT_S,
 ) -> subprocess.CompletedProcess[str]:
     """Runs `python <command>` to its end; see `start` and `Process.wait`."""
-    process = start(command, cwd=cwd, env=env, input=input, merge=merge)
+    process = start(command, cwd=cwd, env=env, input=input, merge=merge, optimized=optimized)
     try:
         stdout, stderr = process.communicate(timeout=timeout)
     except BaseException:  # for example, when the test times out

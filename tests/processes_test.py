@@ -45,8 +45,7 @@ def test_the_graph_optimizer_is_off_in_programs_that_ask_for_it() -> None:
         "print(tf.config.optimizer.get_experimental_options()['disable_meta_optimizer'])"
     )
     assert processes.run(["-c", code]).stdout == "False\n"
-    env = {**os.environ, **processes.GRAPH_OPTIMIZER_OFF}
-    assert processes.run(["-c", code], env=env).stdout == "True\n"
+    assert processes.run(["-c", code], optimized=False).stdout == "True\n"
 
 
 def test_a_program_that_lasts_too_long_is_killed_and_its_last_words_reported() -> None:

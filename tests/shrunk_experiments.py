@@ -47,6 +47,7 @@ LARGEST = {
     "length": 8,
     "max_labels": 24,
     "max_length": 16,
+    "max_length_extra": 4,
     "max_new_tokens": 8,
     "model_dim": 16,
     "num_experts": 4,
@@ -55,6 +56,7 @@ LARGEST = {
     "num_layers": 1,
     "num_samples": 12,
     "num_tokens": 1000,
+    "pairs": 2,
     "patch_size": 4,
     "projection_dim": 16,
     "source_length": 16,
@@ -110,8 +112,13 @@ experiment by this tokenizer only."""
 NOTHING_DECODED = {
     "asr.prompts.Texts": "it scores texts for speech recognition, and has no prompts to continue",
     "image.emoji.DualEncoder": "it embeds pictures and texts, and generates neither",
+    "lm.benchmark.Small": "it has no prompts",
+    "lm.gpipe.Layers3": "it has no prompts",
 }
 """{experiment: why --mode=decode rejects it}."""
+
+NOTHING_EVALUATED = ("lm.benchmark.Small", "lm.gpipe.Layers3")
+"""Experiments without an evaluation input."""
 
 
 @functools.cache

@@ -1,5 +1,7 @@
 """Runs shrunk experiments through all modes of the trainer, as a user would; for tests.
 
+    shrunk_run_program.py [--op_by_op] EXPERIMENT… FOLDER
+
     train   step 1, traced as for a user, without evaluation; saves
     train   restores, evaluates after step 2; op by op
     eval    restores, evaluates; op by op
@@ -10,10 +12,12 @@
 Each mode is another call of the trainer, which knows only the logdir. All run in one process, so
 that nothing is imported twice. With DataParallel, only the first step and the exported functions
 are traced, because tracing takes most of the time: op by op, the same code computes the same.
+With `--op_by_op`, the first step is not traced, either.
 """
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -39,6 +43,7 @@ MODULES = (
     "small_masks",
     "small_pictures",
 )
+OP_BY_OP = "--op_by_op"
 EXAMPLES = 2
 SCORE = "score"  # the exported function that is compared; else the first one, often a search
 
@@ -55,12 +60,19 @@ def register(key: str) -> str:
             small.execution.xla = "none"  # compiling costs more than the rest
         if "towers" in small.execution:
             small.execution.towers = 1  # so that a step is traced once
+        if "mesh" in small.execution and small.execution.mesh:
+            small.execution.mesh = re.sub(r":\d+", ":2", small.execution.mesh)
         small.run.warm_start = {}
         for _, input in shrunk_experiments.pairs(small):
-            if "corpus" in input and "dev" in input.corpus:
-                input.corpus.dev = input.corpus.train[:8]
+            for split in ("dev", "test"):
+                if "corpus" in input and split in input.corpus:
+                    input.corpus.set({split: input.corpus.train[:8]})
         for one in small.eval_inputs.values():
-            (one.input if "task" in one else one).set({"max_batches": 1})
+            held_out = one.input if "task" in one else one
+            held_out.max_batches = 1
+            # The corpus in memory has no settings of the original one.
+            for path in [path for path in held_out.changes if path.startswith("corpus.")]:
+                del held_out.changes[path]
         return small
 
     fields = {"__doc__": "Shrunk.", "__module__": "shrunk_run", "tree": tree}
@@ -71,11 +83,16 @@ def register(key: str) -> str:
 def main() -> int:
     """Runs the modes for the experiments of the command line, in folders of its last argument."""
     *keys, folder = sys.argv[1:]
+    is_first_traced = keys[0] != OP_BY_OP
+    keys = keys if is_first_traced else keys[1:]
     for module in MODULES:
         references.allow_imports(module)
     for key in keys:
         code = _run(
-            register(key), Path(folder) / key, decodes=key not in shrunk_experiments.NOTHING_DECODED
+            register(key),
+            Path(folder) / key,
+            decodes=key not in shrunk_experiments.NOTHING_DECODED,
+            is_first_traced=is_first_traced,
         )
         if code != ExitCode.OK:
             return code
@@ -83,15 +100,16 @@ def main() -> int:
     return ExitCode.OK
 
 
-def _run(model_key: str, logdir: Path, *, decodes: bool) -> int:
+def _run(model_key: str, logdir: Path, *, decodes: bool, is_first_traced: bool) -> int:
     """Runs the modes for an experiment; returns the exit code of the first that fails."""
     model = ["--model", model_key, "--logdir", str(logdir)]
     no_evaluation = ["--set=eval_inputs={}", "--set=run.keep_best.eval_input=None"]
-    can_run_op_by_op = "towers" in registry.get(model_key)().tree().execution
+    tree = registry.get(model_key)().tree()
+    can_run_op_by_op = "towers" in tree.execution
     for words, is_traced in (
-        ([*model, "--steps=1", *no_evaluation], True),
+        ([*model, "--steps=1", *no_evaluation], is_first_traced),
         ([*model, "--steps=2"], False),
-        (["--mode=eval", *model], False),
+        *([(["--mode=eval", *model], False)] if tree.eval_inputs else []),
         *([(["--mode=decode", *model], False)] if decodes else []),
         (["--mode=export", *model, "--export_batch_size=1"], True),
     ):

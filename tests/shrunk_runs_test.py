@@ -1,6 +1,6 @@
 """Small experiments, made smaller, train two steps, save, restore, evaluate, decode and export.
 
-A new experiment runs here by itself: in `make test-all`, unless it is in one of the tables below.
+A new experiment runs here by itself: in `make test-all`, unless it is in the table below.
 `shrunk_experiments_test` compares the names with the registry.
 """
 
@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import processes
 import pytest
-from shrunk_experiments import NOTHING_DECODED
+from shrunk_experiments import NOTHING_DECODED, NOTHING_EVALUATED
 from shrunk_experiments_test import GROUPS, WITH_OTHER_EXECUTIONS
 
 PROGRAM = Path(__file__).with_name("shrunk_run_program.py")
 
-RESEMBLES = {
+MATRIX = {
     "asr.librispeech.ConformerL": "asr.prompts.Conformer",
     "asr.librispeech.LasGraphemes": "asr.prompts.Las",
     "asr.librispeech.LasWordPieces": "asr.prompts.Las",
@@ -44,71 +44,83 @@ RESEMBLES = {
     "mt.wmt14_en_de.Base": "mt.cldr.EnDe",
     "mt.wmt14_en_fr.Dff2048": "mt.cldr.EnDe",
 }
-"""{an experiment that does not run here: one of the same task that does}. These are not small, and
-`shrunk_experiments_test` trains them; they save, decode and export by the same code."""
+"""{an experiment that runs in `make test-matrix` only: one of the same task that also runs in
+`make test-all`}. These are not small, until they are made so."""
 
-_DEAR = "needs more than 20 seconds of CPU time"
-_LIKE_MULTI_LM = "like multi.cldr_and_python.Lm, with other tasks or weights"
-MATRIX = {
-    "asr.prompts.Conformer": "like asr.fillets.Czech, with another encoder",
-    "asr.prompts.Las": _DEAR,
-    "asr.prompts.Rnnt": _DEAR,
-    "image.boxes.Ssd": "like image.pong.Ssd, with other data",
-    "image.emoji.Caption": _DEAR,
-    "image.glyphs.ResNet": "like image.fashion_mnist.ResNet, with other data",
-    "image.unet.Shapes": "like image.unet.Digits, with other data",
-    "lm.python_source.TinyMoe": _DEAR,
-    "lm.python_source.TinySpmdPipeline": "its task is that of lm.python_source.Tiny",
-    "mt.cldr.EnDeLstm": _DEAR,
-    "mt.cldr.Many": "like mt.cldr.EnDe, with several languages",
-    "mt.text_files.Lstm": "like mt.cldr.EnDe, with the model of EnDeLstm",
-    "multi.cldr_and_python.Adapters": _LIKE_MULTI_LM,
-    "multi.cldr_and_python.ByData": _LIKE_MULTI_LM,
-    "multi.cldr_and_python.GradSign": _LIKE_MULTI_LM,
-    "multi.cldr_and_python.LoraByTask": _LIKE_MULTI_LM,
-    "multi.cldr_and_python.Mt": _LIKE_MULTI_LM,
-    "multi.cldr_and_python.PcGrad": _LIKE_MULTI_LM,
-    "multi.cldr_and_python.Shared": _LIKE_MULTI_LM,
-    "multi.digits_and_cldr.Shared": "like multi.digits.Distilled and mt.cldr.EnDe in one model",
-    "multi.punctuator.WithTranslation": _DEAR,
-    "multi.smart_reply.Docstrings": _DEAR,
-    **dict.fromkeys(WITH_OTHER_EXECUTIONS, "its task is that of lm.python_source.Tiny"),
-}
-"""{experiment: why it runs in `make test-matrix` only}."""
+OP_BY_OP = (
+    "asr.prompts.Conformer",
+    "asr.prompts.Las",
+    "asr.prompts.Rnnt",
+    "image.boxes.Ssd",
+    "image.emoji.Caption",
+    "image.glyphs.ResNet",
+    "image.unet.Shapes",
+    "lm.python_source.TinyMoe",
+    "mt.cldr.EnDeLstm",
+    "mt.cldr.Many",
+    "mt.text_files.Lstm",
+    "multi.cldr_and_python.Adapters",
+    "multi.cldr_and_python.ByData",
+    "multi.cldr_and_python.GradSign",
+    "multi.cldr_and_python.LoraByTask",
+    "multi.cldr_and_python.Mt",
+    "multi.cldr_and_python.PcGrad",
+    "multi.cldr_and_python.Shared",
+    "multi.digits_and_cldr.Shared",
+    "multi.punctuator.WithTranslation",
+    "multi.smart_reply.Docstrings",
+)
+"""Experiments whose first step is traced in `make test-matrix` only, because they resemble another
+experiment, or because tracing takes much longer than the steps. In `make test-all`, it runs op by
+op."""
 
-KEYS = [key for key in (*GROUPS, *WITH_OTHER_EXECUTIONS) if key not in RESEMBLES]
-IN_TEST_ALL = [
-    list(keys)
-    for _, keys in itertools.groupby(
-        sorted(set(KEYS) - set(MATRIX)), key=lambda key: key.rpartition(".")[0]
-    )
-]
-"""Experiments by module; one process runs a module, because imports take CPU time, too."""
+KEYS = (*GROUPS, *WITH_OTHER_EXECUTIONS)
+
+
+def by_module(keys: Iterable[str]) -> list[list[str]]:
+    """Returns experiments by module; one process runs a module, as imports take CPU time, too."""
+    grouped = itertools.groupby(sorted(keys), key=lambda key: key.rpartition(".")[0])
+    return [list(group) for _, group in grouped]
+
+
+TRACED = by_module(set(KEYS) - {*MATRIX, *OP_BY_OP})
 
 
 def test_exceptions_are_experiments_and_resemble_one_that_runs() -> None:
-    known = {*GROUPS, *WITH_OTHER_EXECUTIONS}
-    assert known >= {*RESEMBLES, *MATRIX, *NOTHING_DECODED}
-    assert set(RESEMBLES.values()) <= set(KEYS)
+    assert {*KEYS} >= {*MATRIX, *OP_BY_OP, *NOTHING_DECODED, *NOTHING_EVALUATED}
+    assert {*MATRIX.values()} <= {*KEYS} - {*MATRIX}
 
 
 @pytest.mark.parametrize(
-    "keys",
+    ("keys", "flags"),
     [
-        *(pytest.param(keys, marks=pytest.mark.slow, id=keys[0]) for keys in IN_TEST_ALL),
-        *(pytest.param([key], marks=pytest.mark.matrix, id=key) for key in KEYS if key in MATRIX),
+        *(pytest.param(keys, [], marks=pytest.mark.slow, id=keys[0]) for keys in TRACED),
+        *(
+            pytest.param(keys, ["--op_by_op"], marks=pytest.mark.slow, id=f"{keys[0]}, op by op")
+            for keys in by_module(OP_BY_OP)
+        ),
+        *(
+            pytest.param([key], [], marks=pytest.mark.matrix, id=key)
+            for key in (*MATRIX, *OP_BY_OP)
+        ),
     ],
 )
-def test_small_experiments_go_through_all_modes(keys: list[str], tmp_path: Path) -> None:
-    env = {**os.environ, **processes.GRAPH_OPTIMIZER_OFF}
-    done = processes.run([PROGRAM, *keys, str(tmp_path)], env=env, timeout=900)
+def test_small_experiments_go_through_all_modes(
+    keys: list[str], flags: list[str], tmp_path: Path
+) -> None:
+    done = processes.run([PROGRAM, *flags, *keys, str(tmp_path)], optimized=False, timeout=900)
     words = f"{done.stdout[-2000:]}{done.stderr[-2000:]}"
     assert done.returncode == 0, words
     output = done.stdout
     for key in keys:
         own, end, output = output.partition(f"== {key}: done")
         assert end, words
-        _check(tmp_path / key, own, decodes=key not in NOTHING_DECODED)
+        _check(
+            tmp_path / key,
+            own,
+            evaluates=key not in NOTHING_EVALUATED,
+            decodes=key not in NOTHING_DECODED,
+        )
 
 
 @pytest.mark.slow
@@ -116,7 +128,6 @@ def test_a_trainer_in_separate_processes_goes_through_all_modes(tmp_path: Path) 
     model = ["--model=image.digits.Mlp", f"--logdir={tmp_path}"]
     small = ["--set=execution.xla=none", "--set=execution.towers=1"]
     output = ""
-    env = {**os.environ, **processes.GRAPH_OPTIMIZER_OFF}
     for words in (
         [*model, "--steps=1", *small],
         [*model, "--steps=2", *small],
@@ -126,10 +137,10 @@ def test_a_trainer_in_separate_processes_goes_through_all_modes(tmp_path: Path) 
         ["-c", LOADER, str(tmp_path / "export")],
     ):
         program = [] if words[0] == "-c" else ["-m", "tekso.tools.trainer"]
-        done = processes.run([*program, *words], env=env)
+        done = processes.run([*program, *words], optimized=False)
         assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
         output += f"== {' '.join(words)}\n{done.stdout}"
-    _check(tmp_path, output, decodes=True)
+    _check(tmp_path, output, evaluates=True, decodes=True)
 
 
 LOADER = """
@@ -145,15 +156,18 @@ for name, function in tf.saved_model.load(sys.argv[1]).signatures.items():
 """
 
 
-def _check(logdir: Path, output: str, *, decodes: bool) -> None:
+def _check(logdir: Path, output: str, *, evaluates: bool, decodes: bool) -> None:
     """Checks the files and the output of the modes of an experiment."""
     assert "== called " in output
     assert (logdir / "export" / "saved_model.pb").is_file()
     assert "resuming from" in output
     steps = _records(logdir / "metrics.jsonl")
     assert {(r["step"], r["split"]) for r in steps if "loss" in r} >= {(1, "train"), (2, "train")}
-    assert any(r["step"] == 2 and r["split"] != "train" for r in steps)
-    _check_evaluations(steps, _records(logdir / "evaluations.jsonl"))
+    assert any(r["step"] == 2 and r["split"] != "train" for r in steps) == evaluates
+    evaluations = logdir / "evaluations.jsonl"
+    assert evaluations.exists() == evaluates
+    if evaluates:
+        _check_evaluations(steps, _records(evaluations))
     decoded = output.partition("== --mode=decode")[2].partition("\n")[2]
     assert bool(decoded.partition("== --mode=export")[0].strip()) == decodes
 

@@ -132,7 +132,7 @@ def main() -> None:
     parser.add_argument("--cluster", type=lambda text: text.split(","))
     parser.add_argument("--process", type=int)
     parser.add_argument("--steps", type=int, default=3)
-    parser.add_argument("--in_one_call", action="store_true")
+    parser.add_argument("--in_one_call", action="store_true", help="and apart, nothing else")
     parser.add_argument("--deterministic", action="store_true", help="orders sums of many tensors")
     parser.add_argument("--no_evaluation", action="store_true")
     parser.add_argument("--unoptimized", action="store_true", help="without the graph optimizer")
@@ -160,11 +160,15 @@ def main() -> None:
     first = {k: float(np.abs(v).sum()) for k, v in program.state().items()}
 
     batches = [batch(i, model) for i in range(options.steps)]
-    if options.in_one_call:
-        outputs = program.train_steps(batches, 2**31)
-        print(json.dumps({"steps": _floats(outputs), "weights": _weights(program)}))
-        return
+    begin = program.state()
     outputs = [program.train_step(b, 2**31 + i) for i, b in enumerate(batches)]
+    if options.in_one_call:
+        apart = {"steps": _floats(outputs), "weights": _weights(program)}
+        program.restore(begin.__getitem__, set(begin))
+        outputs = program.train_steps(batches, 2**31)
+        together = {"steps": _floats(outputs), "weights": _weights(program)}
+        print(json.dumps({"apart": apart, "together": together}))
+        return
     evaluation: dict[str, list[float]] | None = None
     if not options.no_evaluation:
         evaluation = {}

@@ -266,8 +266,9 @@ def test_pipelines_as_one_program_are_ranked_and_what_is_not_is_said(tmp_path: P
     assert plan.rejected == {}
     assert "execution.stages_on is not ranked" in plan_text.text(plan).replace("\n    ", " ")
     assert [*plan_text.record(plan)["not_ranked"]] == ["pipelined, stages on meshes"]
-    dense = planned(tmp_path, num_devices=4, searches=True)
-    assert "spmd_pipelined" in dense.rejected, "one reason for all numbers of stages"
+    no_stack = registry.get("image.digits.Mlp")().tree()
+    plan = planned(tmp_path, no_stack, num_devices=4, searches=True)
+    assert "spmd_pipelined" in plan.rejected, "one reason for all numbers of stages"
 
 
 def test_an_unknown_device_type_is_an_error(tmp_path: Path) -> None:

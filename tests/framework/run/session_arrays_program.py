@@ -34,6 +34,9 @@ from tekso.tasks.classification.task import Classification
 
 X = np.random.default_rng(0).normal(size=(40, 6))
 
+ONE_LAYER = {"task.model.hidden_dims": []}
+"""Settings of sessions that are about executions; most of their time is for each weight."""
+
 
 class Signs(Arrays):
     def load(self, split: str) -> Any:
@@ -167,7 +170,7 @@ def executions(found: dict[str, Any]) -> None:
     ]
     found["losses"], found["process"] = [], []
     for settings, cpu_devices in given:
-        session = Session(Mine, settings, cpu_devices=cpu_devices)
+        session = Session(Mine, {**ONE_LAYER, **settings}, cpu_devices=cpu_devices)
         found["losses"].append([figures["loss"] for figures in session.train(2)])
         options = tf.config.optimizer.get_experimental_options()
         is_off = options.get("disable_meta_optimizer", False)
