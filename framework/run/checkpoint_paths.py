@@ -68,10 +68,7 @@ def _best(steps: Mapping[int, str], there: str) -> str:
     ranking.read(steps)
     step = ranking.best()
     if step is None:
-        raise CheckpointError(
-            f"no checkpoint was evaluated by {metric or 'any metric'} (run.keep_best), so the best "
-            f"one is unknown; there are: {there}"
-        )
+        raise CheckpointError(f"{ranking.why_unknown()}; there are: {there}")
     return steps[step]
 
 

@@ -367,10 +367,7 @@ class Checkpoints:
                 deleted = step
                 ranking.read(self._paths())
         there = ", ".join(map(_name, self.steps())) or "none"
-        raise CheckpointError(
-            f"no checkpoint in {self.directory} was evaluated by {metric or 'any metric'} "
-            f"(run.keep_best), so the best one is unknown; checkpoints: {there}"
-        )
+        raise CheckpointError(f"{self.directory}: {ranking.why_unknown()}; checkpoints: {there}")
 
     def _set_aside(self, path: str, why: str) -> str:
         number, name = 1, f"{why}_{os.path.basename(path)}"

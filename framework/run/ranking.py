@@ -33,13 +33,14 @@ class Ranking:
         self._goal, self._count, self._warn, self._has_warned = goal, count, warn, False
         self._values: dict[int, float] = {}
         self._earlier = set[int]()  # were best when their values were forgotten
+        self._has_forgotten = False
 
     def read(self, paths: Mapping[int, str]) -> None:
         """Reads the metrics of checkpoints, {step: path}.
 
         Only those count that can be compared with the newest one; see `comparable`.
         """
-        self._values, self._earlier = {}, set()
+        self._values, self._earlier, self._has_forgotten = {}, set(), False
         for step, path in sorted(paths.items()) if self.metric else ():
             try:
                 description = describe(path)
@@ -52,6 +53,7 @@ class Ranking:
         """Forgets the values up to and including a step; the checkpoints with the best are kept."""
         forgotten = [one for one in self._values if one <= step]
         self._earlier.update(self._ranked(forgotten)[: self._count])
+        self._has_forgotten = self._has_forgotten or bool(forgotten)
         for one in forgotten:
             del self._values[one]
 
@@ -74,6 +76,13 @@ class Ranking:
     def earlier(self) -> list[int]:
         """Returns the steps of the checkpoints that were best when their values were forgotten."""
         return sorted(self._earlier)
+
+    def why_unknown(self) -> str:
+        """Returns why there is no best checkpoint."""
+        since = ", since its meaning or the data changed" if self._has_forgotten else ""
+        what = self.metric or "any metric"
+        reason = f"no checkpoint was evaluated by {what} (run.keep_best){since}"
+        return f"{reason}, so the best one is unknown"
 
     def to_keep(self, steps: Iterable[int]) -> list[int]:
         """Returns the best of some steps: as many as are to be kept, of each meaning of the metric.
