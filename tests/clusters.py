@@ -159,7 +159,9 @@ class Trainer:
 
     def __init__(self, package: Path, *args: str, **environment: str) -> None:
         command = ["-m", "tekso.tools.trainer", "--import=ending", *args]
-        self.process = processes.start(command, cwd=package, env={**os.environ, **environment})
+        self.process = processes.start(
+            command, cwd=package, env={**os.environ, **environment}, optimized=False
+        )
 
     def end(self, deadline: float) -> tuple[int, str, str]:
         """Returns code and output; a process that lasts longer than the deadline is killed."""

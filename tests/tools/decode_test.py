@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -88,7 +89,7 @@ print(json.dumps({
 
 
 def run(*words: str, cwd: Path, data: bytes = b"") -> tuple[str, str]:
-    done = processes.run(words, cwd=cwd, input=data)
+    done = processes.run(words, cwd=cwd, input=data, optimized=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout, done.stderr
 
@@ -140,7 +141,7 @@ def test_every_line_has_its_translation_and_empty_lines_stay(translated: list[st
 def test_a_line_that_is_typed_is_answered_before_the_next_one_and_alike(
     trained: Path, translated: list[str]
 ) -> None:
-    command = [sys.executable, "-m", "tekso.tools.decode", "--logdir=run"]
+    command = shlex.split(processes.forwarding("-m", "tekso.tools.decode", "--logdir=run"))
     process = subprocess.Popen(
         command, cwd=trained, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )

@@ -22,6 +22,7 @@ def trainer(logdir: Path, *flags: str) -> processes.Process:
             *("--execution=data_parallel", *flags),
         ],
         cwd=TESTS,
+        optimized=False,
     )
 
 

@@ -32,6 +32,7 @@ def trainer(logdir: Path, *flags: str) -> processes.Process:
             *flags,
         ],
         cwd=TESTS,
+        optimized=False,
     )
 
 
