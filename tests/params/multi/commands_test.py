@@ -21,7 +21,8 @@ SMALL = (
 
 
 def run(tmp_path: Path, module: str, *arguments: str) -> str:
-    done = processes.run(["-m", f"tekso.tools.{module}", *arguments], cwd=tmp_path, merge=True)
+    command = ["-m", f"tekso.tools.{module}", *arguments]
+    done = processes.run(command, cwd=tmp_path, merge=True, optimized=False)
     assert done.returncode == 0, done.stdout[-3000:]
     return done.stdout
 
