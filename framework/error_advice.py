@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar, cast
+
+from tekso.framework.params.origins import hide_from_origins
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+hide_from_origins(__file__)  # `advised` only passes on the arguments
 
 _NARROW = re.compile(r"\b(bfloat16|float16|half)\b")
 _WIDE = re.compile(r"\b(float32|float)\b")
 _NO_PARAMS = re.compile(r"(\w+)\.__init__\(\) missing 1 required positional argument: 'params'")
-_CALLED = re.compile(r"'(\w+)' object is not callable")
 _NO_CTX = re.compile(r"\.fprop\(\) missing 1 required positional argument: 'ctx'")
 _NONE = re.compile(r"^None values not supported|Attempt to convert a value \(None\)")
 _FUNCTION = re.compile(r"\{\{function_node [^}]*\}\}\s*")
@@ -97,9 +103,23 @@ def advice(error: BaseException) -> str:
         return hint
     if isinstance(error, KeyError) and (names := _names_in_batch(error)):
         return f"the batch has {', '.join(map(repr, names))}"
-    if (found := _CALLED.search(text)) and found[1] in _names_of_layers():
-        return "call the method fprop of the layer: self.child.fprop(theta.child, x, ctx)"
     return ""
+
+
+def advised(method: Method) -> Method:
+    """Wraps a method: an error of the user's code gets the advice as a note."""
+
+    @functools.wraps(method)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return method(*args, **kwargs)
+        except Exception as error:
+            note = advice(error)
+            if note and note not in getattr(error, "__notes__", ()):
+                error.add_note(note)
+            raise
+
+    return cast(Method, run)
 
 
 def _names_in_batch(error: KeyError) -> list[Any]:
@@ -110,14 +130,3 @@ def _names_in_batch(error: KeyError) -> list[Any]:
     batch = place.tb_frame.f_locals.get("batch") if place is not None else None
     names = list(batch) if isinstance(batch, Mapping) else []
     return names if error.args and error.args[0] not in names else []
-
-
-def _names_of_layers() -> set[str]:
-    from tekso.framework.layer import Layer  # imports TensorFlow, which the commands do later
-
-    names, kinds = set(), [Layer]
-    while kinds:
-        kind = kinds.pop()
-        names.add(kind.__name__)
-        kinds += kind.__subclasses__()
-    return names

@@ -30,7 +30,8 @@ from tekso.framework.registry import key_of
 from tekso.framework.run import inspection, session
 from tekso.framework.run.metrics_log import SPLIT, STEP, TRAIN
 from tekso.framework.run.report import curves, lines
-from tekso.framework.run.session import Session, SessionError
+from tekso.framework.run.session import Session
+from tekso.framework.run.session_batches import SessionError
 
 for _file in (__file__, session.__file__):  # settings come from the notebook
     hide_from_origins(_file)

@@ -10,14 +10,13 @@ Pass a key of the registry, or a class, which does not have to be registered.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import itertools
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar, cast
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import tekso.framework.run.quiet_import  # noqa: F401  # before what imports TensorFlow
 
@@ -39,7 +38,7 @@ from tekso.framework.run.checkpoints import Checkpoints
 from tekso.framework.run.job import checkpoints_of
 from tekso.framework.run.logdir import Logdir
 from tekso.framework.run.session_arrays import as_type, narrowed, not_named
-from tekso.framework.run.session_batches import Batch
+from tekso.framework.run.session_batches import Batch, SessionError
 from tekso.framework.run.stop_signals import uninterrupted
 from tekso.framework.run.weights import Use, check_use, weight_key
 from tekso.framework.signature import Signature
@@ -49,29 +48,6 @@ from tekso.framework.theta import SEPARATOR, Theta, flatten
 
 # Classes in the text of Params that other processes cannot import.
 _UNREADABLE = re.compile(r"__main__:[\w.]+|[\w.]+:[\w.]*<locals>[\w.]*")
-
-
-Method = TypeVar("Method", bound=Callable[..., Any])
-
-
-def _advised(method: Method) -> Method:
-    """Wraps a method: an error of the user's code gets the advice of `error_advice` as a note."""
-
-    @functools.wraps(method)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return method(*args, **kwargs)
-        except Exception as error:
-            note = error_advice.advice(error)
-            if note and note not in getattr(error, "__notes__", ()):
-                error.add_note(note)
-            raise
-
-    return cast(Method, run)
-
-
-class SessionError(ValueError):
-    """A batch, weights or a number of steps do not fit the experiment of a session."""
 
 
 class Session:
@@ -98,7 +74,7 @@ class Session:
       ValueError: Params are invalid, or do not fit each other.
     """
 
-    @_advised
+    @error_advice.advised
     def __init__(
         self,
         experiment: str | type[Experiment],
@@ -143,7 +119,7 @@ class Session:
                 self.task.specs(), warm_start, assets=assets, warn=logging.warning
             ).restore(self.program)
 
-    @_advised
+    @error_advice.advised
     def train(self, steps: int) -> list[dict[str, float]]:
         """Trains some steps; returns the figures of each step, as the trainer reports them.
 
@@ -206,7 +182,7 @@ class Session:
         for line in lines:
             logging.warning("%s", line)
 
-    @_advised
+    @error_advice.advised
     def loss(self, theta: Theta, batch: Batch, *, mode: Mode = "train") -> tf.Tensor:
         """Returns the total loss of a batch, which `tf.GradientTape` can differentiate.
 
@@ -234,7 +210,7 @@ class Session:
             example_offset=0,
             num_examples=size,
         )
-        with self._explaining(batch):
+        with session_batches.explaining(batch, self._signature):
             sums = task_results.loss(self.task, theta, batch, ctx)
             weight = task_results.loss_weight(self.task, batch)
             return sums.total(weight, ctx.collected.total("loss"))
@@ -255,7 +231,7 @@ class Session:
         gradients = tape.gradient(loss, theta, unconnected_gradients=zero)
         return self.task.theta({p: tf.convert_to_tensor(g) for p, g in flatten(gradients).items()})
 
-    @_advised
+    @error_advice.advised
     def predict(self, batch: Batch) -> dict[str, np.ndarray]:
         """Returns the result of `Task.predict` for examples, as NumPy arrays.
 
@@ -277,7 +253,7 @@ class Session:
         if type(self.task).predict is Task.predict:
             self.task.predict(self.theta(), given, StepContext())  # raises NotImplementedError
         try:
-            with self._explaining(given):
+            with session_batches.explaining(given, self._signature):
                 found = self.program.call(self._predict, given)
         except KeyError as error:
             if not (
@@ -287,7 +263,7 @@ class Session:
             raise SessionError(text) from error
         return {name: np.asarray(value) for name, value in found.items()}
 
-    @_advised
+    @error_advice.advised
     def evaluate(self, name: str, *, max_batches: int | None = None) -> dict[str, float]:
         """Returns the figures of an evaluation input, as the trainer computes them.
 
@@ -411,17 +387,6 @@ class Session:
                 ", ".join(sorted(set(unreadable))),
             )
         return checkpoints.path(self.step)
-
-    @contextlib.contextmanager
-    def _explaining(self, batch: Batch) -> Iterator[None]:
-        """Converts an error of the block to a SessionError if shapes differ from the input."""
-        try:
-            yield
-        except (ValueError, tf.errors.InvalidArgumentError) as error:
-            if shapes := session_batches.other_shapes(batch, self._signature):
-                reason = str(error).partition("\n")[0]
-                raise SessionError(f"the task cannot compute {shapes}: {reason}") from error
-            raise
 
 
 def _refuse(problems: Sequence[str]) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from tekso.framework import task_results
 from tekso.framework.run.session_arrays import dtype_of
@@ -13,6 +15,22 @@ from tekso.framework.signature import Signature
 from tekso.framework.task import Task
 
 Batch = Mapping[str, Any]
+
+
+class SessionError(ValueError):
+    """A batch, weights or a number of steps do not fit the experiment of a session."""
+
+
+@contextlib.contextmanager
+def explaining(batch: Batch, wanted: Signature) -> Iterator[None]:
+    """Converts an error of the block to a SessionError if shapes differ from the input."""
+    try:
+        yield
+    except (ValueError, tf.errors.InvalidArgumentError) as error:
+        if shapes := other_shapes(batch, wanted):
+            reason = str(error).partition("\n")[0]
+            raise SessionError(f"the task cannot compute {shapes}: {reason}") from error
+        raise
 
 
 def problems_of_batch(batch: Batch, wanted: Signature) -> list[str]:

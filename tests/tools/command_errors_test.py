@@ -176,7 +176,10 @@ def test_common_mistakes_are_answered_with_what_to_write(
     names = written(tmp_path, "their_package.code", source)
     for function, answer in (
         ("made", "; Net is built from its Params: write Net.Params() for a field or a child"),
-        ("called", "; call the method fprop of the layer: self.child.fprop(theta.child, x, ctx)"),
+        (
+            "called",
+            "Linear is not called: its weights are an argument, so write layer.fprop(theta, x",
+        ),
         ("order", "; theta, the weights of the layer, comes first: self.child.fprop(theta.child"),
         ("nothing", "; is a return missing"),
         ("named", "KeyError: 'y'; the batch has 'x', 'labels'"),

@@ -12,7 +12,7 @@ import pytest
 
 from tekso.framework.run import lab as lab_module
 from tekso.framework.run.lab import Lab, Shown, params_html
-from tekso.framework.run.session import SessionError
+from tekso.framework.run.session_batches import SessionError
 
 RECORD = {
     "model": "lm.some.Model",

@@ -14,7 +14,8 @@ from tekso.framework.layer import Layer
 from tekso.framework.learner import Learner
 from tekso.framework.optimizers.adam import Adam
 from tekso.framework.params import param
-from tekso.framework.run.session import Session, SessionError
+from tekso.framework.run.session import Session
+from tekso.framework.run.session_batches import SessionError
 from tekso.framework.schedules import Constant, Schedule
 from tekso.models.layers.embedding import Embedding
 from tekso.tasks.classification.task import Classification
