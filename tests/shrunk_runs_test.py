@@ -78,9 +78,17 @@ KEYS = (*GROUPS, *WITH_OTHER_EXECUTIONS)
 
 
 def by_module(keys: Iterable[str]) -> list[list[str]]:
-    """Returns experiments by module; one process runs a module, as imports take CPU time, too."""
-    grouped = itertools.groupby(sorted(keys), key=lambda key: key.rpartition(".")[0])
+    """Returns experiments by module; one process runs a module, as imports take CPU time, too.
+
+    Those that need several devices come first, because TensorFlow starts with their number.
+    """
+    keys = sorted(keys, key=lambda key: (_module(key), key not in WITH_OTHER_EXECUTIONS, key))
+    grouped = itertools.groupby(keys, key=_module)
     return [list(group) for _, group in grouped]
+
+
+def _module(key: str) -> str:
+    return key.rpartition(".")[0]
 
 
 TRACED = by_module(set(KEYS) - {*MATRIX, *OP_BY_OP})
