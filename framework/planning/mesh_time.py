@@ -60,7 +60,7 @@ def measured_starts() -> Mapping[int, MeshStarts]:
         "mesh",
         lambda run: {str(n): run(_PROBES, str(n)) for n in MEASURED_DEVICES},
         _of_record,
-        cost="steps on meshes, about 30 s of CPU time",
+        cost="steps on meshes, about 40 s of CPU time",
     )
 
 

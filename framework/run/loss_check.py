@@ -239,7 +239,7 @@ def _check_repeats(
         found = trial.sums(batch, mode=mode)
         return found.loss if method == "loss" else found.weight
 
-    if (again := _random(one, other, repeated)) is not None:
+    if (again := _another_by_chance(one, other, repeated)) is not None:
         raise LossError(
             f"{type(trial.task).__name__} computes a different {method} each time for the same "
             f"examples and weights ({one:g}, then {again:g}): a layer or the task uses "
@@ -275,11 +275,11 @@ def _check_equal(trial: Trial, example: Batch) -> None:
     before, after = (trial.sums(batch).loss for batch in (one, other))
     if not trial.differ(before, after, scale=abs(before)):
         return
-    if _random(before, after, lambda: trial.sums(one).loss) is None:
+    if _another_by_chance(before, after, lambda: trial.sums(one).loss) is None:
         raise LossError(f"{problem} (a loss of {before:g} became {after:g})")
 
 
-def _random(one: float, other: float, again: Callable[[], float]) -> float | None:
+def _another_by_chance(one: float, other: float, again: Callable[[], float]) -> float | None:
     """Returns another value of a sum whose difference random numbers may explain, or None.
 
     Args:
@@ -308,7 +308,7 @@ def _check_pieces(trial: Trial, batch: Batch) -> None:
         return
     if not trial.differ(whole, by_pieces, scale=abs(whole)):
         return
-    if _random(whole, by_pieces, lambda: trial.sums(batch).loss) is None:
+    if _another_by_chance(whole, by_pieces, lambda: trial.sums(batch).loss) is None:
         raise LossError(
             f"{task_results.method_of(trial.task, 'loss')} and "
             f"{task_results.method_of(trial.task, 'pieces')} differ: for two examples the sum is "
@@ -358,7 +358,7 @@ def _counted(
         def repeated(what: str = what) -> float:
             return named(again())[what]
 
-        if _random(value, padded, repeated) is None:
+        if _another_by_chance(value, padded, repeated) is None:
             yield what, f"without padding it is {value:g}, with it {padded:g}"
 
 

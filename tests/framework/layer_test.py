@@ -370,12 +370,16 @@ def test_a_layer_that_is_called_is_answered_with_fprop(called: Any, expected: st
     ("name", "expected"),
     [
         ("register_buffer", r"declare a weight .* init=…, trainable=False\)$"),
+        ("add_weight", r"self\.weight\(name, shape"),
+        ("add_loss", r"ctx\.collect_loss\(name, value\) in fprop"),
+        ("add_metric", r"ctx\.collect_metric\(name, sum, weight\) in fprop$"),
+        ("requires_grad_", r"learner\.frozen"),
         ("parameters", r"are an argument of fprop, theta"),
         ("train", r"ctx.is_training$"),
         ("cuda", r"an execution places the weights"),
     ],
 )
-def test_attributes_of_modules_of_pytorch_are_answered(name: str, expected: str) -> None:
+def test_attributes_of_layers_of_other_frameworks_are_answered(name: str, expected: str) -> None:
     layer = OfLayers.Params().instantiate()
     with pytest.raises(AttributeError, match=rf"^'OfLayers' object has no .*{name}': .*{expected}"):
         getattr(layer, name)
@@ -481,25 +485,6 @@ def test_an_attribute_that_was_renamed_is_refused_with_its_new_name() -> None:
         AttributeError, match=r"Later: self.mixes_examples was renamed to self.couples"
     ):
         Later.Params().instantiate()
-
-
-@pytest.mark.parametrize(
-    ("name", "instead"),
-    [
-        ("add_weight", "self.weight(name, shape"),
-        ("register_buffer", "trainable=False)"),
-        ("add_loss", "ctx.collect_loss(name, value) in fprop"),
-        ("add_metric", "ctx.collect_metric(name, sum, weight) in fprop"),
-        ("requires_grad_", "learner.frozen"),
-    ],
-)
-def test_a_method_of_layers_elsewhere_is_answered_with_what_to_write(
-    name: str, instead: str
-) -> None:
-    layer = Empty.Params().instantiate()
-    with pytest.raises(AttributeError, match=f"'Empty' object has no attribute '{name}': ") as said:
-        getattr(layer, name)
-    assert instead in str(said.value)
 
 
 @pytest.mark.parametrize("name", ["trainable", "requires_grad"])

@@ -257,10 +257,10 @@ def test_a_difference_is_not_random_if_repetitions_have_almost_none(
     again: list[float], expected: float | None
 ) -> None:
     values = iter(again)
-    assert loss_check._random(4.0, 5.0, lambda: next(values)) == expected
+    assert loss_check._another_by_chance(4.0, 5.0, lambda: next(values)) == expected
     assert next(values, None) is None
-    assert loss_check._random(4.0, float("nan"), lambda: again[0]) is None
-    assert np.isnan(loss_check._random(4.0, 5.0, lambda: float("nan")) or 0.0)
+    assert loss_check._another_by_chance(4.0, float("nan"), lambda: again[0]) is None
+    assert np.isnan(loss_check._another_by_chance(4.0, 5.0, lambda: float("nan")) or 0.0)
 
 
 def test_a_sum_that_overflows_is_no_mean() -> None:
