@@ -61,8 +61,9 @@ def _one_device(step: Step, graphs: step_graphs.StepGraphs) -> StepPlan:
     memory = {
         "weights": math.fsum(weights),
         "slots": math.fsum(slots),
-        "tensors of a step": graphs.peak_bytes(),
+        "tensors of a step": graphs.peak_bytes(weights + slots),
     }
+    counted_step = graphs.peak_bytes(weights + slots, least=COUNTED_BYTES)
     cores = counted(graphs.cores, "core")
     notes = (
         f"uses {layout_ranking.seconds_text(of_cores)} of CPU time, on {cores}",
@@ -71,7 +72,7 @@ def _one_device(step: Step, graphs: step_graphs.StepGraphs) -> StepPlan:
     return StepPlan(
         f"data_parallel, 1 device, {cores}", 1, memory, graphs.flops(), seconds, notes=notes,
         core_seconds=of_cores,
-        counted_bytes=_counted(weights + slots) + graphs.peak_bytes(least=COUNTED_BYTES),
+        counted_bytes=_counted(weights + slots) + counted_step,
     )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from tekso.framework.cores import num_cores
-from tekso.framework.costs import graph_memory, graph_time, graph_work
+from tekso.framework.costs import graph_memory, graph_time, graph_work, step_memory
 from tekso.framework.costs.this_machine import MachineSpeed, ThisMachine
 from tekso.framework.coupling import coupling
 from tekso.framework.execution.accumulation import part_of
@@ -103,17 +103,26 @@ class StepGraphs:
         tower = graph_work.count(self.tower).flops
         return self.towers * self.parts * tower + graph_work.count(self.update).flops
 
-    def peak_bytes(self, *, least: float = 0.0) -> float:
-        """Returns the bytes that a step needs beyond weights and slots.
+    def peak_bytes(self, state: Sequence[float], *, least: float = 0.0) -> float:
+        """Returns the bytes that a step needs beyond weights and slots, as they are allocated.
 
         Args:
+          state: bytes of each weight and slot.
           least: tensors of fewer bytes do not count.
         """
-        tower = graph_memory.peak_bytes(self.tower, least=least)
-        gradients = math.fsum(size for size in self.gradient_sizes if size >= least)
-        summed = gradients if self.parts > 1 else 0.0
-        update = self.towers * gradients + graph_memory.peak_bytes(self.update, least=least)
-        return max(self.towers * tower + summed, update)
+        held = [size for size in state if size >= least]
+        found = self.update.inputs[self.variables :][: self.towers * len(self.gradient_sizes)]
+        sizes = {t.name: float(graph_work.size(t) * t.dtype.size) for t in found}
+        gradients = {name: size for name, size in sizes.items() if size >= least}
+        peak = step_memory.peak_bytes(
+            held,
+            list(graph_memory.changes(self.tower, least=least)),
+            list(graph_memory.changes(self.update, least=least, given=gradients)),
+            gradients,
+            towers=self.towers,
+            parts=self.parts,
+        )
+        return peak - math.fsum(held)
 
 
 def trace(
