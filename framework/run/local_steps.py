@@ -99,7 +99,7 @@ def on_mesh(
         "weights": [float(shard(s, layout.of_stored_weight(s))) for s in weights.values()],
         "slots": [float(shard(s, layout.of_slot(s))) for s in slots.values()],
     }
-    graphs = device_graphs(compiled, len(weights) + len(slots), arrays=len(parts.batch))
+    graphs = device_graphs(compiled, variables=len(weights) + len(slots), arrays=len(parts.batch))
     return _local_devices(
         f"mesh_sharded, {layout_ranking.layout_text(layout)}",
         graphs,

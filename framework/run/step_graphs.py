@@ -61,8 +61,9 @@ class StepGraphs:
         of_loss = 4.0  # its weight is summed first
         sums = [of_loss, *(self.parts * tuple(self.sums)), gradients]
         return DeviceGraphs(
-            self.runs, sums, self.variables, self.arrays, calls=1, between=self.gradient_sizes
-        )
+            self.runs, sums, variables=self.variables, arrays=self.arrays, calls=1,
+            between=self.gradient_sizes,
+        )  # fmt: skip
 
     @property
     def runs(self) -> list[tuple[int, Any]]:
