@@ -56,7 +56,7 @@ def data_parallel(parts: StepParts, devices: int) -> StepPlan:
 
 
 def _one_device(step: Step, graphs: step_graphs.StepGraphs) -> StepPlan:
-    seconds, of_cores = graphs.seconds(this_machine.measured())
+    seconds, of_cores, _ = graphs.step_time(this_machine.measured())
     weights, slots = _bytes(step.specs.weights), _bytes(step.specs.slots)
     memory = {
         "weights": math.fsum(weights),

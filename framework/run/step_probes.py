@@ -94,7 +94,7 @@ def main() -> None:
 def counts_of(graphs: step_graphs.StepGraphs) -> dict[str, int]:
     """Returns {name of a time: how often a step takes it}, as its plan counts it."""
     names = (*OF_STEP, *STARTS)
-    return {name: round(graphs.seconds(_machine({name: 1.0}))[1]) for name in names}
+    return {name: round(graphs.step_time(_machine({name: 1.0})).core_seconds) for name in names}
 
 
 def _machine(times: Mapping[str, float]) -> ThisMachine:
