@@ -56,7 +56,7 @@ def data_parallel(parts: StepParts, devices: int) -> StepPlan:
 
 
 def _one_device(step: Step, graphs: step_graphs.StepGraphs) -> StepPlan:
-    seconds, of_cores = graphs.seconds(this_machine.measured())
+    seconds, of_cores, _ = graphs.step_time(this_machine.measured())
     weights, slots = _bytes(step.specs.weights), _bytes(step.specs.slots)
     memory = {
         "weights": math.fsum(weights),
@@ -100,7 +100,7 @@ def on_mesh(
         "weights": [float(shard(s, layout.of_stored_weight(s))) for s in weights.values()],
         "slots": [float(shard(s, layout.of_slot(s))) for s in slots.values()],
     }
-    graphs = device_graphs(compiled, len(weights) + len(slots), arrays=len(parts.batch))
+    graphs = device_graphs(compiled, variables=len(weights) + len(slots), arrays=len(parts.batch))
     return _local_devices(
         f"mesh_sharded, {layout_ranking.layout_text(layout)}",
         graphs,
