@@ -66,8 +66,13 @@ def main(kind: str) -> None:
     cores = num_cores()
     tf.config.threading.set_intra_op_parallelism_threads(1 if kind == "side_by_side" else cores)
     tf.config.threading.set_inter_op_parallelism_threads(cores)
-    speeds = Probes(min(cores, _MOST_COPIES) if kind == "side_by_side" else 1).speeds()
+    speeds = _probes(kind, cores).speeds()
     print(json.dumps({"cpu": _column(speeds, 0), "elapsed": _column(speeds, 1)}))
+
+
+def _probes(kind: str, cores: int) -> Probes:
+    is_alone = kind == "alone"
+    return Probes(1 if is_alone else min(cores, _MOST_COPIES), is_alone=is_alone)
 
 
 def _column(speeds: dict[str, Any], number: int) -> dict[str, Any]:
@@ -81,7 +86,7 @@ def _column(speeds: dict[str, Any], number: int) -> dict[str, Any]:
 
 
 class Probes(ProbeRuns):
-    """The probes; see `ProbeRuns` for the argument."""
+    """The probes; see `ProbeRuns` for the arguments."""
 
     def speeds(self) -> dict[str, Any]:
         """Returns fields of `MachineSpeed`, with an array for each number.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 from pathlib import Path
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from tekso.framework.costs import graph_work, machine_probes, probe_runs, this_machine
 from tekso.framework.costs.machine_probes import Probes
 from tekso.framework.run import convolution_probes, step_probes
+from tekso.framework.run.convolution_probes import STACKS
 
 
 def test_a_measurement_that_no_other_confirms_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,7 +81,9 @@ def test_ops_that_use_all_threads_wait_for_each_other_and_for_small_ops(
 
     monkeypatch.setattr(Probes, "seconds", trace)
     for copies in (1, 2):
-        Probes(copies).of_each(tf.matmul, tf.ones([2, 2]), tf.ones([2, 2]), times=3)
+        Probes(copies, is_alone=copies == 1).of_each(
+            tf.matmul, tf.ones([2, 2]), tf.ones([2, 2]), times=3
+        )
     alone, side_by_side = (
         [op for op in graph.get_operations() if op.type == "MatMul"]
         for graph in graphs
@@ -140,7 +144,7 @@ def test_the_time_of_an_op_is_found_among_those_of_calls_arguments_and_pauses(
     monkeypatch.setattr(probe_runs, "_call_s", lambda: np.full(2, 5.0))
     x = tf.ones([2, 2])
     for copies in (1, 2):
-        probes = Probes(copies)
+        probes = Probes(copies, is_alone=copies == 1)
         found = [
             (probes.of_nothing(lambda x: x + 1.0, x), 1.0),
             (probes.of_chain(lambda x: x + 1.0, x), 1.0),
@@ -148,6 +152,23 @@ def test_the_time_of_an_op_is_found_among_those_of_calls_arguments_and_pauses(
         ]
         for seconds, expected in found:
             assert list(seconds) == pytest.approx([expected] * 2, rel=0.01)
+
+
+@pytest.mark.parametrize("cores", [1, 2, 64])
+def test_all_speeds_are_measured_on_any_number_of_cores(
+    monkeypatch: pytest.MonkeyPatch, cores: int
+) -> None:
+    for name in ("of_chain", "of_nothing", "of_each", "seconds"):
+        monkeypatch.setattr(Probes, name, lambda *_, **__: np.ones(2))
+    monkeypatch.setattr(machine_probes, "_LARGER_ARRAYS", (1 << 17,))
+    monkeypatch.setattr(machine_probes, "_LARGER", (8,))
+    side_by_side, alone = (
+        machine_probes._probes(kind, cores).speeds().keys() for kind in ("side_by_side", "alone")
+    )
+    fields = {field.name for field in dataclasses.fields(this_machine.MachineSpeed)}
+    assert fields == side_by_side | set(this_machine.STARTS)
+    of_steps = convolution_probes.solved([2.0] * len(STACKS), [1.0] * len(STACKS))
+    assert fields == alone | set(this_machine.STARTS) | of_steps.keys()
 
 
 def test_the_speeds_of_a_machine_follow_from_the_times_of_its_ops(
