@@ -18,6 +18,7 @@ import fcntl
 import functools
 import hashlib
 import json
+import math
 import os
 import platform
 import re
@@ -40,6 +41,7 @@ _VERSION = 16
 _CPUINFO = Path("/proc/cpuinfo")
 _ENVIRONMENT = re.compile(r"(TF_)?XLA_.*|ONEDNN_.*|DNNL_.*|OMP_.*|KMP_.*|TF_\w*(ONEDNN|THREADS).*")
 """Variables that set how TensorFlow computes."""
+_NOT_MEASURED = "the speed of this machine could not be measured"
 T = TypeVar("T")
 
 
@@ -93,6 +95,9 @@ def stored(name: str, measure: Callable[[Run], Any], read: Callable[[Any], T], *
       measure: returns what the file stores as JSON. Its argument runs programs.
       read: returns the result from that; a file for which it fails is written again.
       cost: how long that takes, for the line.
+
+    Raises:
+      ExecutionError: `read` raises a ValueError for what was just measured.
     """
     path = _path(name)
     with _locked(path):
@@ -101,12 +106,12 @@ def stored(name: str, measure: Callable[[Run], Any], read: Callable[[Any], T], *
         if path.exists():
             try:
                 record = json.loads(path.read_text())
-                found, before = read(record["speeds"]), Reference(**record["reference"])
+                found, before = read(record["speeds"]), _reference_of(record["reference"])
                 why = now.reason_to_repeat(before)
                 if not why:
                     _read[name] = _condition(now, before)
                     return found
-            except (ValueError, TypeError, KeyError, AttributeError):
+            except (OSError, ValueError, TypeError, KeyError, AttributeError):
                 why = f"{path} is damaged"
         print(
             f"measuring the speed of this machine {'again ' if why else ''}({cost}); the next "
@@ -122,12 +127,44 @@ def stored(name: str, measure: Callable[[Run], Any], read: Callable[[Any], T], *
             return printed
 
         speeds = measure(run)
-        found, before = read(speeds), reference_work.together(references)
+        try:
+            found, before = read(speeds), reference_work.together(references)
+        except ValueError as error:
+            raise ExecutionError(f"{_NOT_MEASURED}: {error}") from error
         record = {"reference": dataclasses.asdict(before), "speeds": speeds}
         with contextlib.suppress(OSError):  # it is measured again next time
             files.write_atomically(str(path), json.dumps(record) + "\n")
     _read[name] = _condition(references[-1], before)
     return found
+
+
+def speed_of(value: Any) -> float:
+    """Returns a speed, or a number by which one divides.
+
+    Raises:
+      ValueError: it is not positive or not finite.
+    """
+    found = float(value)
+    if not 0.0 < found < math.inf:
+        raise ValueError(f"{found:g} is no speed")
+    return found
+
+
+def time_of(value: Any) -> float:
+    """Returns a time in seconds, which may be 0.
+
+    Raises:
+      ValueError: it is negative or not finite.
+    """
+    found = float(value)
+    if not 0.0 <= found < math.inf:
+        raise ValueError(f"{found:g} s is no time")
+    return found
+
+
+def _reference_of(fields: Any) -> Reference:
+    found = Reference(**fields)
+    return Reference(*map(speed_of, dataclasses.astuple(found)))
 
 
 @functools.cache
@@ -152,7 +189,7 @@ def printed_by(module: str, *args: str) -> Any:
     )  # fmt: skip
     if done.returncode:
         last = (done.stderr.strip().splitlines() or [""])[-1]
-        raise ExecutionError(f"the speed of this machine could not be measured: {last}")
+        raise ExecutionError(f"{_NOT_MEASURED}: {last}")
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 

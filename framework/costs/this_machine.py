@@ -206,13 +206,19 @@ def _of_record(values: Any) -> ThisMachine:
         _speed(values["side_by_side"]),
         _speed(values["alone"]),
         _speed(values["alone_cpu"]),
-        *(float(values[name]) for name in OF_STEP),
+        *(stored_speeds.time_of(values[name]) for name in OF_STEP),
     )
 
 
 def _speed(fields: dict[str, Any]) -> MachineSpeed:
-    values: dict[str, Any] = {
-        name: [(float(a), float(b)) for a, b in value] if name in POINTS else float(value)
-        for name, value in fields.items()
-    }
+    values: dict[str, Any] = {}
+    for name, value in fields.items():
+        if name in POINTS:
+            values[name] = [tuple(map(stored_speeds.speed_of, point)) for point in value]
+            if not values[name]:
+                raise ValueError(f"there is no speed of {name}")
+        elif name in STARTS:
+            values[name] = stored_speeds.time_of(value)
+        else:
+            values[name] = stored_speeds.speed_of(value)
     return MachineSpeed(**values)

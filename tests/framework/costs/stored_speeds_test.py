@@ -44,7 +44,10 @@ class Machine:
         stored_speeds._reference.cache_clear()
         try:
             self.speed = stored_speeds.stored(
-                "some", lambda run: run("program", "x"), lambda r: float(r["speed"]), cost="1 s"
+                "some",
+                lambda run: run("program", "x"),
+                lambda r: stored_speeds.speed_of(r["speed"]),
+                cost="1 s",
             )
         finally:
             stored_speeds._reference.cache_clear()
@@ -109,9 +112,29 @@ def test_a_faster_machine_is_measured_again(
     assert machine.plan(SLOW).is_slow and machine.measured == 2
 
 
+def record(*, cpu_s: str = "1.0", speed: str = "1.0") -> str:
+    """Returns the text of a file."""
+    reference = f'{{"cpu_s": {cpu_s}, "seconds": 1.1}}'
+    return f'{{"reference": {reference}, "speeds": {{"speed": {speed}}}}}'
+
+
+def test_a_file_is_read(machine: Machine, tmp_path: Path) -> None:
+    machine.plan(IDLE)
+    (path,) = tmp_path.glob("tekso/some_*.json")
+    path.write_text(record(speed="5.0"))
+    machine.plan(IDLE)
+    assert (machine.measured, machine.speed) == (1, 5.0)
+
+
 @pytest.mark.parametrize(
-    "text", ["{", "[]", "{}", '{"speeds": {"speed": 1}}', '{"speed": 1}'], ids=str
-)
+    "text",
+    [
+        "{", "[]", "{}", '{"speeds": {"speed": 1}}', '{"speed": 1}', record()[:-1],
+        *(record(speed=speed) for speed in ("NaN", "Infinity", "0", "-1.0", "null")),
+        *(record(cpu_s=cpu_s) for cpu_s in ("NaN", "0", "null")),
+    ],
+    ids=str,
+)  # fmt: skip
 def test_a_damaged_file_is_written_again(
     machine: Machine, tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -122,6 +145,24 @@ def test_a_damaged_file_is_written_again(
     machine.plan(IDLE)
     machine.plan(IDLE)
     assert machine.measured == 2 and f"{path} is damaged" in capsys.readouterr().err
+
+
+def test_a_file_that_cannot_be_read_does_not_stop_a_plan(machine: Machine, tmp_path: Path) -> None:
+    machine.plan(IDLE)
+    (path,) = tmp_path.glob("tekso/some_*.json")
+    path.unlink()
+    path.mkdir()
+    machine.plan(IDLE)
+    assert machine.measured == 2
+
+
+def test_a_speed_that_is_no_number_is_an_error_and_is_not_stored(
+    machine: Machine, tmp_path: Path
+) -> None:
+    machine.measured = -1  # so the next speed is 0
+    with pytest.raises(ExecutionError, match=r"could not be measured: 0 is no speed"):
+        machine.plan(IDLE)
+    assert not list(tmp_path.glob("tekso/some_*.json"))
 
 
 def test_a_folder_that_cannot_be_written_does_not_stop_a_plan(
