@@ -84,6 +84,9 @@ def solved(whole: Sequence[float], rest: Sequence[float]) -> dict[str, Any]:
     Args:
       whole: time of a step of each of `STACKS`.
       rest: the same without convolutions.
+
+    Raises:
+      ValueError: no step with convolutions takes longer than that without.
     """
     one = {
         stack: max(0.0, more - less) / (3 * stack.times)  # each has two gradients
@@ -91,11 +94,14 @@ def solved(whole: Sequence[float], rest: Sequence[float]) -> dict[str, Any]:
     }
     larger = MANY.flops / FEW.flops
     start = min(max(0.0, (larger * one[FEW] - one[MANY]) / (larger - 1.0)), one[FEW])
+    # A stack whose convolutions seem to take no time was disturbed, and has no speed.
     speeds = sorted(
-        (stack.intensity, stack.flops / max(one[stack] - start, _LEAST * one[stack], 1e-12))
+        (stack.intensity, stack.flops / max(one[stack] - start, _LEAST * one[stack]))
         for stack in STACKS
-        if stack != FEW
+        if stack != FEW and one[stack]
     )
+    if not speeds:
+        raise ValueError("steps with convolutions take no longer than steps without")
     return {"convolution_s": start, "convolutions": speeds, "filter_gradients": speeds}
 
 
