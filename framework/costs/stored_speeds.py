@@ -231,9 +231,16 @@ def _parts_of_key() -> list[str]:
         except PackageNotFoundError:
             continue
         break
-    try:
-        lines = re.findall(r"^(?:model name|flags)\s*:.*$", _CPUINFO.read_text(), re.MULTILINE)[:2]
-    except OSError:
-        lines = [platform.processor(), platform.machine()]
     settings = [f"{k}={v}" for k, v in sorted(os.environ.items()) if _ENVIRONMENT.fullmatch(k)]
-    return [str(_VERSION), found, *lines, str(num_cores()), *settings]
+    return [str(_VERSION), found, *_processor(), str(num_cores()), *settings]
+
+
+def _processor() -> list[str]:
+    """Returns the lines of /proc/cpuinfo that say what the first processor is."""
+    try:
+        first = _CPUINFO.read_text().partition("\n\n")[0]
+    except OSError:
+        first = ""
+    # An ARM has no name and no flags there, but features, and numbers of its maker and its design.
+    found = re.findall(r"^(?:model name|flags|Features|CPU \w+)\s*:.*$", first, re.MULTILINE)
+    return found or [platform.processor(), platform.machine()]

@@ -203,6 +203,31 @@ def test_speeds_under_other_settings_of_tensorflow_are_other_speeds(
     assert (machine.speed, machine.measured) == (1.0, 8)
 
 
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ("model name\t: EPYC", "flags\t\t: avx2", "cpu MHz\t\t: {}"),
+        ("BogoMIPS\t: {}", "Features\t: asimd sve", "CPU part\t: 0xd40"),
+    ],
+)
+def test_speeds_of_another_processor_are_other_speeds(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: tuple[str, ...]
+) -> None:
+    path = tmp_path / "cpuinfo"
+    monkeypatch.setattr(stored_speeds, "_CPUINFO", path)
+
+    def plan(*, frequency: str, one: str = "", other: str = "") -> int:
+        """Returns the number of measurements so far."""
+        first = "\n".join(lines).format(frequency).replace(one, other)
+        path.write_text(f"processor\t: 0\n{first}\n\nprocessor\t: 1\n{first}\n")
+        machine.plan(IDLE)
+        return machine.measured
+
+    assert plan(frequency="50.0") == plan(frequency="48.9") == 1
+    for number, name in enumerate(("EPYC", "avx2") if "EPYC" in lines[0] else ("sve", "0xd40")):
+        assert plan(frequency="50.0", one=name, other="other") == 2 + number
+
+
 def test_plans_at_the_same_time_measure_once(
     machine: Machine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
