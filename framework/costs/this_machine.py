@@ -16,9 +16,7 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-import psutil
-
-from tekso.framework.costs import device_types, stored_speeds
+from tekso.framework.costs import device_types, memory_limit, stored_speeds
 from tekso.framework.costs.device_types import DeviceType
 
 THIS_MACHINE = "this_machine"
@@ -138,7 +136,7 @@ def device_type() -> DeviceType:
     speed = measured().side_by_side
     peak = speed.products[-1][1]
     return DeviceType(
-        THIS_MACHINE, {"float32": peak, "bfloat16": peak / 2}, float(psutil.virtual_memory().total),
+        THIS_MACHINE, {"float32": peak, "bfloat16": peak / 2}, memory_limit.memory_bytes(),
         speed.streams[-1][1], 4e9, 3e-5, reached=0.75,
     )  # fmt: skip
 
