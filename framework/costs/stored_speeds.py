@@ -22,6 +22,7 @@ import math
 import os
 import platform
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -188,7 +189,10 @@ def printed_by(module: str, *args: str) -> Any:
         env={**os.environ, "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"},
     )  # fmt: skip
     if done.returncode:
-        last = (done.stderr.strip().splitlines() or [""])[-1]
+        ended = f"{module} ended with exit code {done.returncode}"
+        if done.returncode < 0:  # by the system if there is too little memory, for example
+            ended = f"{module} was ended by {signal.Signals(-done.returncode).name}"
+        last = (done.stderr.strip().splitlines() or [ended])[-1]
         raise ExecutionError(f"{_NOT_MEASURED}: {last}")
     return json.loads(done.stdout.strip().splitlines()[-1])
 

@@ -269,3 +269,8 @@ def test_the_error_of_a_program_is_that_of_the_plan(monkeypatch: pytest.MonkeyPa
     assert commands[0][-1] == "from some.module import main; main(*('x',))"
     with pytest.raises(ExecutionError, match="could not be measured: why"):
         stored_speeds.printed_by("some.module")
+    for code, how in ((-9, "was ended by SIGKILL"), (1, "ended with exit code 1")):
+        done = SimpleNamespace(returncode=code, stdout="", stderr="")
+        monkeypatch.setattr(subprocess, "run", lambda *_, done=done, **__: done)
+        with pytest.raises(ExecutionError, match=f"could not be measured: some.module {how}"):
+            stored_speeds.printed_by("some.module")
