@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from tekso.framework import out_of_memory
+from tekso.framework import control_groups, out_of_memory
 from tekso.framework.costs import memory_limit, stored_speeds, this_machine
 from tekso.framework.costs.this_machine import ThisMachine
 
@@ -25,8 +25,8 @@ def groups(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A machine of 64 GB; returns the folder of its control groups."""
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=64 * GB))
     monkeypatch.setattr(out_of_memory, "limit_bytes", lambda: None)
-    monkeypatch.setattr(memory_limit, "_GROUPS", tmp_path / "groups")
-    monkeypatch.setattr(memory_limit, "_OWN", tmp_path / "own")
+    monkeypatch.setattr(control_groups, "_GROUPS", tmp_path / "groups")
+    monkeypatch.setattr(control_groups, "_OWN", tmp_path / "own")
     return tmp_path / "groups"
 
 
