@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
+from tensorflow.python.eager import context
 
 from tekso.framework.costs import graph_work, machine_probes, probe_runs, this_machine
 from tekso.framework.costs.machine_probes import Probes
@@ -152,6 +154,47 @@ def test_the_time_of_an_op_is_found_among_those_of_calls_arguments_and_pauses(
         ]
         for seconds, expected in found:
             assert list(seconds) == pytest.approx([expected] * 2, rel=0.01)
+
+
+def _ops_that_run(function: Any, x: Any) -> Counter[str]:
+    """Returns {type: number} of the ops of a function after TensorFlow has optimized its graph."""
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})
+    traced = tf.function(function, autograph=False)
+    traced(x)
+    context.enable_run_metadata()
+    try:
+        traced(x)
+        graphs = context.export_run_metadata().partition_graphs
+    finally:
+        context.disable_run_metadata()
+    return Counter(node.op for graph in graphs for node in graph.node)
+
+
+def test_tensorflow_does_not_merge_the_ops_of_a_probe(monkeypatch: pytest.MonkeyPatch) -> None:
+    chains: list[tuple[Any, Any]] = []
+
+    def note(self: Any, function: Any, x: Any, **_: Any) -> Any:
+        chains.append((function, x))
+        return np.ones(2)
+
+    monkeypatch.setattr(Probes, "_compiled", lambda self, one: tf.identity)  # by XLA, as it is
+    monkeypatch.setattr(Probes, "of_chain", note)
+    monkeypatch.setattr(Probes, "of_nothing", note)
+    monkeypatch.setattr(Probes, "of_each", lambda *_, **__: np.ones(2))
+    monkeypatch.setattr(Probes, "seconds", lambda *_: np.ones(2))
+    monkeypatch.setattr(Probes, "_convolutions", lambda _: {})
+    Probes(1).speeds()
+    before = tf.config.optimizer.get_experimental_options()
+    try:
+        _ops_that_run(tf.negative, tf.ones([2]))  # the first metadata may be empty
+        for function, x in chains:
+            once = tf.function(function, autograph=False).get_concrete_function(x).graph
+            types = [op.type for op in once.get_operations() if op.type != "Placeholder"]
+            found = _ops_that_run(probe_runs.chain(function, 4), x)
+            for kind in set(types) & {"Mul", "AddV2"}:
+                assert found[kind] == 4 * types.count(kind), (kind, x.shape, found)
+    finally:
+        tf.config.optimizer.set_experimental_options(before)
 
 
 @pytest.mark.parametrize("cores", [1, 2, 64])
