@@ -66,8 +66,13 @@ def main(kind: str) -> None:
     cores = num_cores()
     tf.config.threading.set_intra_op_parallelism_threads(1 if kind == "side_by_side" else cores)
     tf.config.threading.set_inter_op_parallelism_threads(cores)
-    speeds = Probes(min(cores, _MOST_COPIES) if kind == "side_by_side" else 1).speeds()
+    speeds = _probes(kind, cores).speeds()
     print(json.dumps({"cpu": _column(speeds, 0), "elapsed": _column(speeds, 1)}))
+
+
+def _probes(kind: str, cores: int) -> Probes:
+    is_alone = kind == "alone"
+    return Probes(1 if is_alone else min(cores, _MOST_COPIES), is_alone=is_alone)
 
 
 def _column(speeds: dict[str, Any], number: int) -> dict[str, Any]:
@@ -81,7 +86,7 @@ def _column(speeds: dict[str, Any], number: int) -> dict[str, Any]:
 
 
 class Probes(ProbeRuns):
-    """The probes; see `ProbeRuns` for the argument."""
+    """The probes; see `ProbeRuns` for the arguments."""
 
     def speeds(self) -> dict[str, Any]:
         """Returns fields of `MachineSpeed`, with an array for each number.
@@ -94,7 +99,8 @@ class Probes(ProbeRuns):
         small, tiny = array(4), array(4, 4)
         clusters = self._clusters()
         product_s = self.of_nothing(lambda x: tf.matmul(x, tiny), tiny)
-        op_s = self.of_nothing(lambda x: x + small, small)
+        # Of a chain of equal ops, TensorFlow makes one: x * y * y * y becomes x * (y * y * y).
+        op_s = self.of_nothing(lambda x: x * small + small, small) / 2
         streams = self.streams(tf.multiply, op_s, 12, (_IN_CACHE, *_LARGER_ARRAYS))
         return {
             "products": self._products(_PRODUCTS, product_s, streams),
@@ -122,7 +128,7 @@ class Probes(ProbeRuns):
         moved_s = self.of_each(lambda _, x: tf.transpose(x, [0, 2, 1, 3]), array(4), images)
         return {
             "functions_per_s": elements / self.of_chain(tf.tanh, array(elements)),
-            "broadcasts_per_s": _SCALED / self.of_chain(lambda x: x * scale, scaled),
+            "broadcasts_per_s": 2 * _SCALED / self.of_chain(lambda x: x * scale + scale, scaled),
             "moved_bytes_per_s": 8 * images.shape.num_elements() / moved_s,
         }
 

@@ -34,13 +34,13 @@ class ProbeRuns:
     """Runs functions as ops of graphs.
 
     Args:
-      copies: number of copies of a function that run at the same time; one: alone, and an op may
-        use all threads.
+      copies: number of copies of a function that run at the same time; one on a single core.
+      is_alone: whether an op may use all threads; there is one copy.
     """
 
-    def __init__(self, copies: int) -> None:
+    def __init__(self, copies: int, *, is_alone: bool = False) -> None:
         self.copy = 0  # the one that is being traced
-        self.copies, self.is_alone = copies, copies == 1
+        self.copies, self.is_alone = copies, is_alone
 
     def of_chain(self, function: Callable[[Any], Any], x: Any) -> Seconds:
         """Returns the time of a function from a tensor to one of the same number of elements."""

@@ -18,9 +18,11 @@ import fcntl
 import functools
 import hashlib
 import json
+import math
 import os
 import platform
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -36,10 +38,11 @@ from tekso.framework.execution.errors import ExecutionError
 Run = Callable[..., Any]
 """Returns what `printed_by` returns for the same arguments."""
 
-_VERSION = 16
+_VERSION = 17
 _CPUINFO = Path("/proc/cpuinfo")
 _ENVIRONMENT = re.compile(r"(TF_)?XLA_.*|ONEDNN_.*|DNNL_.*|OMP_.*|KMP_.*|TF_\w*(ONEDNN|THREADS).*")
 """Variables that set how TensorFlow computes."""
+_NOT_MEASURED = "the speed of this machine could not be measured"
 T = TypeVar("T")
 
 
@@ -93,6 +96,9 @@ def stored(name: str, measure: Callable[[Run], Any], read: Callable[[Any], T], *
       measure: returns what the file stores as JSON. Its argument runs programs.
       read: returns the result from that; a file for which it fails is written again.
       cost: how long that takes, for the line.
+
+    Raises:
+      ExecutionError: `read` raises a ValueError for what was just measured.
     """
     path = _path(name)
     with _locked(path):
@@ -101,12 +107,12 @@ def stored(name: str, measure: Callable[[Run], Any], read: Callable[[Any], T], *
         if path.exists():
             try:
                 record = json.loads(path.read_text())
-                found, before = read(record["speeds"]), Reference(**record["reference"])
+                found, before = read(record["speeds"]), _reference_of(record["reference"])
                 why = now.reason_to_repeat(before)
                 if not why:
                     _read[name] = _condition(now, before)
                     return found
-            except (ValueError, TypeError, KeyError, AttributeError):
+            except (OSError, ValueError, TypeError, KeyError, AttributeError):
                 why = f"{path} is damaged"
         print(
             f"measuring the speed of this machine {'again ' if why else ''}({cost}); the next "
@@ -122,12 +128,44 @@ def stored(name: str, measure: Callable[[Run], Any], read: Callable[[Any], T], *
             return printed
 
         speeds = measure(run)
-        found, before = read(speeds), reference_work.together(references)
+        try:
+            found, before = read(speeds), reference_work.together(references)
+        except ValueError as error:
+            raise ExecutionError(f"{_NOT_MEASURED}: {error}") from error
         record = {"reference": dataclasses.asdict(before), "speeds": speeds}
         with contextlib.suppress(OSError):  # it is measured again next time
             files.write_atomically(str(path), json.dumps(record) + "\n")
     _read[name] = _condition(references[-1], before)
     return found
+
+
+def speed_of(value: Any) -> float:
+    """Returns a speed, or a number by which one divides.
+
+    Raises:
+      ValueError: it is not positive or not finite.
+    """
+    found = float(value)
+    if not 0.0 < found < math.inf:
+        raise ValueError(f"{found:g} is no speed")
+    return found
+
+
+def time_of(value: Any) -> float:
+    """Returns a time in seconds, which may be 0.
+
+    Raises:
+      ValueError: it is negative or not finite.
+    """
+    found = float(value)
+    if not 0.0 <= found < math.inf:
+        raise ValueError(f"{found:g} s is no time")
+    return found
+
+
+def _reference_of(fields: Any) -> Reference:
+    found = Reference(**fields)
+    return Reference(*map(speed_of, dataclasses.astuple(found)))
 
 
 @functools.cache
@@ -151,8 +189,11 @@ def printed_by(module: str, *args: str) -> Any:
         env={**os.environ, "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"},
     )  # fmt: skip
     if done.returncode:
-        last = (done.stderr.strip().splitlines() or [""])[-1]
-        raise ExecutionError(f"the speed of this machine could not be measured: {last}")
+        ended = f"{module} ended with exit code {done.returncode}"
+        if done.returncode < 0:  # by the system if there is too little memory, for example
+            ended = f"{module} was ended by {signal.Signals(-done.returncode).name}"
+        last = (done.stderr.strip().splitlines() or [ended])[-1]
+        raise ExecutionError(f"{_NOT_MEASURED}: {last}")
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
@@ -194,9 +235,16 @@ def _parts_of_key() -> list[str]:
         except PackageNotFoundError:
             continue
         break
-    try:
-        lines = re.findall(r"^(?:model name|flags)\s*:.*$", _CPUINFO.read_text(), re.MULTILINE)[:2]
-    except OSError:
-        lines = [platform.processor(), platform.machine()]
     settings = [f"{k}={v}" for k, v in sorted(os.environ.items()) if _ENVIRONMENT.fullmatch(k)]
-    return [str(_VERSION), found, *lines, str(num_cores()), *settings]
+    return [str(_VERSION), found, *_processor(), str(num_cores()), *settings]
+
+
+def _processor() -> list[str]:
+    """Returns the lines of /proc/cpuinfo that say what the first processor is."""
+    try:
+        first = _CPUINFO.read_text().partition("\n\n")[0]
+    except OSError:
+        first = ""
+    # An ARM has no name and no flags there, but features, and numbers of its maker and its design.
+    found = re.findall(r"^(?:model name|flags|Features|CPU \w+)\s*:.*$", first, re.MULTILINE)
+    return found or [platform.processor(), platform.machine()]

@@ -16,9 +16,7 @@ import functools
 from collections.abc import Sequence
 from typing import Any, Literal
 
-import psutil
-
-from tekso.framework.costs import device_types, stored_speeds
+from tekso.framework.costs import device_types, memory_limit, stored_speeds
 from tekso.framework.costs.device_types import DeviceType
 
 THIS_MACHINE = "this_machine"
@@ -138,7 +136,7 @@ def device_type() -> DeviceType:
     speed = measured().side_by_side
     peak = speed.products[-1][1]
     return DeviceType(
-        THIS_MACHINE, {"float32": peak, "bfloat16": peak / 2}, float(psutil.virtual_memory().total),
+        THIS_MACHINE, {"float32": peak, "bfloat16": peak / 2}, memory_limit.memory_bytes(),
         speed.streams[-1][1], 4e9, 3e-5, reached=0.75,
     )  # fmt: skip
 
@@ -209,13 +207,19 @@ def _of_record(values: Any) -> ThisMachine:
         _speed(values["side_by_side"]),
         _speed(values["alone"]),
         _speed(values["alone_cpu"]),
-        *(float(values[name]) for name in OF_STEP),
+        *(stored_speeds.time_of(values[name]) for name in OF_STEP),
     )
 
 
 def _speed(fields: dict[str, Any]) -> MachineSpeed:
-    values: dict[str, Any] = {
-        name: [(float(a), float(b)) for a, b in value] if name in POINTS else float(value)
-        for name, value in fields.items()
-    }
+    values: dict[str, Any] = {}
+    for name, value in fields.items():
+        if name in POINTS:
+            values[name] = [tuple(map(stored_speeds.speed_of, point)) for point in value]
+            if not values[name]:
+                raise ValueError(f"there is no speed of {name}")
+        elif name in STARTS:
+            values[name] = stored_speeds.time_of(value)
+        else:
+            values[name] = stored_speeds.speed_of(value)
     return MachineSpeed(**values)

@@ -142,11 +142,14 @@ def _input_shapes(definition: Any) -> list[Any]:
 
 
 def _ops(times: int, graph: Any) -> Iterator[tuple[int, Any]]:
-    """Yields (number of runs, op) of a graph and the graphs inside its ops."""
+    """Yields (number of runs, op) of a graph and the graphs inside its ops.
+
+    A cluster that XLA compiles is one op.
+    """
     for op in graph_walks.needed(graph):
         yield times, op
         repeats, inner = graph_work.inside(graph, op)
-        for one in inner:
+        for one in inner if not graph_walks.is_cluster(op, inner) else ():
             yield from _ops(times * repeats, one)
 
 

@@ -67,7 +67,8 @@ def measured_starts() -> Mapping[int, MeshStarts]:
 def _of_record(values: Mapping[str, Mapping[str, float]]) -> dict[int, MeshStarts]:
     names = [field.name for field in dataclasses.fields(MeshStarts)]
     return {
-        n: MeshStarts(*(float(values[str(n)][name]) for name in names)) for n in MEASURED_DEVICES
+        n: MeshStarts(*(stored_speeds.time_of(values[str(n)][name]) for name in names))
+        for n in MEASURED_DEVICES
     }
 
 

@@ -73,7 +73,8 @@ def measured_starts() -> PipelineStarts:
 
 
 def _of_record(values: dict[str, float]) -> PipelineStarts:
-    return PipelineStarts(*(float(values[f.name]) for f in dataclasses.fields(PipelineStarts)))
+    names = [field.name for field in dataclasses.fields(PipelineStarts)]
+    return PipelineStarts(*(stored_speeds.time_of(values[name]) for name in names))
 
 
 def pipeline_time(

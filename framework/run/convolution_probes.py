@@ -85,6 +85,9 @@ def speeds_of(whole_s: Sequence[float], rest_s: Sequence[float]) -> dict[str, An
     Args:
       whole_s: time of a step of each of `STACKS`.
       rest_s: the same without convolutions.
+
+    Raises:
+      ValueError: no step with convolutions takes longer than that without.
     """
     each_s = {
         stack: max(0.0, whole - rest) / (3 * stack.layers)  # a convolution and two gradients
@@ -94,11 +97,14 @@ def speeds_of(whole_s: Sequence[float], rest_s: Sequence[float]) -> dict[str, An
     ratio = MANY.flops / FEW.flops
     start_s = (ratio * each_s[FEW] - each_s[MANY]) / (ratio - 1.0)
     start_s = min(max(0.0, start_s), each_s[FEW])
+    # A stack whose convolutions seem to take no time was disturbed, and has no speed.
     speeds = sorted(
-        (stack.intensity, stack.flops / max(each - start_s, _LEAST * each, 1e-12))
+        (stack.intensity, stack.flops / max(each - start_s, _LEAST * each))
         for stack, each in each_s.items()
-        if stack != FEW
+        if stack != FEW and each
     )
+    if not speeds:
+        raise ValueError("steps with convolutions take no longer than steps without")
     return {"convolution_s": start_s, "convolutions": speeds, "filter_gradients": speeds}
 
 

@@ -9,6 +9,7 @@ a mesh           every logical device runs the program that DTensor compiles for
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any, Literal
 
@@ -26,7 +27,7 @@ from tekso.framework.planning.compiled_step import compiled_step
 from tekso.framework.planning.mesh_graphs import DeviceGraphs, device_graphs
 from tekso.framework.primitives.fusion import MarkedFusion, no_fusion
 from tekso.framework.run import step_graphs
-from tekso.framework.run.step_parts import MEASURED, StepParts, StepPlan
+from tekso.framework.run.step_parts import StepParts, StepPlan, measured_note
 from tekso.framework.step import Step
 
 
@@ -52,6 +53,7 @@ def data_parallel(parts: StepParts, devices: int) -> StepPlan:
         {"weights": _bytes(step.specs.weights), "slots": _bytes(step.specs.slots)},
         (Collective("all-reduce", DATA, len(sums), round(math.fsum(sums))),),
         devices,
+        step.dtype,
     )
 
 
@@ -67,7 +69,7 @@ def _one_device(step: Step, graphs: step_graphs.StepGraphs) -> StepPlan:
     cores = counted(graphs.cores, "core")
     notes = (
         f"uses {layout_ranking.seconds_text(of_cores)} of CPU time, on {cores}",
-        MEASURED,
+        measured_note(step.dtype),
     )
     return StepPlan(
         f"data_parallel, 1 device, {cores}", 1, memory, graphs.flops(), seconds, notes=notes,
@@ -101,13 +103,22 @@ def on_mesh(
         "slots": [float(shard(s, layout.of_slot(s))) for s in slots.values()],
     }
     graphs = device_graphs(compiled, variables=len(weights) + len(slots), arrays=len(parts.batch))
-    return _local_devices(
+    found = _local_devices(
         f"mesh_sharded, {layout_ranking.layout_text(layout)}",
         graphs,
         state,
         collectives.of_compiled(compiled, layout.mesh).collectives,
         devices,
+        dtype,
     )
+    threads = num_cores() // devices  # of an op, as in `mesh_devices.setup`
+    if threads < 2:
+        return found
+    note = (
+        f"an op of a device uses {threads} cores, but is planned on one: the step may be planned "
+        "too long"
+    )
+    return dataclasses.replace(found, notes=(*found.notes, note))
 
 
 def _local_devices(
@@ -116,6 +127,7 @@ def _local_devices(
     state: dict[str, list[float]],
     exchanged: tuple[Collective, ...],
     devices: int,
+    dtype: str,
 ) -> StepPlan:
     """Returns the step of several logical devices that share the cores and the memory."""
     starts = mesh_time.starts_of(mesh_time.measured_starts(), devices)
@@ -134,7 +146,7 @@ def _local_devices(
         f"{size(math.fsum(graphs.collectives))} on each device",
         f"the devices share the memory of the machine: "
         f"{size(devices * math.fsum(memory.values()))} together",
-        MEASURED,
+        measured_note(dtype),
     )
     return StepPlan(
         name, devices, memory, graphs.flops(), time.seconds, notes=notes,

@@ -214,7 +214,7 @@ def _check_padding(trial: Trial, inputs: Mapping[str, Input]) -> list[str]:
         step, is_padding = found
         real, padded = _with_padding(trial, input, step, is_padding)
         alone, together = trial.sums(real), trial.sums(padded)
-        again = functools.cache(functools.partial(trial.sums, real))
+        again = functools.partial(trial.sums, real)
         for what, how in _counted(trial, alone, again, together, TrialSums.named):
             what = what.replace("{}", task_results.method_of(trial.task, "loss"))
             raise InputError(counted(path, what, is_padding, how))

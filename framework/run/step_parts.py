@@ -19,7 +19,15 @@ from tekso.framework.signature import Signature
 from tekso.framework.step import Step
 from tekso.framework.task import Task
 
-MEASURED = "the speed of this machine was measured; memory is without TensorFlow itself"
+
+def measured_note(dtype: str) -> str:
+    """Returns what the time of a plan of this machine is based on.
+
+    Args:
+      dtype: type in which the layers compute.
+    """
+    of = "" if dtype == "float32" else f" in float32: a step in {dtype} may take much longer"
+    return f"the speed of this machine was measured{of}; memory is without TensorFlow itself"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -42,7 +42,7 @@ from tekso.framework.planning.stage_figures import (
 )
 from tekso.framework.planning.step_time import StepTime
 from tekso.framework.run import local_steps, pipeline_plan
-from tekso.framework.run.step_parts import MEASURED, StepParts, StepPlan
+from tekso.framework.run.step_parts import StepParts, StepPlan, measured_note
 from tekso.framework.signature import num_examples
 
 _PIPELINES: dict[str, type[StagedExecution]] = {
@@ -144,7 +144,8 @@ def _pipelined(parts: StepParts, tree: Tree.Params) -> StepPlan:
     machine = this_machine.measured().side_by_side if is_measured else None
     figures = pipeline_plan.figures(tree, assets_dir=parts.assets_dir, machine=machine)
     plan = figures.plan
-    itemsize = {"bfloat16": 2, "float16": 2}.get(parts.dtype(execution), 4)
+    dtype = parts.dtype(execution)
+    itemsize = {"bfloat16": 2, "float16": 2}.get(dtype, 4)
     memory = max(
         (_stage_memory(figures, i, itemsize=itemsize) for i in range(plan.num_devices)),
         key=lambda one: math.fsum(one.values()),
@@ -169,7 +170,7 @@ def _pipelined(parts: StepParts, tree: Tree.Params) -> StepPlan:
         plan.num_micro_batches * plan.num_parts * flops,
         time.seconds if time else _modelled_seconds(figures, device, memory, itemsize=itemsize),
         figures.timeline.idle_share,
-        tuple(_pipeline_notes(figures, device, time, shares=shares)),
+        tuple(_pipeline_notes(figures, device, time, dtype, shares=shares)),
         sent_bytes=_sent_bytes(figures),
         core_seconds=time.core_seconds if time else None,
         counted_bytes=figures.counted_bytes if time else None,
@@ -203,7 +204,7 @@ def _modelled_seconds(
 
 
 def _pipeline_notes(
-    figures: PipelineFigures, device: DeviceType, time: StepTime | None, *, shares: bool
+    figures: PipelineFigures, device: DeviceType, time: StepTime | None, dtype: str, *, shares: bool
 ) -> Iterator[str]:
     plan, seconds_text = figures.plan, layout_ranking.seconds_text
     sent = _sent_bytes(figures)
@@ -225,7 +226,7 @@ def _pipeline_notes(
     if time is not None:
         used, calls = map(seconds_text, (time.core_seconds, time.start_seconds))
         yield f"uses {used} of CPU time, {calls} of it to call stages from Python"
-        yield MEASURED
+        yield measured_note(dtype)
     elif device.name == THIS_MACHINE:
         yield _NO_STARTS
 

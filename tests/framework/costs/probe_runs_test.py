@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +14,12 @@ import pytest
 import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
+from tensorflow.python.eager import context
 
 from tekso.framework.costs import graph_work, machine_probes, probe_runs, this_machine
 from tekso.framework.costs.machine_probes import Probes
 from tekso.framework.run import convolution_probes, step_probes
+from tekso.framework.run.convolution_probes import STACKS
 
 
 def test_a_measurement_that_no_other_confirms_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,7 +83,9 @@ def test_ops_that_use_all_threads_wait_for_each_other_and_for_small_ops(
 
     monkeypatch.setattr(Probes, "seconds", trace)
     for copies in (1, 2):
-        Probes(copies).of_each(tf.matmul, tf.ones([2, 2]), tf.ones([2, 2]), times=3)
+        Probes(copies, is_alone=copies == 1).of_each(
+            tf.matmul, tf.ones([2, 2]), tf.ones([2, 2]), times=3
+        )
     alone, side_by_side = (
         [op for op in graph.get_operations() if op.type == "MatMul"]
         for graph in graphs
@@ -140,7 +146,7 @@ def test_the_time_of_an_op_is_found_among_those_of_calls_arguments_and_pauses(
     monkeypatch.setattr(probe_runs, "_call_s", lambda: np.full(2, 5.0))
     x = tf.ones([2, 2])
     for copies in (1, 2):
-        probes = Probes(copies)
+        probes = Probes(copies, is_alone=copies == 1)
         found = [
             (probes.of_nothing(lambda x: x + 1.0, x), 1.0),
             (probes.of_chain(lambda x: x + 1.0, x), 1.0),
@@ -148,6 +154,64 @@ def test_the_time_of_an_op_is_found_among_those_of_calls_arguments_and_pauses(
         ]
         for seconds, expected in found:
             assert list(seconds) == pytest.approx([expected] * 2, rel=0.01)
+
+
+def _ops_that_run(function: Any, x: Any) -> Counter[str]:
+    """Returns {type: number} of the ops of a function after TensorFlow has optimized its graph."""
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})
+    traced = tf.function(function, autograph=False)
+    traced(x)
+    context.enable_run_metadata()
+    try:
+        traced(x)
+        graphs = context.export_run_metadata().partition_graphs
+    finally:
+        context.disable_run_metadata()
+    return Counter(node.op for graph in graphs for node in graph.node)
+
+
+def test_tensorflow_does_not_merge_the_ops_of_a_probe(monkeypatch: pytest.MonkeyPatch) -> None:
+    chains: list[tuple[Any, Any]] = []
+
+    def note(self: Any, function: Any, x: Any, **_: Any) -> Any:
+        chains.append((function, x))
+        return np.ones(2)
+
+    monkeypatch.setattr(Probes, "_compiled", lambda self, one: tf.identity)  # by XLA, as it is
+    monkeypatch.setattr(Probes, "of_chain", note)
+    monkeypatch.setattr(Probes, "of_nothing", note)
+    monkeypatch.setattr(Probes, "of_each", lambda *_, **__: np.ones(2))
+    monkeypatch.setattr(Probes, "seconds", lambda *_: np.ones(2))
+    monkeypatch.setattr(Probes, "_convolutions", lambda _: {})
+    Probes(1).speeds()
+    before = tf.config.optimizer.get_experimental_options()
+    try:
+        _ops_that_run(tf.negative, tf.ones([2]))  # the first metadata may be empty
+        for function, x in chains:
+            once = tf.function(function, autograph=False).get_concrete_function(x).graph
+            types = [op.type for op in once.get_operations() if op.type != "Placeholder"]
+            found = _ops_that_run(probe_runs.chain(function, 4), x)
+            for kind in set(types) & {"Mul", "AddV2"}:
+                assert found[kind] == 4 * types.count(kind), (kind, x.shape, found)
+    finally:
+        tf.config.optimizer.set_experimental_options(before)
+
+
+@pytest.mark.parametrize("cores", [1, 2, 64])
+def test_all_speeds_are_measured_on_any_number_of_cores(
+    monkeypatch: pytest.MonkeyPatch, cores: int
+) -> None:
+    for name in ("of_chain", "of_nothing", "of_each", "seconds"):
+        monkeypatch.setattr(Probes, name, lambda *_, **__: np.ones(2))
+    monkeypatch.setattr(machine_probes, "_LARGER_ARRAYS", (1 << 17,))
+    monkeypatch.setattr(machine_probes, "_LARGER", (8,))
+    side_by_side, alone = (
+        machine_probes._probes(kind, cores).speeds().keys() for kind in ("side_by_side", "alone")
+    )
+    fields = {field.name for field in dataclasses.fields(this_machine.MachineSpeed)}
+    assert fields == side_by_side | set(this_machine.STARTS)
+    of_steps = convolution_probes.solved([2.0] * len(STACKS), [1.0] * len(STACKS))
+    assert fields == alone | set(this_machine.STARTS) | of_steps.keys()
 
 
 def test_the_speeds_of_a_machine_follow_from_the_times_of_its_ops(

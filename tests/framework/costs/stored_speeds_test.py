@@ -44,7 +44,10 @@ class Machine:
         stored_speeds._reference.cache_clear()
         try:
             self.speed = stored_speeds.stored(
-                "some", lambda run: run("program", "x"), lambda r: float(r["speed"]), cost="1 s"
+                "some",
+                lambda run: run("program", "x"),
+                lambda r: stored_speeds.speed_of(r["speed"]),
+                cost="1 s",
             )
         finally:
             stored_speeds._reference.cache_clear()
@@ -109,9 +112,29 @@ def test_a_faster_machine_is_measured_again(
     assert machine.plan(SLOW).is_slow and machine.measured == 2
 
 
+def record(*, cpu_s: str = "1.0", speed: str = "1.0") -> str:
+    """Returns the text of a file."""
+    reference = f'{{"cpu_s": {cpu_s}, "seconds": 1.1}}'
+    return f'{{"reference": {reference}, "speeds": {{"speed": {speed}}}}}'
+
+
+def test_a_file_is_read(machine: Machine, tmp_path: Path) -> None:
+    machine.plan(IDLE)
+    (path,) = tmp_path.glob("tekso/some_*.json")
+    path.write_text(record(speed="5.0"))
+    machine.plan(IDLE)
+    assert (machine.measured, machine.speed) == (1, 5.0)
+
+
 @pytest.mark.parametrize(
-    "text", ["{", "[]", "{}", '{"speeds": {"speed": 1}}', '{"speed": 1}'], ids=str
-)
+    "text",
+    [
+        "{", "[]", "{}", '{"speeds": {"speed": 1}}', '{"speed": 1}', record()[:-1],
+        *(record(speed=speed) for speed in ("NaN", "Infinity", "0", "-1.0", "null")),
+        *(record(cpu_s=cpu_s) for cpu_s in ("NaN", "0", "null")),
+    ],
+    ids=str,
+)  # fmt: skip
 def test_a_damaged_file_is_written_again(
     machine: Machine, tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -122,6 +145,24 @@ def test_a_damaged_file_is_written_again(
     machine.plan(IDLE)
     machine.plan(IDLE)
     assert machine.measured == 2 and f"{path} is damaged" in capsys.readouterr().err
+
+
+def test_a_file_that_cannot_be_read_does_not_stop_a_plan(machine: Machine, tmp_path: Path) -> None:
+    machine.plan(IDLE)
+    (path,) = tmp_path.glob("tekso/some_*.json")
+    path.unlink()
+    path.mkdir()
+    machine.plan(IDLE)
+    assert machine.measured == 2
+
+
+def test_a_speed_that_is_no_number_is_an_error_and_is_not_stored(
+    machine: Machine, tmp_path: Path
+) -> None:
+    machine.measured = -1  # so the next speed is 0
+    with pytest.raises(ExecutionError, match=r"could not be measured: 0 is no speed"):
+        machine.plan(IDLE)
+    assert not list(tmp_path.glob("tekso/some_*.json"))
 
 
 def test_a_folder_that_cannot_be_written_does_not_stop_a_plan(
@@ -160,6 +201,31 @@ def test_speeds_under_other_settings_of_tensorflow_are_other_speeds(
     monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "1")
     machine.plan(IDLE)
     assert (machine.speed, machine.measured) == (1.0, 8)
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ("model name\t: EPYC", "flags\t\t: avx2", "cpu MHz\t\t: {}"),
+        ("BogoMIPS\t: {}", "Features\t: asimd sve", "CPU part\t: 0xd40"),
+    ],
+)
+def test_speeds_of_another_processor_are_other_speeds(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: tuple[str, ...]
+) -> None:
+    path = tmp_path / "cpuinfo"
+    monkeypatch.setattr(stored_speeds, "_CPUINFO", path)
+
+    def plan(*, frequency: str, one: str = "", other: str = "") -> int:
+        """Returns the number of measurements so far."""
+        first = "\n".join(lines).format(frequency).replace(one, other)
+        path.write_text(f"processor\t: 0\n{first}\n\nprocessor\t: 1\n{first}\n")
+        machine.plan(IDLE)
+        return machine.measured
+
+    assert plan(frequency="50.0") == plan(frequency="48.9") == 1
+    for number, name in enumerate(("EPYC", "avx2") if "EPYC" in lines[0] else ("sve", "0xd40")):
+        assert plan(frequency="50.0", one=name, other="other") == 2 + number
 
 
 def test_plans_at_the_same_time_measure_once(
@@ -203,3 +269,8 @@ def test_the_error_of_a_program_is_that_of_the_plan(monkeypatch: pytest.MonkeyPa
     assert commands[0][-1] == "from some.module import main; main(*('x',))"
     with pytest.raises(ExecutionError, match="could not be measured: why"):
         stored_speeds.printed_by("some.module")
+    for code, how in ((-9, "was ended by SIGKILL"), (1, "ended with exit code 1")):
+        done = SimpleNamespace(returncode=code, stdout="", stderr="")
+        monkeypatch.setattr(subprocess, "run", lambda *_, done=done, **__: done)
+        with pytest.raises(ExecutionError, match=f"could not be measured: some.module {how}"):
+            stored_speeds.printed_by("some.module")

@@ -472,3 +472,19 @@ def test_the_speed_is_that_of_four_programs_and_is_stored(
     assert this_machine.find("cpu").name == "cpu"
     with pytest.raises(ExecutionError, match="did you mean this_machine"):
         this_machine.find("this_machin")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("products", []), ("products", [[1.0, 0.0]]), ("streams", [[float("nan"), 1e9]]),
+        ("convolutions", [[1.0, float("inf")]]), ("functions_per_s", 0.0), ("op_s", -1e-6),
+        ("op_s", float("nan")),
+    ],
+)  # fmt: skip
+def test_speeds_by_which_a_plan_would_be_no_number_are_refused(name: str, value: Any) -> None:
+    speed = dataclasses.asdict(SPEED)
+    record = {**STARTS, "side_by_side": speed, "alone": speed, "alone_cpu": speed}
+    assert this_machine._of_record(record).alone == SPEED
+    with pytest.raises(ValueError, match=r"is no speed|is no time|there is no speed of products"):
+        this_machine._of_record({**record, "alone": {**speed, name: value}})

@@ -66,6 +66,19 @@ def test_collectives_are_not_ops_of_the_graph_as_well() -> None:
     assert (found.ops(), found.seconds(fast), found.short_seconds(fast)) == (0, 0.0, 0.0)
 
 
+def test_a_cluster_that_xla_compiles_starts_as_one_op() -> None:
+    @tf.function(jit_compile=True, autograph=False)
+    def cluster(x: tf.Tensor) -> tf.Tensor:
+        return tf.tanh(x * x) + x
+
+    traced = tf.function(lambda x: cluster(-x), autograph=False)
+    graph = traced.get_concrete_function(tf.TensorSpec([2])).graph
+    found = DeviceGraphs([(3, graph)], (), variables=0, arrays=0, calls=0)
+    assert found.ops() == 3 * 2
+    time = mesh_time.mesh_time(found, STARTS, SPEED, devices=2, cores=2)
+    assert time.start_seconds == pytest.approx(2 * found.ops() * STARTS.op_s)
+
+
 def test_the_first_run_of_a_graph_in_a_step_reads_what_others_moved_out_of_the_caches() -> None:
     small, large = (
         tf.function(tf.negative).get_concrete_function(tf.TensorSpec([size])).graph

@@ -24,13 +24,16 @@ def test_planted_times_are_found() -> None:
         assert speed == pytest.approx(1e9 * intensity, rel=0.05)
 
 
-def test_disturbed_steps_make_no_time_negative() -> None:
-    found = speeds_of([1e-3] * len(STACKS), [2e-3] * len(STACKS))
-    assert found["convolution_s"] == 0 and all(speed > 0 for _, speed in found["convolutions"])
+def test_disturbed_steps_make_no_time_negative_and_no_speed_infinite() -> None:
+    with pytest.raises(ValueError, match=r"take no longer than steps without"):
+        speeds_of([1e-3] * len(STACKS), [2e-3] * len(STACKS))
     index = STACKS.index(MANY)
     times = [1e-2 * (i != index) for i in range(len(STACKS))]
     found = speeds_of(times, [0.0] * len(STACKS))  # many images take no time at all
     assert 0 < found["convolution_s"] <= 1e-2 / (3 * FEW.layers)
+    speeds = dict(found["convolutions"])
+    assert len(speeds) == len(STACKS) - 2 and MANY.intensity not in speeds
+    assert all(0 < speed < 1e13 for speed in speeds.values())
 
 
 def test_a_convolution_is_counted_by_its_operations_and_its_bytes() -> None:

@@ -22,7 +22,7 @@ from tekso.framework.exit_codes import ExitCode
 from tekso.framework.planning import mesh_time
 from tekso.framework.planning.mesh_time import MeshStarts
 from tekso.framework.planning.pipeline_time import PipelineStarts
-from tekso.framework.run import plan_text, run_plan, step_graphs, step_plan
+from tekso.framework.run import local_steps, plan_text, run_plan, step_graphs, step_plan
 from tekso.framework.run.checkpoint_description import Description
 from tekso.framework.run.run_plan import RunPlan
 from tekso.framework.warm_start import WarmStart
@@ -324,6 +324,9 @@ def test_a_plan_says_that_other_programs_use_the_machine(
     }  # fmt: skip
 
 
+BFLOAT16 = {"run.activation_dtype": "bfloat16"}
+
+
 def test_a_step_on_this_machine_has_the_time_and_memory_of_its_graphs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -346,9 +349,14 @@ def test_a_step_on_this_machine_has_the_time_and_memory_of_its_graphs(
     assert parts is not None
     assert parts.memory["tensors of a step"] < 0.6 * plan.step.memory["tensors of a step"]
     assert parts.memory["weights"] == plan.step.memory["weights"] == 4 * plan.weights
+    in_16_bits = planned(tmp_path, tree(**BFLOAT16), device="this_machine").step
+    assert in_16_bits is not None and "in bfloat16 may take much longer" in in_16_bits.notes[-1]
+    assert "float" not in plan.step.notes[-1]
     starts = MeshStarts(0.0, 0.0, 0.0, op_s=speed.op_s, collective_s=0.0, byte_s=0.0)
     monkeypatch.setattr(mesh_time, "measured_starts", lambda: {2: starts, 4: starts})
     replicas = planned(tmp_path, device="this_machine", num_devices=2)
+    other = planned(tmp_path, tree(**BFLOAT16), device="this_machine", num_devices=2).step
+    assert other is not None and "in bfloat16 may take much longer" in other.notes[-1]
     # The devices compute what two towers compute, and update their own copies of the weights.
     assert replicas.step is not None and replicas.step.core_seconds is not None
     assert 1.0 < replicas.step.core_seconds / plan.step.core_seconds < 1.7
@@ -361,6 +369,24 @@ def test_a_step_on_this_machine_has_the_time_and_memory_of_its_graphs(
     )
     (problem,) = dataclasses.replace(replicas, device=small).problems
     assert "for the 2 devices that share it" in problem
+
+
+@pytest.mark.parametrize(("cores", "threads"), [(2, None), (3, None), (8, 4)])
+def test_a_mesh_with_several_cores_for_a_device_says_that_they_are_not_planned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cores: int, threads: int | None
+) -> None:
+    speed = speed_of(1.0)
+    machine = ThisMachine(speed, speed, speed, call_s=0.0, array_s=0.0, variable_s=0.0)
+    starts = MeshStarts(0.0, 0.0, 0.0, op_s=0.0, collective_s=0.0, byte_s=0.0)
+    monkeypatch.setattr(this_machine, "measured", lambda: machine)
+    monkeypatch.setattr(mesh_time, "measured_starts", lambda: {2: starts, 4: starts})
+    monkeypatch.setattr(local_steps, "num_cores", lambda: cores)
+    small = registry.get("image.digits.Mlp")().tree()
+    small.execution = execution.MeshSharded.Params(mesh="data:2", rules="batch:data")
+    plan = run_plan.plan("m", small, device="this_machine", logdir=str(tmp_path / "none"))
+    assert plan.step is not None
+    notes = [note for note in plan.step.notes if "planned on one" in note]
+    assert notes == [] if threads is None else f"uses {threads} cores" in notes[0]
 
 
 def test_a_pipeline_on_this_machine_has_the_time_of_its_calls(
@@ -378,6 +404,10 @@ def test_a_pipeline_on_this_machine_has_the_time_of_its_calls(
     assert step is not None and step.core_seconds is not None
     assert 7.0 < step.seconds < step.core_seconds < 8.0
     assert "7 s of it to call stages from Python" in step.notes[-2]
+    assert "float" not in step.notes[-1]
+    small.set(BFLOAT16)
+    other = run_plan.plan("m", small, device="this_machine", logdir=str(tmp_path / "none")).step
+    assert other is not None and "in bfloat16 may take much longer" in other.notes[-1]
     assert plan.problems == []
     # Each of the two stages fits into the memory of the machine, but they share it.
     limit = 1.2 * step.total_bytes
