@@ -175,9 +175,13 @@ def _check_is_sum(trial: Trial, batch: Batch, mode: Mode) -> list[str]:
         ("loss_weight", both.weight, [part.weight for part in parts]),
     ):
         shares = [apart[0] / len(rows), apart[1] * (len(rows) - 1) / len(rows)]
-        is_mean = all(apart) and np.isfinite(together)
-        is_mean = is_mean and np.isclose(together, sum(shares), trial.tolerance, 0.0)
-        if is_mean or trial.differ(together, sum(apart), scale=sum(map(abs, apart))):
+        is_sum, is_mean = (
+            np.isfinite(together) and np.isclose(together, sum(of), trial.tolerance, 0.0)
+            for of in (apart, shares)
+        )
+        if (is_mean and not is_sum) or trial.differ(
+            together, sum(apart), scale=sum(map(abs, apart))
+        ):
             _check_repeats(trial, method, together, sum(apart), _rows(batch, rows), mode)
             when = " in training" if mode == "train" else ""
             raise LossError(

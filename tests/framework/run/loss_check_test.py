@@ -313,6 +313,31 @@ def test_a_mean_of_small_losses_is_refused() -> None:
         check("mean of 1e-9")
 
 
+class Signed(Squares):
+    """The first example has a loss of 1, and each other one of -1, as a log density may have."""
+
+    def loss(self, theta: Any, batch: Any, ctx: StepContext) -> LossSums:
+        first = Points.Params(batch_size=4).instantiate().batch(0)["x"][0, 0]
+        sign = tf.where(batch["x"][:, 0] == first, 1.0, -1.0)
+        return LossSums(tf.reduce_sum(sign * batch["weights"]) * tf.reduce_sum(theta.w) ** 2)
+
+
+class Nil(Squares):
+    """The loss of all examples is 0."""
+
+    def loss(self, theta: Any, batch: Any, ctx: StepContext) -> LossSums:
+        return LossSums(tf.reduce_sum(0.0 * batch["weights"]))
+
+
+def test_a_sum_of_losses_of_both_signs_that_equals_the_mean_of_its_parts_is_a_sum() -> None:
+    """1 and -2 are together -1, which is also a third of the first and two thirds of the second."""
+    assert len(check("nothing", Signed)) == 1  # the weight that is not used
+
+
+def test_losses_of_0_are_a_sum() -> None:
+    assert len(check("nothing", Nil)) == 1  # the weights, which are not used
+
+
 def test_an_auxiliary_loss_has_to_be_a_sum_over_examples() -> None:
     assert len(check("penalty times examples")) == 1  # the weight that is not used
     what = r"^the auxiliary loss 'l2' of ctx.collect_loss is not a sum over the examples: for 3"
