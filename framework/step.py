@@ -27,6 +27,7 @@ from tekso.framework.gradient_combination import needs_each_gradient
 from tekso.framework.learning_step import Decision, LearnerBase, SquaredNorms, trained_weights
 from tekso.framework.loss_scale import SCALE
 from tekso.framework.primitives.fusion import Fuse, no_fusion
+from tekso.framework.primitives.precision import widen
 from tekso.framework.random_key import RandomKey
 from tekso.framework.state import State
 from tekso.framework.task import Batch, LossSums, Task
@@ -333,9 +334,8 @@ def unscaled(gradient: tf.Tensor, scale: tf.Tensor | None, dtype: Any = None) ->
     Args:
       gradient: gradient of a weight, of the scaled loss.
       scale: float32 scalar; None: the loss is not scaled.
-      dtype: type of the result; None: the type of the gradient, but at least float32 if scaled.
+      dtype: type of the result; None: float32, and float64 for float64. Gradients of several parts
+        of a batch are summed in it.
     """
-    if dtype is None:
-        dtype = tf.float32 if scale is not None and gradient.dtype == tf.float16 else gradient.dtype
-    gradient = tf.cast(gradient, dtype)
+    gradient = widen(gradient) if dtype is None else tf.cast(gradient, dtype)
     return gradient if scale is None else gradient * tf.cast(1.0 / scale, gradient.dtype)
