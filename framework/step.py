@@ -262,6 +262,14 @@ class Step:
         """
         means = {name: tf.math.divide_no_nan(*pair) for name, pair in statistics.items()}
         changed = self.learner.without_frozen(self.task.new_statistics(weights, means))
+        for path, value in changed.items():
+            if not value.shape.is_compatible_with(weights[path].shape):
+                raise ValueError(
+                    f"updated_statistics returned {path!r} of shape {list(value.shape)}, but the "
+                    f"weight has the shape {list(weights[path].shape)}. ops.scan stacks statistics "
+                    "over its iterations, as it does the weights of a repeated stack: compute a "
+                    "layer with batch statistics, such as BatchNorm, outside of other loops"
+                )
         return {path: select(is_finite, value, weights[path]) for path, value in changed.items()}
 
     def report(self, sums: Sums, total_weight: tf.Tensor, learner_metrics: Flat) -> Flat:
