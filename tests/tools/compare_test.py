@@ -77,6 +77,43 @@ def test_the_test_is_welchs_and_the_number_of_seeds_has_its_power(
     assert found.seeds == 2 or power(found.seeds - 1) < 0.83
 
 
+# Student 1908, table 1: additional hours of sleep by two drugs.
+SLEEP = (
+    [0.7, -1.6, -0.2, -1.2, -0.1, 3.4, 3.7, 0.8, 0.0, 2.0],
+    [1.9, 0.8, 1.1, 0.1, -0.1, 4.4, 5.5, 1.6, 4.6, 3.4],
+)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "t", "freedom", "p"),
+    [
+        (*SLEEP, 1.8608, 17.776, 0.07939),
+        ([*range(1, 11)], [*range(7, 21)], 5.4349, 21.982, 1.855e-5),
+        ([*range(1, 11)], [*range(7, 21), 200], 1.6329, 14.165, 0.1245),
+    ],
+)
+def test_the_test_gives_the_figures_of_the_examples_of_r(
+    first: list[float], second: list[float], t: float, freedom: float, p: float
+) -> None:
+    """As printed by the examples of R's manual of t.test, to their last digit."""
+    found = statistics.welch(first, second)
+    assert found.t == pytest.approx(t, abs=5e-5)
+    assert found.freedom == pytest.approx(freedom, abs=5e-4)
+    assert found.p == pytest.approx(p, rel=5e-4)
+    assert found.is_decided == (p < 0.05)
+    assert statistics.welch(second, first).t == pytest.approx(-t, abs=5e-5)
+
+
+@pytest.mark.parametrize(
+    ("difference", "count"),
+    [(0.2, 393), (0.3, 175), (0.4, 100), (0.5, 64), (0.6, 45), (0.8, 26), (1.0, 17)],
+)
+def test_the_number_of_seeds_is_that_of_cohens_table(difference: float, count: int) -> None:
+    """Cohen 1988, table 2.4.1, for a power of 80 % and 5 %, two-sided; sizes are rounded there."""
+    assert statistics.seeds(difference, 1.0, 1.0) == pytest.approx(count, abs=1)
+    assert statistics.seeds(-10 * difference, 10.0, 10.0) == pytest.approx(count, abs=1)
+
+
 @pytest.mark.parametrize("scale", [1e-200, 1e200, 1e307, 2.0**-1022])
 def test_values_whose_squares_are_infinite_or_zero_are_compared(scale: float) -> None:
     first, second = [1.0, 1.2, 1.1], [2.0, 2.3, 1.6, 2.2]
