@@ -175,13 +175,9 @@ def _check_is_sum(trial: Trial, batch: Batch, mode: Mode) -> list[str]:
         ("loss_weight", both.weight, [part.weight for part in parts]),
     ):
         shares = [apart[0] / len(rows), apart[1] * (len(rows) - 1) / len(rows)]
-        is_sum, is_mean = (
-            np.isfinite(together) and np.isclose(together, sum(of), trial.tolerance, 0.0)
-            for of in (apart, shares)
-        )
-        if (is_mean and not is_sum) or trial.differ(
-            together, sum(apart), scale=sum(map(abs, apart))
-        ):
+        of_parts = [np.isclose(together, sum(of), trial.tolerance, 0.0) for of in (apart, shares)]
+        is_mean = of_parts == [False, True]
+        if is_mean or trial.differ(together, sum(apart), scale=sum(map(abs, apart))):
             _check_repeats(trial, method, together, sum(apart), _rows(batch, rows), mode)
             when = " in training" if mode == "train" else ""
             raise LossError(
