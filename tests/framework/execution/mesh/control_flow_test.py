@@ -152,6 +152,5 @@ def test_loop_over_depth_on_a_mesh_equals_the_plain_one(model: str, layouts: lis
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", ["lstm"])
-def test_parts_of_a_batch_add_up_on_a_mesh(model: str) -> None:
-    check(differences(model, "--accumulation=2", "data:2;model:2 batch:data;mlp:model;vocab:model"))
+def test_parts_of_a_batch_add_up_on_a_mesh_also_their_statistics() -> None:
+    check(differences("repeated_recurrent", "--accumulation=2", RECURRENT[0]))
