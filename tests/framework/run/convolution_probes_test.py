@@ -14,17 +14,18 @@ import tensorflow as tf
 from tekso.framework.context import StepContext
 from tekso.framework.costs import graph_walks
 from tekso.framework.planning import start_probes
+from tekso.framework.planning.start_probes import StepTimes
 from tekso.framework.run import convolution_probes
-from tekso.framework.run.convolution_probes import FEW, MANY, STACKS, LayerStack, solved
+from tekso.framework.run.convolution_probes import FEW, MANY, STACKS, LayerStack, speeds_of
 
 
 def test_planted_times_are_found() -> None:
     rest = [1e-3 * (i + 1) for i in range(len(STACKS))]
     whole = [
-        more + 3 * stack.times * (2e-4 + stack.flops / (1e9 * stack.intensity))
+        more + 3 * stack.layers * (2e-4 + stack.flops / (1e9 * stack.intensity))
         for stack, more in zip(STACKS, rest, strict=True)
     ]
-    found = solved(whole, rest)
+    found = speeds_of(whole, rest)
     # With more images, the same convolutions have a few more operations per byte.
     assert found["convolution_s"] == pytest.approx(2e-4, rel=0.05)
     speeds = dict(found["convolutions"])
@@ -35,12 +36,12 @@ def test_planted_times_are_found() -> None:
 
 
 def test_disturbed_steps_make_no_time_negative() -> None:
-    found = solved([1e-3] * len(STACKS), [2e-3] * len(STACKS))
+    found = speeds_of([1e-3] * len(STACKS), [2e-3] * len(STACKS))
     assert found["convolution_s"] == 0 and all(speed > 0 for _, speed in found["convolutions"])
     index = STACKS.index(MANY)
     times = [1e-2 * (i != index) for i in range(len(STACKS))]
-    found = solved(times, [0.0] * len(STACKS))  # many images take no time at all
-    assert 0 < found["convolution_s"] <= 1e-2 / (3 * FEW.times)
+    found = speeds_of(times, [0.0] * len(STACKS))  # many images take no time at all
+    assert 0 < found["convolution_s"] <= 1e-2 / (3 * FEW.layers)
 
 
 def test_a_convolution_is_counted_by_its_operations_and_its_bytes() -> None:
@@ -51,7 +52,7 @@ def test_a_convolution_is_counted_by_its_operations_and_its_bytes() -> None:
 
 def test_a_quarter_of_the_time_at_least_is_that_of_operations() -> None:
     """Many images take as long as few, so all the time seems to be that of the start."""
-    found = solved([3 * stack.times * 1e-3 for stack in STACKS], [0.0] * len(STACKS))
+    found = speeds_of([3 * stack.layers * 1e-3 for stack in STACKS], [0.0] * len(STACKS))
     assert found["convolution_s"] == pytest.approx(1e-3)
     expected = {stack.intensity: stack.flops / 0.25e-3 for stack in STACKS}
     for intensity, speed in found["convolutions"]:
@@ -65,9 +66,9 @@ def test_steps_with_and_without_convolutions_are_compared_in_turns(
     cpu = {True: 30.0, False: 3.0}
     elapsed = {True: 20.0, False: 8.0}
 
-    def typical_times(steps: Any, **settings: int) -> list[tuple[float, float]]:
+    def typical_times(steps: Any, **settings: int) -> list[StepTimes]:
         assert [stack for stack, _ in steps[::2]] == [stack for stack, _ in steps[1::2]]
-        return [(cpu[convolves], elapsed[convolves]) for _, convolves in steps]
+        return [StepTimes(cpu[convolves], elapsed[convolves]) for _, convolves in steps]
 
     execution = SimpleNamespace(setup_devices=lambda: None)
     monkeypatch.setattr(convolution_probes, "_execution", lambda: execution)
@@ -76,8 +77,8 @@ def test_steps_with_and_without_convolutions_are_compared_in_turns(
     convolution_probes.main()
     count = len(STACKS)
     expected = {
-        "cpu": solved([30.0] * count, [3.0] * count),
-        "elapsed": solved([20.0] * count, [3.0] * count),  # no more than the CPU time
+        "cpu": speeds_of([30.0] * count, [3.0] * count),
+        "elapsed": speeds_of([20.0] * count, [3.0] * count),  # no more than the CPU time
     }
     assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(expected))
 
@@ -86,7 +87,7 @@ def test_steps_with_and_without_convolutions_are_compared_in_turns(
 def test_a_layer_of_a_stack_has_a_convolution_of_3_by_3_and_its_two_gradients(
     convolves: bool,
 ) -> None:
-    params = convolution_probes._Stacked.Params(channels=2, times=5, convolves=convolves)
+    params = convolution_probes._Stacked.Params(channels=2, num_layers=5, convolves=convolves)
     task = params.instantiate()
 
     @tf.function(autograph=False)

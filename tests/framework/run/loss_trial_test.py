@@ -15,7 +15,7 @@ from tekso.framework.learner import Learner
 from tekso.framework.optimizers.sgd import SGD
 from tekso.framework.params import param
 from tekso.framework.run import loss_check
-from tekso.framework.run.loss_check import LossError
+from tekso.framework.run.loss_sums import LossError
 from tekso.framework.schedules import Constant
 from tekso.framework.task import LossSums, Task
 from tekso.framework.theta import flatten
