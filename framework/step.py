@@ -27,6 +27,7 @@ from tekso.framework.gradient_combination import needs_each_gradient
 from tekso.framework.learning_step import Decision, LearnerBase, SquaredNorms, trained_weights
 from tekso.framework.loss_scale import SCALE
 from tekso.framework.primitives.fusion import Fuse, no_fusion
+from tekso.framework.primitives.precision import widen
 from tekso.framework.random_key import RandomKey
 from tekso.framework.state import State
 from tekso.framework.task import Batch, LossSums, Task
@@ -264,6 +265,14 @@ class Step:
         """
         means = {name: tf.math.divide_no_nan(*pair) for name, pair in statistics.items()}
         changed = self.learner.without_frozen(self.task.new_statistics(weights, means))
+        for path, value in changed.items():
+            if not value.shape.is_compatible_with(weights[path].shape):
+                raise ValueError(
+                    f"updated_statistics returned {path!r} of shape {list(value.shape)}, but the "
+                    f"weight has the shape {list(weights[path].shape)}. ops.scan stacks statistics "
+                    "over its iterations, as it does the weights of a repeated stack: compute a "
+                    "layer with batch statistics, such as BatchNorm, outside of other loops"
+                )
         return {path: select(is_finite, value, weights[path]) for path, value in changed.items()}
 
     def report(self, sums: Sums, total_weight: tf.Tensor, learner_metrics: Flat) -> Flat:
@@ -336,9 +345,8 @@ def unscaled(gradient: tf.Tensor, scale: tf.Tensor | None, dtype: Any = None) ->
     Args:
       gradient: gradient of a weight, of the scaled loss.
       scale: float32 scalar; None: the loss is not scaled.
-      dtype: type of the result; None: the type of the gradient, but at least float32 if scaled.
+      dtype: type of the result; None: float32, and float64 for float64. Gradients of several parts
+        of a batch are summed in it.
     """
-    if dtype is None:
-        dtype = tf.float32 if scale is not None and gradient.dtype == tf.float16 else gradient.dtype
-    gradient = tf.cast(gradient, dtype)
+    gradient = widen(gradient) if dtype is None else tf.cast(gradient, dtype)
     return gradient if scale is None else gradient * tf.cast(1.0 / scale, gradient.dtype)

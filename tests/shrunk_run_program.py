@@ -5,7 +5,7 @@
     train   step 1, traced as for a user, without evaluation; saves
     train   restores, evaluates after step 2; op by op
     eval    restores, evaluates; op by op
-    decode  restores, decodes; op by op
+    decode  restores, compares what the task is given with the checkpoint, decodes; op by op
     export  restores, traces the exported functions
     call    loads the export, and compares it with the restored model
 
@@ -21,6 +21,7 @@ import re
 import sys
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import shrunk_experiments
@@ -34,6 +35,7 @@ from tekso.framework.params import references
 from tekso.framework.run import inspection
 from tekso.framework.run.opened import open_run
 from tekso.framework.run.weights import load_weights
+from tekso.framework.theta import Theta, flatten
 from tekso.tools import trainer
 
 MODULES = (
@@ -115,11 +117,44 @@ def _run(model_key: str, logdir: Path, *, decodes: bool, is_first_traced: bool) 
     ):
         print(f"== {' '.join(words)}", flush=True)
         tf.config.run_functions_eagerly(can_run_op_by_op and not is_traced)
-        code = trainer.main(["tekso-trainer", *words])
+        decoding = _Decoding(task_results.decode, logdir)
+        with mock.patch.object(task_results, "decode", decoding):
+            code = trainer.main(["tekso-trainer", *words])
         if code != ExitCode.OK:
             return int(code)
+        if decoding.has_compared != ("--mode=decode" in words):
+            raise ValueError(f"the weights of decoding were not compared by {words}")
     _call(logdir)
     return ExitCode.OK
+
+
+class _Decoding:
+    """Decodes after it has compared what the functions of the task get with the checkpoint."""
+
+    def __init__(self, decode: Any, logdir: Path) -> None:
+        self._decode, self._logdir = decode, logdir
+        self.has_compared = False
+
+    def __call__(self, task: Any, program: Any, input: Any) -> Any:
+        if not self.has_compared:  # or it is one of several tasks
+            self._compare(task, program)
+            self.has_compared = True
+        return self._decode(task, program, input)
+
+    def _compare(self, task: Any, program: Any) -> None:
+        found = flatten(program.call(_restored))
+        wanted = flatten(load_weights(task, str(self._logdir)))
+        if found.keys() != wanted.keys():
+            raise ValueError(f"decoding has other weights: {found.keys() ^ wanted.keys()}")
+        for path, value in found.items():
+            stored = tf.cast(wanted[path], value.dtype)  # may compute in fewer bits
+            np.testing.assert_array_equal(value.numpy(), stored.numpy(), err_msg=path)
+
+
+def _restored(theta: Theta, ctx: StepContext) -> Theta:
+    if ctx.mode != "decode":
+        raise ValueError(f"the mode of decoding is {ctx.mode}")
+    return theta
 
 
 def _call(logdir: Path) -> None:

@@ -95,8 +95,8 @@ def _check_losses(trial: Trial, division: _Division) -> None:
         ("loss_weight", both.weight, [part.weight for part in parts]),
     ):
         mean = apart[0] / size + apart[1] * (size - 1) / size
-        is_mean = all(apart) and np.isfinite(together)
-        is_mean = is_mean and np.isclose(together, mean, trial.tolerance, 0.0)
+        equals = [np.isclose(together, x, trial.tolerance, 0.0) for x in (sum(apart), mean)]
+        is_mean = equals == [False, True]
         if not is_mean and not trial.differ(together, sum(apart), scale=sum(map(abs, apart))):
             continue
         _check_repeats(trial, method, together, sum(apart), division.examples, division.mode)

@@ -77,6 +77,51 @@ def test_the_test_is_welchs_and_the_number_of_seeds_has_its_power(
     assert found.seeds == 2 or power(found.seeds - 1) < 0.83
 
 
+# Student 1908, table 1: additional hours of sleep by two drugs.
+SLEEP = (
+    [0.7, -1.6, -0.2, -1.2, -0.1, 3.4, 3.7, 0.8, 0.0, 2.0],
+    [1.9, 0.8, 1.1, 0.1, -0.1, 4.4, 5.5, 1.6, 4.6, 3.4],
+)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "t", "freedom", "p"),
+    [
+        (*SLEEP, 1.8608, 17.776, 0.07939),
+        ([*range(1, 11)], [*range(7, 21)], 5.4349, 21.982, 1.855e-5),
+        ([*range(1, 11)], [*range(7, 21), 200], 1.6329, 14.165, 0.1245),
+    ],
+)
+def test_the_test_gives_the_figures_of_the_examples_of_r(
+    first: list[float], second: list[float], t: float, freedom: float, p: float
+) -> None:
+    """As printed by the examples of R's manual of t.test, to their last digit."""
+    found = statistics.welch(first, second)
+    assert found.t == pytest.approx(t, abs=5e-5)
+    assert found.freedom == pytest.approx(freedom, abs=5e-4)
+    assert found.p == pytest.approx(p, rel=5e-4)
+    assert found.is_decided == (p < 0.05)
+    assert statistics.welch(second, first).t == pytest.approx(-t, abs=5e-5)
+
+
+@pytest.mark.parametrize(
+    ("difference", "count"), [(0.4, 100), (0.5, 64), (0.6, 45), (0.8, 26), (1.0, 17), (1.2, 12)]
+)
+def test_the_number_of_seeds_is_that_of_cohens_table(difference: float, count: int) -> None:
+    """Cohen 1988, table 2.4.1, for a power of 80 % and 5 %, two-sided."""
+    assert statistics.seeds(difference, 1.0, 1.0) == count
+    assert statistics.seeds(-10 * difference, 10.0, 10.0) == count
+
+
+@pytest.mark.parametrize(("t", "is_decided"), [(4.302, False), (4.303, True), (-4.303, True)])
+def test_a_difference_is_decided_from_the_critical_value_on(t: float, is_decided: bool) -> None:
+    """Of Student's table: 4.3027 for two degrees of freedom and 5 %, two-sided."""
+    shift = t * math.sqrt(2)  # each variance is 2, and each mean is of two values
+    found = statistics.welch([-1.0, 1.0], [shift - 1, shift + 1])
+    assert found.freedom == pytest.approx(2) and found.t == pytest.approx(t)
+    assert found.is_decided is is_decided
+
+
 @pytest.mark.parametrize("scale", [1e-200, 1e200, 1e307, 2.0**-1022])
 def test_values_whose_squares_are_infinite_or_zero_are_compared(scale: float) -> None:
     first, second = [1.0, 1.2, 1.1], [2.0, 2.3, 1.6, 2.2]
@@ -96,7 +141,8 @@ def test_single_and_constant_values_are_not_tested() -> None:
     assert not one.is_decided
     same = statistics.welch([2.0, 2.0], [2.0, 2.0])
     assert (same.p, same.seeds) == (1.0, None)
-    assert statistics.welch([2.0, 2.0], [3.0, 3.0]).is_decided
+    other = statistics.welch([2.0, 2.0], [3.0, 3.0])
+    assert other.is_decided and (other.p, other.seeds) == (0.0, 2)
     # 2 * (1.96 + 0.84)**2 / difference**2 seeds: 9,810 and 12,262
     assert statistics.seeds(0.04, 1.0, 1.0) == pytest.approx(9_812, abs=5)
     assert statistics.seeds(0.03578, 1.0, 1.0) is None
@@ -150,6 +196,54 @@ def test_a_decided_difference_is_distinguished_from_one_that_the_spread_may_expl
     assert "exceeds the spread (p = 0.0111)" in outcomes[far].notes[0]
     assert outcomes[far].rows[0][:4] == ["initial_value=0.1", "2", "1.1000", "0.1414"]
     assert outcomes[far].rows[1][4] == "+1.95"
+
+
+def test_a_table_has_the_cost_of_each_run(tmp_path: Path) -> None:
+    paths = two_groups(tmp_path, [1.0], [2.0])
+    (tmp_path / "b0" / "metrics.jsonl").unlink()
+    found = tables.cost(runs.groups([runs.read(path) for path in paths]))
+    assert list(found.header[:5]) == ["run", "seed", "steps", "tokens", "time"]
+    shares = {"start": "11%", "step": "89%"}  # 1 and 8 seconds
+    known = [shares.get(name, "0%") for name in found.header[5:]]
+    assert found.rows[0] == [paths[0], "0", "4", "40", "9.0s", *known]
+    assert found.rows[1] == [paths[1], "0", *["-"] * (len(found.header) - 2)]
+
+
+def test_runs_that_end_at_different_steps_and_a_first_group_without_values_are_compared(
+    tmp_path: Path,
+) -> None:
+    paths = two_groups(tmp_path, [1.0], [2.0])
+    with (tmp_path / "b0" / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 6, "split": "dev", "loss": 1.5}\n')
+    found = tables.results(runs.groups([runs.read(path) for path in paths]), "dev/loss")
+    assert "The runs end at different steps: 4, 6." in found.notes
+    (tmp_path / "a0" / "metrics.jsonl").unlink()
+    found = tables.results(runs.groups([runs.read(path) for path in paths]), "dev/loss")
+    assert [row[1:] for row in found.rows] == [
+        ["0", "-", "-", "", "", ""],
+        ["1", "1.5000", "-", "", "", ""],
+    ]
+
+
+def test_settings_of_what_is_recorded_make_no_groups(tmp_path: Path) -> None:
+    paths = [write(tmp_path / name, loss=1.0, seed=n) for n, name in enumerate("ab")]
+    for path, value in zip(paths, (0, 5), strict=True):
+        with Path(path, "params.txt").open("a") as file:
+            file.write(f"run.weight_figures_every_steps : {value}\nrun.log_every_steps : {value}\n")
+    (group,) = runs.groups([runs.read(path) for path in paths])
+    assert len(group.runs) == 2
+
+
+def test_samples_are_the_newest_text_of_each_evaluation_and_its_first_characters(
+    tmp_path: Path,
+) -> None:
+    path = write(tmp_path / "a", loss=1.0, text=5000 * "x")
+    (tmp_path / "a" / "decoded" / "dev").mkdir(parents=True)
+    for step in (3, 12, 9):
+        file = tmp_path / "a" / "decoded" / "dev" / f"step_{step:09d}.txt"
+        file.write_text(f"of step {step}")
+    found = runs.read(path).samples
+    assert found == {"samples.txt": 4000 * "x", "decoded/dev": "of step 12"}
 
 
 def test_runs_with_one_seed_are_reported_to_be_no_sample(tmp_path: Path) -> None:
@@ -377,10 +471,11 @@ def test_the_default_metric_is_one_that_all_runs_have(tmp_path: Path) -> None:
 
 def test_the_time_of_a_run_includes_what_follows_its_last_figures(tmp_path: Path) -> None:
     path = write(tmp_path / "a", loss=1.0)
-    for spent in ({"start": 1.0, "step": 8.0, "decoding": 3.0}, {"start": 1.0}):
+    more = {"start": 1.0, "step": 8.0, "decoding": 3.0}
+    for spent in (more, {"start": 1.0}, {"start": 0.1, "step": 0.1, "other": 0.1}):
         record = {"step": 4, "split": "train", "seconds": spent}
         Path(path, "progress.jsonl").write_text(f"{json.dumps(record)}\n")
-        wanted = spent if len(spent) == 3 else {"start": 1.0, "step": 8.0}  # the longer time
+        wanted = more if spent == more else {"start": 1.0, "step": 8.0}  # the longer time
         assert runs.read(path).seconds == wanted
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from tekso.framework import registry
 from tekso.framework.exit_codes import ExitCode
+from tekso.framework.params import Params, param
 from tekso.framework.run import inspection, quiet_tensorflow
 from tekso.framework.run import results as stored
 from tekso.framework.run.checkpoint_description import Description
@@ -35,9 +37,15 @@ def write(folder: Path, *, step: int, metrics: dict[str, float], settings: Any =
     (checkpoint / "checkpoint.json").write_text(description.to_json())
     (folder / "checkpoints" / "step_99999999").mkdir()  # without a description: interrupted
     spent = {"start": 1.0, "step": 3.0, "input": 1.0, "evaluation": 2.0}
+    older = checkpoint.with_name("step_00000001")
+    older.mkdir()
+    (older / "checkpoint.json").write_text(
+        dataclasses.replace(description, step=1, metrics={"dev/loss": 9.0}).to_json()
+    )
     rows = [
+        {"step": 1, "split": "train", "tokens_seen": 200.0, "seconds": {"start": 1.0}},
         {"step": 2, "split": "train", "loss": 3.0, "tokens_seen": 400.0, "seconds": spent},
-        {"step": 4, "split": "dev", "loss": 1.2, "seconds": spent},
+        {"step": 4, "split": "dev", "loss": 1.2, "tokens_seen": 50.0, "seconds": spent},
         {"step": 6, "split": "train", "tokens_seen": 999.0, "seconds": {"start": 99.0}},
     ]
     (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
@@ -72,6 +80,33 @@ def test_paths_of_a_machine_are_stored_as_names(tmp_path: Path) -> None:
     logdir = write(tmp_path / "other", step=4, metrics=METRICS, settings=fixed)
     same = registry.get(MODEL)().tree().set(fixed)
     assert any("/registered/folder" in line for line in stored.result_of(logdir, same)["params"])
+
+
+class Places(Params):
+    """Paths of files."""
+
+    path: str = param("A path.", default="")
+    paths: list[str] = param("Several.", default=[])
+    by_name: dict[str, str] = param("Paths by name.", default={})
+
+
+@pytest.mark.parametrize(
+    ("given", "stored_as"),
+    [
+        ("/a/b/c.txt", "c.txt"),
+        ("/a/b/", "b"),
+        ("~/b.txt", "b.txt"),
+        ("../b.txt", "b.txt"),
+        ("b/c.txt", "b/c.txt"),
+        ("/", "/"),
+    ],
+)
+def test_files_outside_of_the_folder_are_stored_by_their_names(given: str, stored_as: str) -> None:
+    tree = Places(path=given, paths=["x/y", given], by_name={"one": given})
+    found = stored._portable(Places(), tree)
+    assert (found.path, found.paths) == (stored_as, ["x/y", stored_as])
+    assert found.by_name == {"one": stored_as}
+    assert tree.path == given  # the tree itself stays
 
 
 def test_runs_without_a_final_evaluation_are_refused(

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tekso.framework.planning import start_probes
-from tekso.framework.planning.start_probes import StepTimes
+from tekso.framework.planning.start_probes import Equation, StepTimes
 from tekso.framework.run import step_probes
 from tekso.framework.run.step_probes import ARRAYS, DEEP, EQUATIONS, SMALL, WIDE, StepProbe
 
@@ -57,6 +57,35 @@ def test_the_time_is_the_median_of_the_quieter_half_of_the_turns() -> None:
     turns = np.array([[1.0, 10.0], [2.0, 11.0], [3.0, 12.0], [50.0, 60.0], [4.0, 99.0]])
     assert start_probes.of_turns(turns) == [2.0, 11.0]
     assert start_probes.of_turns(turns[:1]) == [1.0, 10.0]
+    # The sums over both are 13, 15, 20, 99.5 and 110.
+    turns = np.array([[2.0, 11.0], [3.0, 12.0], [9.0, 11.0], [0.5, 99.0], [50.0, 60.0]])
+    assert start_probes.of_turns(turns) == [3.0, 11.0]
+
+
+def test_equations_are_solved_one_after_the_other_and_no_time_is_negative() -> None:
+    """An a takes 3 s, a b 7 s and a call 10 s."""
+    measured = {
+        "least": (23.0, {"a": 2, "b": 1}),
+        "more of a": (32.0, {"a": 5, "b": 1}),
+        "more of b": (47.0, {"a": 3, "b": 4}),
+    }
+    equations = [Equation("a", "more of a", "least"), Equation("b", "more of b", "least")]
+    found = start_probes.solve(measured, equations, "least")
+    assert found == pytest.approx({"a": 3, "b": 7, "call_s": 10})
+    disturbed = {**measured, "more of a": (20.0, {"a": 5, "b": 1})}
+    found = start_probes.solve(disturbed, equations, "least")
+    assert found == pytest.approx({"a": 0, "b": 8, "call_s": 15})
+    disturbed = {**measured, "more of b": (100.0, {"a": 3, "b": 4})}
+    assert start_probes.solve(disturbed, equations, "least")["call_s"] == 0
+
+
+def test_steps_wait_some_milliseconds_unless_told_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr(time, "sleep", pauses.append)
+    start_probes.typical_times([lambda: None] * 2, warmup_steps=1, repeats=3)
+    assert pauses == [2e-3] * 6
 
 
 def test_a_pause_that_does_not_count_precedes_each_step(monkeypatch: pytest.MonkeyPatch) -> None:

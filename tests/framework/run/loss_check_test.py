@@ -136,6 +136,8 @@ class Squares(Task):
             return LossSums(tf.reduce_sum(weights * squares), {"size": pair})
         if way == "layer metric counts":
             ctx.collect_metric("mean square", tf.reduce_sum(squares), tf.size(squares))
+        if way == "layer metric is a mean that counts":
+            ctx.collect_metric("mean square", tf.reduce_mean(squares), 1.0)
         if way == "layer metric of the weights":
             ctx.collect_metric("norm", tf.norm(theta.w), 1.0)
         if way == "no number on padding":
@@ -155,11 +157,13 @@ class OnHost:
         return function(self._theta, *inputs, StepContext(mode="decode"))
 
 
-def check(way: str, kind: type[Squares] = Squares, **learner: Any) -> list[str]:
+def check(
+    way: str, kind: type[Squares] = Squares, train: type[Points] = Points, **learner: Any
+) -> list[str]:
     task = kind.Params(way=way).instantiate()
     params = Learner.Params(optimizer=Momentum.Params(), schedule=Constant.Params(value=0.1))
     inputs = {
-        "input": Points.Params(batch_size=4).instantiate(),
+        "input": train.Params(batch_size=4).instantiate(),
         "eval_inputs.dev": Points.Params(batch_size=4, order="once").instantiate(),
     }
     found = loss_check.check(task, params.set(learner).instantiate(), OnHost(task), inputs)
@@ -317,6 +321,56 @@ def test_a_mean_of_small_losses_is_refused() -> None:
         check("mean of 1e-9")
 
 
+class Signed(Squares):
+    """The first example has a loss of 1, and each other one of -1, as a log density may have."""
+
+    def loss(self, theta: Any, batch: Any, ctx: StepContext) -> LossSums:
+        first = Points.Params(batch_size=4).instantiate().batch(0)["x"][0, 0]
+        sign = tf.where(batch["x"][:, 0] == first, 1.0, -1.0)
+        return LossSums(tf.reduce_sum(sign * batch["weights"]) * tf.reduce_sum(theta.w) ** 2)
+
+
+class Nil(Squares):
+    """The loss of all examples is 0."""
+
+    def loss(self, theta: Any, batch: Any, ctx: StepContext) -> LossSums:
+        return LossSums(tf.reduce_sum(0.0 * batch["weights"]))
+
+
+def test_a_sum_of_losses_of_both_signs_that_equals_the_mean_of_its_parts_is_a_sum() -> None:
+    """1 and -2 are together -1, which is also a third of the first and two thirds of the second."""
+    assert len(check("nothing", Signed)) == 1  # the weight that is not used
+
+
+def test_losses_of_0_are_a_sum() -> None:
+    assert len(check("nothing", Nil)) == 1  # the weights, which are not used
+
+
+class Kinds(Points):
+    """Has batches of two kinds; in those of the second one, numbers are large."""
+
+    def steps_of_each_kind(self) -> list[int]:
+        return [0, 1]
+
+    def batch(self, step: int) -> Any:
+        found = dict(super().batch(step))
+        return {**found, "x": found["x"] + 100 * (step % 2)}
+
+
+class MeanOfSecondKind(Squares):
+    """Returns a mean of large numbers."""
+
+    def loss(self, theta: Any, batch: Any, ctx: StepContext) -> LossSums:
+        found = super().loss(theta, batch, ctx).loss_sum
+        return LossSums(found / len(batch["x"]) if tf.reduce_max(batch["x"]) > 50 else found)
+
+
+def test_batches_of_every_kind_are_checked() -> None:
+    assert len(check("nothing", MeanOfSecondKind)) == 1  # the weight that is not used
+    with pytest.raises(LossError, match=r"is not a sum over the examples of a batch: for 3"):
+        check("nothing", MeanOfSecondKind, train=Kinds)
+
+
 def test_an_auxiliary_loss_has_to_be_a_sum_over_examples() -> None:
     assert len(check("penalty times examples")) == 1  # the weight that is not used
     what = r"^the auxiliary loss 'l2' of ctx.collect_loss is not a sum over the examples: for 3"
@@ -364,8 +418,9 @@ def test_a_metric_that_does_not_count_padding_passes_though_it_is_not_0(way: str
     assert len(check(way)) == 1  # the weight that is not used
 
 
-def test_a_metric_of_a_layer_that_counts_padding_is_a_warning() -> None:
-    message, _ = check("layer metric counts")
+@pytest.mark.parametrize("way", ["layer metric counts", "layer metric is a mean that counts"])
+def test_a_metric_of_a_layer_that_counts_padding_is_a_warning(way: str) -> None:
+    message, _ = check(way)
     assert message.startswith(
         "eval_inputs.dev: the sum of the metric 'mean square' of ctx.collect_m"
     )
@@ -402,6 +457,19 @@ def test_a_softmax_of_probabilities_is_a_warning(way: str) -> None:
 @pytest.mark.parametrize("way", ["scores", "log probabilities"])
 def test_a_softmax_of_scores_is_no_warning(way: str) -> None:
     assert len(check(way)) == 1  # the weight that is not used
+
+
+class InAuxiliaryLoss(Squares):
+    """Uses a weight in an auxiliary loss only."""
+
+    def loss(self, theta: Any, batch: Any, ctx: StepContext) -> LossSums:
+        examples = tf.cast(tf.shape(batch["x"])[0], tf.float32)
+        ctx.collect_loss("size", examples * tf.reduce_sum(theta.unused**2))
+        return super().loss(theta, batch, ctx)
+
+
+def test_a_weight_of_an_auxiliary_loss_has_a_gradient() -> None:
+    assert check("nothing", InAuxiliaryLoss) == []
 
 
 def test_weights_without_a_gradient_are_named_unless_frozen() -> None:

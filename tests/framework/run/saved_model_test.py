@@ -31,6 +31,8 @@ from tekso.framework.run.checkpoint_files import (
 )
 from tekso.framework.run.litert import LiteRtError
 from tekso.framework.run.weights import weights_of
+from tekso.models.layers.normalization import BatchNorm
+from tekso.models.layers.stack import RepeatedStack
 
 TABLE = np.arange(12, dtype=np.float32) ** 2
 
@@ -176,6 +178,34 @@ def test_a_function_of_texts_calls_the_one_of_tokens_which_is_traced_once(
     assert whole.signatures["look_up"](ids=[[1, 2]], offsets=[0])["total"] == 1 + 4
     found = of_texts.signatures["look_up"](texts=tf.constant(["1 2", "3"]))
     assert found["totals"].numpy().tolist() == [b"105", b"109"]
+
+
+def test_a_repeated_layer_is_normalised_by_its_moving_statistics_as_in_decoding() -> None:
+    norm = BatchNorm.Params(dim=3, epsilon=0.1)
+    stack = RepeatedStack.Params(num_layers=2, layer=norm).instantiate()
+    rng = np.random.default_rng(0)
+    names = ("scale", "bias", "moving_mean", "moving_variance")
+    weights = {f"layers/{n}": rng.uniform(1, 3, [2, 3]).astype(np.float32) for n in names}
+    modes = set()
+
+    def normalised(theta: Any, x: Any, ctx: Any) -> dict[str, Any]:
+        modes.add(ctx.mode)
+        return {"y": stack.fprop(theta, x, ctx)}
+
+    exported = ExportedFunction(
+        doc="Normalises.",
+        function=normalised,
+        inputs={"x": ExportedInput("x", dtype="float32", shape=(3,))},
+        outputs={"y": ExportedOutput("y")},
+        lengths=[1],
+    )
+    module = saved_model.ExportModule(stack, weights, seed=0)
+    x = rng.normal(size=[5, 3]).astype(np.float32)
+    found = module.signature(exported, batch_size=2)(x=tf.constant(x))["y"]
+    for scale, bias, mean, variance in zip(*(weights[f"layers/{n}"] for n in names), strict=True):
+        x = (x - mean) / np.sqrt(variance + 0.1) * scale + bias
+    np.testing.assert_allclose(found, x, rtol=1e-5, atol=1e-5)
+    assert modes == {"decode"}
 
 
 def test_weights_are_those_of_evaluation(layer: Table, tmp_path: Path) -> None:

@@ -56,7 +56,11 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     execution.setup_devices()
     devices.set_graph_optimizer(False)  # it takes longer than the calls
     task = MODELS[model]().instantiate()
-    learner = Learner.Params(optimizer=SGD.Params(), schedule=Constant.Params(value=0.1))
+    learner = Learner.Params(
+        optimizer=SGD.Params(),
+        schedule=Constant.Params(value=0.1),
+        ema_decay=0.5,  # decoding takes the averages
+    )
     given = batch(model, 0)
     program = execution.build(task, learner.instantiate(), seed=7, batch=signature_of(given))
     program.initialize()
@@ -72,7 +76,8 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
         outputs = program.call(function, *inputs)
         for key, value in outputs.items():
             found[f"{name} {key}"] = np.asarray(value).astype(np.float64).tolist()
-    program.train_step(given, 0)  # so there are new weights
+    for step in range(2):  # so there are new weights, and averages
+        program.train_step(given, step)
     again = next(name for name in ("greedy", "covering", "drawn") if name in calls)
     function, inputs = calls[again]
     for key, value in program.call(function, *inputs).items():

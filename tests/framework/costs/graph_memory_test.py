@@ -1,0 +1,112 @@
+"""The peak of graphs whose tensors can be counted by hand; inputs do not count."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from tekso.framework.costs.graph_memory import peak_bytes
+
+BYTES = 4000  # of a tensor of 1,000 numbers
+
+
+def graph(function: Any, *shapes: list[int]) -> Any:
+    specs = [tf.TensorSpec(shape) for shape in shapes]
+    return tf.function(function, autograph=False).get_concrete_function(*specs).graph
+
+
+def test_an_op_overwrites_an_input_that_nothing_else_reads() -> None:
+    def read_twice(x: tf.Tensor) -> tf.Tensor:
+        y = tf.exp(x)
+        return tf.tanh(y) * y
+
+    assert peak_bytes(graph(lambda x: tf.tanh(tf.exp(x)), [1000])) == BYTES
+    assert peak_bytes(graph(read_twice, [1000])) == 2 * BYTES
+
+
+def test_a_product_does_not_overwrite_its_input() -> None:
+    assert peak_bytes(graph(lambda x: (x @ x) @ x, [10, 10])) == 2 * 400
+
+
+def test_an_output_of_the_graph_stays_though_no_op_reads_it() -> None:
+    found = peak_bytes(graph(lambda x: (tf.exp(x), tf.tile(tf.tanh(x), [3])), [1000]))
+    assert found == (1 + 1 + 3) * BYTES
+
+
+def test_an_output_of_an_op_that_nothing_reads_is_freed_at_once() -> None:
+    """The indices, which are as large as the values."""
+
+    def function(x: tf.Tensor) -> tf.Tensor:
+        values, _ = tf.math.top_k(x, 1000)
+        return tf.tile(values, [3])
+
+    assert peak_bytes(graph(function, [1000])) == (1 + 3) * BYTES
+
+
+def test_an_op_waits_for_its_control_inputs() -> None:
+    """As rematerialization does; otherwise, both large tensors would exist at once."""
+
+    def function(x: tf.Tensor) -> tf.Tensor:
+        first = tf.reduce_sum(tf.exp(x))
+        with tf.control_dependencies([first]):
+            second = tf.reduce_sum(tf.tanh(x))
+        return first + second
+
+    assert BYTES < peak_bytes(graph(function, [1000])) <= BYTES + 8
+
+
+def test_what_a_cluster_needs_beside_its_output_counts_from_the_least_bytes_on() -> None:
+    cluster = tf.function(
+        lambda d, p: p * (d - tf.reduce_sum(d * p, -1, keepdims=True)),
+        jit_compile=True,
+        autograph=False,
+    )
+    made = graph(lambda d, p: cluster(d, p), [20, 50], [20, 50])
+    assert peak_bytes(made) == BYTES + 80  # the product, then the result, and the sums
+    assert peak_bytes(made, least=BYTES + 81) == 0
+
+
+def learned_loop(x: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
+    """The gradient of 20 iterations, which needs the state of each."""
+    with tf.GradientTape() as tape:
+        tape.watch(w)
+        y = tf.while_loop(lambda *_: True, lambda y: [tf.tanh(y @ w)], [x], maximum_iterations=20)[
+            0
+        ]
+    return tape.gradient(y, w)
+
+
+def measured(function: Any, *inputs: tf.Tensor) -> int:
+    """Returns the bytes that a function holds at once, beside its inputs."""
+    run = tf.function(function, autograph=False)
+    run(*inputs)
+    before = tf.config.experimental.get_memory_info("CPU:0")["current"]
+    tf.config.experimental.reset_memory_stats("CPU:0")
+    run(*inputs)
+    return int(tf.config.experimental.get_memory_info("CPU:0")["peak"] - before)
+
+
+def test_a_weight_that_no_iteration_changes_is_not_saved_for_each() -> None:
+    """Weights of 4 MB, and states of 16 kB; how many iterations overlap differs each time."""
+    x, w = tf.ones([4, 1000]), tf.zeros([1000, 1000])
+    for found in (peak_bytes(graph(learned_loop, x.shape, w.shape)), measured(learned_loop, x, w)):
+        assert 2 * 4e6 < found < 10 * 4e6  # not 20 times
+
+
+def test_the_state_of_a_loop_counts_once() -> None:
+    def loop(x: tf.Tensor) -> tf.Tensor:
+        body = lambda y: [tf.tanh(y * 0.5)]  # noqa: E731
+        return tf.while_loop(lambda *_: True, body, [x], maximum_iterations=9)[0]
+
+    found = peak_bytes(graph(loop, [1 << 20]))
+    assert found == pytest.approx(measured(loop, tf.ones([1 << 20])), rel=0.01)
+
+
+def test_the_items_of_a_list_count_if_each_has_the_least_bytes() -> None:
+    """20 states of 400 bytes, and weights of 40 kB."""
+    made = graph(learned_loop, [1, 100], [100, 100])
+    whole, large = peak_bytes(made), peak_bytes(made, least=1000)
+    assert whole - large > 20 * 400
+    assert large % 40_000 == 0

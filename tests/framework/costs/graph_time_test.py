@@ -1,0 +1,120 @@
+"""The time of graphs with branches, loops, clusters and cores, counted by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from tekso.framework.costs import graph_time
+from tekso.framework.costs.this_machine import MachineSpeed
+
+POINTS = [(1.0, 1e9)]
+FREE = [(1.0, math.inf)]
+SPEED = MachineSpeed(
+    products=POINTS,
+    batch_products=POINTS,
+    convolutions=POINTS,
+    filter_gradients=[(1.0, 1e8)],
+    streams=FREE,
+    functions_per_s=math.inf,
+    broadcasts_per_s=math.inf,
+    moved_bytes_per_s=math.inf,
+    cluster_streams=FREE,
+    cluster_elements_per_s=math.inf,
+    cluster_functions_per_s=math.inf,
+    cluster_sums_per_s=math.inf,
+    cluster_column_sums_per_s=math.inf,
+    loop_products_per_s=math.inf,
+    loop_matrices=FREE,
+    op_s=0.0,
+    product_s=0.0,
+    cluster_s=0.0,
+    convolution_s=0.0,
+    argument_s=0.0,
+    loop_s=0.0,
+)
+"""Only products and convolutions take time."""
+
+
+def graph(function: Any, *shapes: list[int]) -> Any:
+    specs = [tf.TensorSpec(shape) for shape in shapes]
+    return tf.function(function, autograph=False).get_concrete_function(*specs).graph
+
+
+def compiled(function: Any, *shapes: list[int]) -> Any:
+    cluster = tf.function(function, autograph=False, jit_compile=True)
+    return graph(lambda *args: cluster(*args), *shapes)
+
+
+def changed(**fields: Any) -> MachineSpeed:
+    return dataclasses.replace(SPEED, **fields)
+
+
+def repeated(body: Any, times: int) -> Any:
+    return lambda x: tf.while_loop(lambda _: True, body, [x], maximum_iterations=times)[0]
+
+
+def test_of_two_branches_the_longer_one_counts() -> None:
+    def branches(x: tf.Tensor) -> tf.Tensor:
+        return tf.cond(x[0, 0] > 0, lambda: x @ x @ x, lambda: x)
+
+    assert graph_time.seconds(graph(branches, [10, 10]), SPEED) == pytest.approx(2 * 2000 / 1e9)
+
+
+def test_the_gradient_of_a_filter_has_its_own_rate() -> None:
+    def gradient(x: tf.Tensor, dy: tf.Tensor) -> tf.Tensor:
+        return tf.raw_ops.Conv2DBackpropFilter(
+            input=x, filter_sizes=[3, 3, 4, 5], out_backprop=dy, strides=[1] * 4, padding="SAME"
+        )
+
+    flops = 2 * (2 * 8 * 8 * 5) * (3 * 3 * 4)
+    found = graph_time.seconds(graph(gradient, [2, 8, 8, 4], [2, 8, 8, 5]), SPEED)
+    assert found == pytest.approx(flops / 1e8)
+
+
+@pytest.mark.parametrize(
+    ("axis", "kind"), [(1, "cluster_sums_per_s"), (0, "cluster_column_sums_per_s")]
+)
+def test_a_sum_in_a_cluster_takes_the_time_of_what_it_adds(axis: int, kind: str) -> None:
+    made = compiled(lambda x: tf.reduce_sum(x, axis), [10, 20])
+    assert graph_time.seconds(made, SPEED) == 0
+    assert graph_time.seconds(made, changed(**{kind: 1e3})) == pytest.approx(200 / 1e3)
+
+
+def test_computing_and_moving_overlap_in_a_loop_of_a_cluster() -> None:
+    made = compiled(lambda x: x * 2.0 + 1.0, [1000])
+    elements, moved = 2000 / 1e6, 8000 / 1e6
+    speed = changed(cluster_elements_per_s=1e6, cluster_streams=[(1.0, 1e6)])
+    assert graph_time.seconds(made, speed) == pytest.approx(max(elements, moved))
+
+
+def test_an_iteration_moves_its_bytes_once_in_each() -> None:
+    def moved(times: int, **in_cluster: Any) -> float:
+        function = compiled if in_cluster else graph
+        return graph_time.moved_bytes(function(repeated(lambda y: [-y], times), [1000]))
+
+    each = moved(4) - moved(3)
+    assert 8000 <= each < 8000 + 100  # counters of the loop
+    assert moved(9) - moved(3) == pytest.approx(6 * each)
+    each = moved(4, in_cluster=True) - moved(3, in_cluster=True)
+    assert 8000 <= each < 8000 + 100
+    assert moved(9, in_cluster=True) - moved(3, in_cluster=True) == pytest.approx(6 * each)
+
+
+def test_between_two_runs_of_a_graph_lies_what_the_others_move() -> None:
+    small, large = graph(lambda x: -x, [10]), graph(lambda x: -x, [300])
+    assert graph_time.moved_by_others([(3, small), (2, large)]) == [2 * 2400, 3 * 80]
+    assert graph_time.moved_by_others([(3, small)]) == [0.0]
+
+
+def test_an_op_that_is_not_short_is_given_to_another_core() -> None:
+    """Two ops of 50 us after a product of 2 ms; those of 1 us stay on the core of the product."""
+    both = graph(lambda a: [f(y) for y in [a @ a] for f in (tf.negative, tf.abs)], [100, 100])
+    product = 2 * 100**3 / 1e9
+    for seconds, expected in ((5e-5, product + 2 * 5e-5), (1e-6, product + 3 * 1e-6)):
+        found = graph_time.elapsed_seconds(both, changed(op_s=seconds), cores=2)
+        assert found == pytest.approx(expected)
