@@ -17,7 +17,6 @@ from tekso.framework.run import (
     input_checks,
     loss_check,
     metric_changes,
-    metric_names,
     reproducibility,
     rescue,
     run_messages,
@@ -59,6 +58,7 @@ def train(job: Job) -> int:
 def _train(job: Job, group: ProcessGroup) -> int:
     report: Report = FollowingReport()  # nothing is reported until the run has its parts
     with out_of_memory.explaining(lambda: report.phase, job.resumption):
+        early_stopping_of(job.tree)  # raises now, not after the data is read
         checkpoints, checkpoint = _claim(job, group)
         if checkpoint is not None and checkpoint.step > job.tree.run.steps:
             return _has_nothing_to_do(job, checkpoint, checkpoints)
@@ -94,7 +94,7 @@ def _assembled(
         job.console.line(
             f"run.warm_start is not used: the run resumes from its own step {checkpoint.step}"
         )
-    parts = job.assemble(group)
+    parts = job.assemble(group, checks_metrics=True)
     notices = SkipNotices({"input": parts.input, **parts.eval_inputs}, warn)
     run_messages.introduce_parts(job, parts, notices)
     return parts, notices
@@ -113,7 +113,6 @@ def _run(
     run = parts.run.params
     with group.explaining():
         input_checks.check_lasts(parts.input, run.steps)
-        metric_names.check(job.tree, parts.task, parts.eval_inputs)
         profile = _profile(job)
         unchecked: list[str] = []
         around: list[AroundSteps] = [notices.around]
