@@ -13,6 +13,7 @@ from typing import Any
 from tekso.framework import files, out_of_memory, task_results, watchdog
 from tekso.framework.execution.update_gate import UpdateGate
 from tekso.framework.run import (
+    decoding_trial,
     initial_weights,
     input_checks,
     loss_check,
@@ -131,6 +132,8 @@ def _run(
         if checkpoint is None and job.tree.run.warm_start:
             _warm_start(job, parts)
         unchecked += job.try_task(parts, is_new=checkpoint is None)
+        if run.decode_at_end and step < run.steps:
+            _try_decoding(job, parts)
         if group.is_first:  # only now it is certain that the experiment fits the logdir
             job.logdir.write_params(job.model, job.tree, job.registered)
             job.logdir.add_command(job.command)
@@ -217,6 +220,13 @@ def _warm_start(job: Job, parts: Assembly) -> None:
     begun.restore(parts.program)
     for line in begun.lines():
         job.console.line(line)
+
+
+def _try_decoding(job: Job, parts: Assembly) -> None:
+    """Tries decoding before the first step; prints warnings."""
+    setting = job.tree.origin("run.decode_at_end")
+    found = decoding_trial.check(parts.task, parts.program, parts.input, setting=setting)
+    job.warn(found)
 
 
 def _show_bits(job: Job, parts: Assembly, restored: Description) -> None:
