@@ -2,7 +2,7 @@
 
     shrunk_run_program.py [--op_by_op] EXPERIMENT… FOLDER
 
-    train   step 1, traced as for a user, without evaluation; saves
+    train   step 1, traced as for a user, without evaluation; tries to decode; saves, decodes
     train   restores, evaluates after step 2; op by op
     eval    restores, evaluates; op by op
     decode  restores, compares what the task is given with the checkpoint, decodes; op by op
@@ -108,8 +108,9 @@ def _run(model_key: str, logdir: Path, *, decodes: bool, is_first_traced: bool) 
     no_evaluation = ["--set=eval_inputs={}", "--set=run.keep_best.eval_input=None"]
     tree = registry.get(model_key)().tree()
     can_run_op_by_op = "towers" in tree.execution
+    decoding = ["--set=run.decode_at_end=True"] if is_first_traced else []
     for words, is_traced in (
-        ([*model, "--steps=1", *no_evaluation], is_first_traced),
+        ([*model, "--steps=1", *no_evaluation, *decoding], is_first_traced),
         ([*model, "--steps=2"], False),
         *([(["--mode=eval", *model], False)] if tree.eval_inputs else []),
         *([(["--mode=decode", *model], False)] if decodes else []),

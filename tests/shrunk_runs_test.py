@@ -169,6 +169,7 @@ def _check(logdir: Path, output: str, *, evaluates: bool, decodes: bool) -> None
     assert "== called " in output
     assert (logdir / "export" / "saved_model.pb").is_file()
     assert "resuming from" in output
+    assert "results of program.call are zeros" not in output  # the trial of decode
     steps = _records(logdir / "metrics.jsonl")
     assert {(r["step"], r["split"]) for r in steps if "loss" in r} >= {(1, "train"), (2, "train")}
     assert any(r["step"] == 2 and r["split"] != "train" for r in steps) == evaluates

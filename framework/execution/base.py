@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from tekso.framework import batch_part
 from tekso.framework.batch_part import BatchPart, RowsOf
@@ -247,6 +248,36 @@ class ExecutionProgram(abc.ABC):
         object. The inputs are nests of arrays, tensors and None. After the first call, several
         threads may call concurrently, unless `serialize_calls` is set.
         """
+
+    def trace(self, function: Callable[..., Any], *inputs: Any) -> Any:
+        """Traces `function` as `call` does, without computing anything.
+
+        Where a program can, it keeps the trace for later calls. Processes do not have to call it
+        together.
+
+        Returns: the nest that `call` returns, with a `tf.TypeSpec` in place of each tensor.
+        """
+
+        def run(weights: Mapping[str, tf.Tensor], *inputs: Any) -> Any:
+            return self._step.decoded(function, weights, inputs)
+
+        return traced(tf.function(run, autograph=False), self._weight_types(), *inputs)
+
+    def _weight_types(self) -> dict[str, tf.TensorSpec]:
+        """Returns {path: shape and type} of the evaluation weights."""
+        specs = self._step.specs.weights
+        return {path: tf.TensorSpec(spec.shape, spec.dtype) for path, spec in specs.items()}
+
+
+def traced(function: Any, *inputs: Any) -> Any:
+    """Returns the result of a tf.function with a `tf.TypeSpec` in place of each tensor.
+
+    The trace is kept: a later call with inputs of the same types does not trace again.
+    """
+    found = function.get_concrete_function(*inputs).structured_outputs
+    return tf.nest.map_structure(
+        lambda one: one if one is None else tf.type_spec_from_value(one), found
+    )
 
 
 def signature_of(batch: Batch) -> Signature:

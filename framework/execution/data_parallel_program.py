@@ -16,7 +16,7 @@ from tekso.framework import batch_part
 from tekso.framework.batch_part import BatchPart, RowsOf
 from tekso.framework.batch_sums import Sums, added
 from tekso.framework.coupling import gathering, too_few
-from tekso.framework.execution.base import Batch, parts_of
+from tekso.framework.execution.base import Batch, parts_of, traced
 from tekso.framework.execution.batch_parts import (
     Gradients,
     part_start,
@@ -276,6 +276,14 @@ class DataParallelProgram(DeviceProgram):
 
     def call(self, function: Callable[..., Any], *inputs: Any) -> Any:
         """See `ExecutionProgram`."""
+        return self._called(function)(*inputs)
+
+    def trace(self, function: Callable[..., Any], *inputs: Any) -> Any:
+        """See `ExecutionProgram`; `call` uses the trace."""
+        return traced(self._called(function), *inputs)
+
+    def _called(self, function: Callable[..., Any]) -> Any:
+        """Returns the tf.function that computes `function` with the evaluation weights."""
         if function not in self._calls:
 
             def run(*inputs: Any) -> Any:
@@ -287,4 +295,4 @@ class DataParallelProgram(DeviceProgram):
                 return self._first(self._strategy.run(decoded)) if on_tpu else decoded()
 
             self._calls[function] = counted_alone(tf.function(run, autograph=False))
-        return self._calls[function](*inputs)
+        return self._calls[function]

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from tekso.framework.input import shuffle
 from tekso.framework.input.errors import InputError
-from tekso.framework.input.input import Batch, ExampleInput, check_step, clear
+from tekso.framework.input.input import Batch, ExampleInput, check_step, clear, spread_over
 from tekso.framework.input.joined import JoinedIndex
 from tekso.framework.input.packing import blocks, compact
 
@@ -179,6 +179,11 @@ class BucketedInput(ExampleInput):
         return list(self._bounds)
 
     @property
+    def batches_per_epoch(self) -> int:
+        """Number of batches that have every example once."""
+        return self._buckets.num_batches
+
+    @property
     def _buckets(self) -> Buckets:
         if self._assigned is None:
             raise InputError(
@@ -263,6 +268,20 @@ class BucketedInput(ExampleInput):
             found.append({"num_examples": np.array(len(members))})
             if len(members):
                 found.append(self.bucket_rows(members[[0, -1]].astype(np.int64), bound))
+        return found
+
+    _builder = "bucket_rows"
+
+    def some_examples(self) -> list[Batch] | None:
+        """See `ExampleInput`; four examples of each bucket."""
+        if self._assigned is None or type(self).batch is not BucketedInput.batch:
+            return None
+        found: list[Batch] = []
+        for members, bound in zip(self._buckets.members, self._bounds, strict=True):
+            found.append({"num_examples": np.array(len(members))})
+            if len(members):
+                chosen = members[spread_over(len(members))].astype(np.int64)
+                found.append(self.bucket_rows(chosen, bound))
         return found
 
     def at(self, position: Ints) -> Batch:

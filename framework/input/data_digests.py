@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
 
 from tekso.framework import bounded, files
 from tekso.framework.input.errors import InputError
@@ -36,3 +41,18 @@ def check_digest(path: str, digest: str, data: str, *, what: str, remedy: str) -
     if data_then == data:
         difference = f"{data}, with different values or in a different order"
     raise InputError(f"{what}: {difference}. {remedy}")
+
+
+def digest_of(batches: Iterable[Any]) -> str:
+    """Returns a digest of batches: names, types, shapes and values of their arrays."""
+    found = hashlib.sha256()
+    for batch in batches:
+        if not isinstance(batch, Mapping):
+            continue  # `input_checks` rejects it
+        for name, values in sorted(batch.items()):
+            array = np.asarray(values)
+            found.update(f" {name} {array.dtype} {array.shape} ".encode())
+            found.update(
+                repr(array.tolist()).encode() if array.dtype == object else array.tobytes()
+            )
+    return found.hexdigest()[:16]

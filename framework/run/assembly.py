@@ -30,6 +30,7 @@ from tekso.framework.run import (
     input_checks,
     inspection,
     loss_check,
+    metric_names,
     reproducibility,
     schedule_check,
     update_check,
@@ -126,6 +127,7 @@ def assemble(
     reads_data: bool = True,
     trains: bool = True,
     one_task: str | None = None,
+    checks_metrics: bool = False,
 ) -> Assembly:
     """Builds the parts of an experiment; call it before other code of this process runs TensorFlow.
 
@@ -138,6 +140,8 @@ def assemble(
       reads_data: False: texts to decode are given, so no data is read unless the input needs it.
       trains: False: the training data may have changed since the run began.
       one_task: without data: the task to decode with, of several; data of others is not read.
+      checks_metrics: whether evaluations must report the metrics of early stopping and of the best
+        checkpoint.
 
     Raises:
       ValueError: Params of a part are invalid, or do not fit the Params of another part.
@@ -182,6 +186,8 @@ def assemble(
     learner = schedules.end_with_run(tree.learner, run.params.steps).instantiate()
     if reads_data:
         _check_functions(task, learner, signature, run.params.steps)
+    if checks_metrics:
+        metric_names.check(tree, task, eval_inputs)
     program = execution.build(
         task, learner, seed=seed, batch=signature, dtype=run.params.activation_dtype
     )

@@ -8,11 +8,10 @@ stopping use only evaluations after that step. The step is in every later checkp
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
+from tekso.framework.input.data_digests import digest_of
 
 if TYPE_CHECKING:  # it is slow to import, and commands that only read checkpoints do not need it
     from tekso.framework.input.input import Input
@@ -26,7 +25,8 @@ def described(eval_inputs: Mapping[str, Input]) -> dict[str, Any]:
 
     A digest covers what `Input.excerpt` returns, which does not depend on the batch size.
     """
-    return {_DATA: {name: _digest(one) for name, one in eval_inputs.items()}} if eval_inputs else {}
+    digests = {name: digest_of(one.excerpt()) for name, one in eval_inputs.items()}
+    return {_DATA: digests} if digests else {}
 
 
 def resumed(before: Mapping[str, Any], now: Mapping[str, Any], step: int) -> dict[str, Any]:
@@ -77,15 +77,3 @@ def warning(names: Iterable[str], step: int) -> str:
         f"the data of {', '.join(names)} changed after step {step}: the best checkpoint and the "
         "patience of early stopping start again from that step; the checkpoint that was best stays"
     )
-
-
-def _digest(input: Input) -> str:
-    found = hashlib.sha256()
-    for batch in input.excerpt():
-        for name, values in sorted(batch.items()):
-            array = np.asarray(values)
-            found.update(f" {name} {array.dtype} {array.shape} ".encode())
-            found.update(
-                repr(array.tolist()).encode() if array.dtype == object else array.tobytes()
-            )
-    return found.hexdigest()[:16]

@@ -160,6 +160,7 @@ class Job:
         reads_data: bool = True,
         trains: bool = True,
         one_task: str | None = None,
+        checks_metrics: bool = False,
     ) -> Assembly:
         """Builds the parts of the experiment; see `assemble`."""
         return assemble(
@@ -171,6 +172,7 @@ class Job:
             reads_data=reads_data,
             trains=trains,
             one_task=one_task,
+            checks_metrics=checks_metrics,
         )
 
     def changes_since(self, checkpoint: Checkpoint) -> list[str]:

@@ -28,6 +28,7 @@ from tekso.framework.experiment import Experiment
 from tekso.framework.params.origins import hide_from_origins
 from tekso.framework.registry import key_of
 from tekso.framework.run import inspection, session
+from tekso.framework.run.foreign_calls import answering, attribute_hint
 from tekso.framework.run.metrics_log import SPLIT, STEP, TRAIN
 from tekso.framework.run.report import curves, lines
 from tekso.framework.run.session import Session
@@ -91,6 +92,7 @@ class Lab:
       ValueError: as `Session`.
     """
 
+    @answering
     def __init__(
         self,
         experiment: str | type[Experiment],
@@ -117,6 +119,8 @@ class Lab:
             if own is not None and not name.startswith("_"):
                 if hasattr(own, name):
                     message += f", but its session has: lab.session.{name}"
+                elif hint := attribute_hint(self, name):
+                    message += hint
                 else:
                     names = [each for each in dir(type(self)) if not each.startswith("_")]
                     message += f"; it has: {', '.join(names)}, session"
@@ -142,6 +146,7 @@ class Lab:
         text = inspection.model_text(record)
         return Shown(text, f"<pre>{escape(text)}</pre>")
 
+    @answering
     def fit(self, steps: int) -> Shown:
         """Trains some steps, and returns the curves; a notebook shows them meanwhile.
 
@@ -181,6 +186,7 @@ class Lab:
         )  # fmt: skip
         print(line)
 
+    @answering
     def sample(self) -> Shown:
         """Returns what the task decodes, as at the end of a run.
 
@@ -192,6 +198,7 @@ class Lab:
             raise SessionError(self.session.task.why_nothing_decoded())
         return Shown(decoded.text, f"<pre>{escape(decoded.text)}</pre>")
 
+    @answering
     def evaluate(self, *names: str, max_batches: int | None = None) -> dict[str, dict[str, float]]:
         """Evaluates evaluation inputs; returns {name: figures}.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from tekso.framework import task_results
+from tekso.framework.spelling import close_matches
 from tekso.framework.task import LOSS, Goal
 
 Rule = Literal["keep_best", "early_stopping"]
@@ -41,6 +42,13 @@ def deciding_metrics(tree: Any) -> frozenset[str]:
     return frozenset(metric for metric in found if metric)
 
 
+def where(tree: Any, rule: Rule) -> str:
+    """Returns the path of the metric of a rule, and where it was set, for messages."""
+    path = f"run.{rule}.metric"
+    origin = tree.origin(path)
+    return path if origin == "default" else f"{path} ({origin})"
+
+
 def goal_of(tree: Any, rule: Rule) -> Goal:
     """Returns "min" or "max": the `goal` of a rule if it is set, otherwise what the task declares.
 
@@ -61,8 +69,10 @@ def goal_of(tree: Any, rule: Rule) -> Goal:
         name = name.rpartition("/")[0]
     name = getattr(task, "__name__", "the task")
     goals = ", ".join(f"{metric} ({goal})" for metric, goal in sorted(known.items()))
+    close = close_matches(metric, known, count=1)
+    hint = f"did you mean {close[0]}? Otherwise " if close else ""
     raise ValueError(
-        f"run.{rule}.metric is {metric!r}, and {name} does not declare whether larger or smaller "
-        f"values are better: --set run.{rule}.goal=max or --set run.{rule}.goal=min, "
+        f"{where(tree, rule)} is {metric!r}, and {name} does not declare whether larger or smaller "
+        f"values are better: {hint}--set run.{rule}.goal=max or --set run.{rule}.goal=min, "
         f"or set goals = {{{metric!r}: 'max'}} in {name}; the declared ones are {goals}"
     )

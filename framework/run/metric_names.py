@@ -11,7 +11,7 @@ from tekso.framework import task_results
 from tekso.framework.context import StepContext
 from tekso.framework.execution.base import signature_of
 from tekso.framework.input.input import Input
-from tekso.framework.run.metric_choice import Rule, metric_of
+from tekso.framework.run.metric_choice import Rule, metric_of, where
 from tekso.framework.signature import Signature
 from tekso.framework.spelling import close_matches
 from tekso.framework.task import LOSS, Task, TaskError
@@ -53,8 +53,8 @@ def check(tree: Any, task: Task, eval_inputs: Mapping[str, Input]) -> None:
             more = f", and with decoding {', '.join(also)}" if also else ""
             hint = f"; did you mean {close[0]}?" if close else ""
             raise ValueError(
-                f"run.{rule}.metric is {metric!r}, but an evaluation of eval_inputs.{name} reports "
-                f"{', '.join(sorted(known))}{more}{hint}"
+                f"{where(tree, rule)} is {metric!r}, but an evaluation of eval_inputs.{name} "
+                f"reports {', '.join(sorted(known))}{more}{hint}"
             )
 
 

@@ -13,11 +13,11 @@ from typing import Any
 from tekso.framework import files, out_of_memory, task_results, watchdog
 from tekso.framework.execution.update_gate import UpdateGate
 from tekso.framework.run import (
+    decoding_trial,
     initial_weights,
     input_checks,
     loss_check,
     metric_changes,
-    metric_names,
     reproducibility,
     rescue,
     run_messages,
@@ -59,6 +59,7 @@ def train(job: Job) -> int:
 def _train(job: Job, group: ProcessGroup) -> int:
     report: Report = FollowingReport()  # nothing is reported until the run has its parts
     with out_of_memory.explaining(lambda: report.phase, job.resumption):
+        early_stopping_of(job.tree)  # raises now, not after the data is read
         checkpoints, checkpoint = _claim(job, group)
         if checkpoint is not None and checkpoint.step > job.tree.run.steps:
             return _has_nothing_to_do(job, checkpoint, checkpoints)
@@ -94,7 +95,7 @@ def _assembled(
         job.console.line(
             f"run.warm_start is not used: the run resumes from its own step {checkpoint.step}"
         )
-    parts = job.assemble(group)
+    parts = job.assemble(group, checks_metrics=True)
     notices = SkipNotices({"input": parts.input, **parts.eval_inputs}, warn)
     run_messages.introduce_parts(job, parts, notices)
     return parts, notices
@@ -113,7 +114,6 @@ def _run(
     run = parts.run.params
     with group.explaining():
         input_checks.check_lasts(parts.input, run.steps)
-        metric_names.check(job.tree, parts.task, parts.eval_inputs)
         profile = _profile(job)
         unchecked: list[str] = []
         around: list[AroundSteps] = [notices.around]
@@ -132,6 +132,8 @@ def _run(
         if checkpoint is None and job.tree.run.warm_start:
             _warm_start(job, parts)
         unchecked += job.try_task(parts, is_new=checkpoint is None)
+        if run.decode_at_end and step < run.steps:
+            _try_decoding(job, parts)
         if group.is_first:  # only now it is certain that the experiment fits the logdir
             job.logdir.write_params(job.model, job.tree, job.registered)
             job.logdir.add_command(job.command)
@@ -218,6 +220,13 @@ def _warm_start(job: Job, parts: Assembly) -> None:
     begun.restore(parts.program)
     for line in begun.lines():
         job.console.line(line)
+
+
+def _try_decoding(job: Job, parts: Assembly) -> None:
+    """Tries decoding before the first step; prints warnings."""
+    setting = job.tree.origin("run.decode_at_end")
+    found = decoding_trial.check(parts.task, parts.program, parts.input, setting=setting)
+    job.warn(found)
 
 
 def _show_bits(job: Job, parts: Assembly, restored: Description) -> None:

@@ -16,7 +16,7 @@ import os
 import re
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tekso.framework.run.quiet_import  # noqa: F401  # before what imports TensorFlow
 
@@ -35,6 +35,7 @@ from tekso.framework.params.types import type_name
 from tekso.framework.run import evaluation, initial_weights, session_batches
 from tekso.framework.run.assembly import assemble
 from tekso.framework.run.checkpoints import Checkpoints
+from tekso.framework.run.foreign_calls import answering, arrays_hint, attribute_hint
 from tekso.framework.run.job import checkpoints_of
 from tekso.framework.run.logdir import Logdir
 from tekso.framework.run.session_arrays import as_type, narrowed, not_named
@@ -74,6 +75,7 @@ class Session:
       ValueError: Params are invalid, or do not fit each other.
     """
 
+    @answering
     @error_advice.advised
     def __init__(
         self,
@@ -119,6 +121,13 @@ class Session:
                 self.task.specs(), warm_start, assets=assets, warn=logging.warning
             ).restore(self.program)
 
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Raises an AttributeError that says what a session has for it."""
+            raise AttributeError(f"a Session has no attribute {name!r}{attribute_hint(self, name)}")
+
+    @answering
     @error_advice.advised
     def train(self, steps: int) -> list[dict[str, float]]:
         """Trains some steps; returns the figures of each step, as the trainer reports them.
@@ -138,7 +147,9 @@ class Session:
         """
         ends = [n for n in (self.tree.run.steps, self.input.num_batches) if n is not None]
         if not isinstance(steps, int | np.integer) or steps < 0:
-            raise SessionError(f"steps is {steps!r}, but must be a whole number of at least 0")
+            raise SessionError(
+                f"steps is {_shown(steps)}, but must be a whole number of at least 0"
+            )
         if self.step + steps > min(ends):
             raise SessionError(self._too_many(steps))
         self._check_task()
@@ -231,6 +242,7 @@ class Session:
         gradients = tape.gradient(loss, theta, unconnected_gradients=zero)
         return self.task.theta({p: tf.convert_to_tensor(g) for p, g in flatten(gradients).items()})
 
+    @answering
     @error_advice.advised
     def predict(self, batch: Batch) -> dict[str, np.ndarray]:
         """Returns the result of `Task.predict` for examples, as NumPy arrays.
@@ -263,6 +275,7 @@ class Session:
             raise SessionError(text) from error
         return {name: np.asarray(value) for name, value in found.items()}
 
+    @answering
     @error_advice.advised
     def evaluate(self, name: str, *, max_batches: int | None = None) -> dict[str, float]:
         """Returns the figures of an evaluation input, as the trainer computes them.
@@ -281,7 +294,10 @@ class Session:
             raise SessionError(f"max_batches is {most!r}, but must be None or a whole number > 0")
         if not isinstance(name, str) or name not in self.eval_inputs:
             there = ", ".join(self.eval_inputs) or "none"
-            raise SessionError(f"there is no evaluation input {name!r}; there are: {there}")
+            hint = "" if isinstance(name, str) else f". {arrays_hint(self)}"
+            raise SessionError(
+                f"there is no evaluation input {_shown(name)}; there are: {there}{hint}"
+            )
         self._check_task()
         input = self.eval_inputs[name]
         kept = itertools.islice(map(input.batch, range(input.num_batches or 0)), max_batches)
@@ -387,6 +403,15 @@ class Session:
                 ", ".join(sorted(set(unreadable))),
             )
         return checkpoints.path(self.step)
+
+
+def _shown(given: Any) -> str:
+    """Returns a value as it is shown in a message; of arrays only the type and shape."""
+    shape = getattr(given, "shape", None)
+    if shape is None:
+        text = repr(given)
+        return text if len(text) <= 80 else f"a {type(given).__name__}"
+    return f"a {type(given).__name__} of shape {list(shape)}"
 
 
 def _refuse(problems: Sequence[str]) -> None:

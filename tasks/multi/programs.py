@@ -15,9 +15,17 @@ from tekso.framework.task import Program
 class TaskProgram:
     """A program whose functions get the theta of one task; see `Program`."""
 
-    def __init__(self, program: Program, task: str) -> None:
-        self.program, self._task = program, task
-        self._functions: dict[Any, Callable[..., Any]] = {}
+    def __init__(
+        self, program: Program, task: str, functions: dict[Any, Callable[..., Any]]
+    ) -> None:
+        """Wraps a program.
+
+        Args:
+          program: of all tasks.
+          task: the task.
+          functions: {function of the task: the same of all tasks}; `call` adds to it.
+        """
+        self.program, self._task, self._functions = program, task, functions
 
     @property
     def serialize_calls(self) -> bool:
@@ -36,17 +44,14 @@ class TaskProgram:
 
 
 class TaskPrograms:
-    """The programs of tasks; each is kept, and with it the traces of its functions."""
+    """The programs of tasks; their functions are kept, and with them the traces."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[int, str], TaskProgram] = {}
+        self._functions: dict[str, dict[Any, Callable[..., Any]]] = {}
 
     def of(self, program: Program, task: str) -> TaskProgram:
         """Returns the program of one task."""
-        key = id(program), task
-        if key not in self._known or self._known[key].program is not program:
-            self._known[key] = TaskProgram(program, task)
-        return self._known[key]
+        return TaskProgram(program, task, self._functions.setdefault(task, {}))
 
 
 def with_theta_of(task: str, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -32,9 +32,17 @@ class Calls(abc.ABC):
 
     def call(self, function: Function, inputs: tuple[Any, ...]) -> Any:
         """Returns the result of the function; its trace is cached."""
+        return self._run(self._called(function), inputs)
+
+    def on_one_device(self, function: Function) -> Function | None:
+        """Returns the tf.function of the weights and inputs that `call` runs; None: on a mesh."""
+        del function
+        return None
+
+    def _called(self, function: Function) -> Function:
         if function not in self._functions:
             self._functions[function] = self._traced(function)
-        return self._run(self._functions[function], inputs)
+        return self._functions[function]
 
     @abc.abstractmethod
     def forget(self) -> None:
@@ -67,6 +75,10 @@ class OneDeviceCalls(Calls):
     def forget(self) -> None:
         """See `Calls`."""
         self._gathered = None
+
+    def on_one_device(self, function: Function) -> Function | None:
+        """See `Calls`."""
+        return self._called(function)
 
     def _traced(self, function: Function) -> Function:
         def run(weights: Flat, *inputs: Any) -> Any:

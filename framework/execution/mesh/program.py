@@ -25,6 +25,7 @@ from tekso.framework.execution.base import (
     ExecutionProgram,
     num_examples_of,
     parts_of,
+    traced,
 )
 from tekso.framework.execution.batch_parts import size_of
 from tekso.framework.execution.mesh import step_context
@@ -315,6 +316,13 @@ class MeshProgram(ExecutionProgram):
     def call(self, function: Callable[..., Any], *inputs: Any) -> Any:
         """See `ExecutionProgram`; runs on one device, or on the mesh."""
         return self._calls.call(function, inputs)
+
+    def trace(self, function: Callable[..., Any], *inputs: Any) -> Any:
+        """See `ExecutionProgram`; `call` uses the trace, unless it runs on the mesh."""
+        called = self._calls.on_one_device(function)
+        if called is None:
+            return super().trace(function, *inputs)
+        return traced(called, self._weight_types(), *inputs)
 
     def _begin_call(self, examples: int) -> tuple[Any, MeshContext]:
         ctx = self._context("decode", 0, 0, examples)

@@ -29,6 +29,7 @@ from tekso.framework.execution.base import (
     ExecutionProgram,
     num_examples_of,
     signature_of,
+    traced,
 )
 from tekso.framework.execution.pipeline import remote
 from tekso.framework.execution.pipeline.actions import Action, Event
@@ -293,15 +294,24 @@ class PipelineProgram(ExecutionProgram):
 
     def call(self, function: Callable[..., Any], *inputs: Any) -> Any:
         """See `ExecutionProgram`; on one device, with the weights of all stages."""
+        called, device = self._called(function), self._backends[0][0].device
+        with tf.device(device):
+            return called(self._evaluation.gathered(device), *inputs)
+
+    def trace(self, function: Callable[..., Any], *inputs: Any) -> Any:
+        """See `ExecutionProgram`; `call` uses the trace."""
+        with tf.device(self._backends[0][0].device):
+            return traced(self._called(function), self._weight_types(), *inputs)
+
+    def _called(self, function: Callable[..., Any]) -> Any:
+        """Returns the tf.function that computes `function` with given weights."""
         if function not in self._calls:
 
             def run(weights: Flat, *inputs: Any) -> Any:
                 return self._step.decoded(function, weights, inputs)
 
             self._calls[function] = counted_alone(tf.function(run, autograph=False))
-        device = self._backends[0][0].device
-        with tf.device(device):
-            return self._calls[function](self._evaluation.gathered(device), *inputs)
+        return self._calls[function]
 
 
 def _shape(batch: Signature) -> tuple[Any, ...]:

@@ -15,6 +15,7 @@ import pytest
 import tensorflow as tf
 from clusters import free_addresses
 from sampling import sample
+from traced_calls import call_traced
 
 from tekso.framework.cluster import Cluster
 from tekso.framework.execution import DataParallel, ExecutionError, data_parallel
@@ -439,7 +440,7 @@ def test_decoding_runs_in_the_replicas_of_a_tpu(monkeypatch: pytest.MonkeyPatch)
     batch = {"x": ((4, 3), "float32")}
     program = execution.build(task, learner.instantiate(), seed=0, batch=batch)
     program.initialize()
-    found = program.call(decode, given)
+    found = call_traced(program, decode, given)
     assert found["none"] is None and float(found["sum"]) == 5
 
 
@@ -472,7 +473,7 @@ def test_evaluation_and_decoding_take_the_averages_of_weights() -> None:
         values = {k: np.full_like(v, 7) if k in sevens else v for k, v in state.items()}
         program.restore(values.__getitem__, set(values))
         evaluated = program.eval_step({"x": x, "weights": np.ones(4, np.float32)})
-        decoded = program.call(lambda theta, ctx: tf.reduce_sum(theta.norm.scale))
+        decoded = call_traced(program, lambda theta, ctx: tf.reduce_sum(theta.norm.scale))
         return [float(evaluated["loss"][0]), float(decoded)]
 
     learned = ("norm/scale", "norm/bias")

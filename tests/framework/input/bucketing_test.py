@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -147,3 +148,20 @@ def test_buckets_that_make_no_sense_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=text):
         Buckets([1, 7], bounds, sizes)
+
+
+def test_a_resumed_run_refuses_other_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def check() -> None:
+        Rows.Params(batch_size=2).instantiate(assets_dir=str(tmp_path)).check_unchanged()
+
+    check()
+    check()
+    rows = Rows.bucket_rows
+
+    def changed(self: Any, examples: Any, bound: int) -> Any:
+        batch = rows(self, examples, bound)
+        return {**batch, "x": batch["x"] + (bound == 9)}
+
+    monkeypatch.setattr(Rows, "bucket_rows", changed)
+    with pytest.raises(InputError, match=r"^Rows\.bucket_rows \(.*\) returns different examples"):
+        check()

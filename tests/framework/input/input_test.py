@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -178,3 +179,81 @@ def test_one_more_than_the_limit_is_an_error() -> None:
     skips.add(Origin("a.txt"), "broken")
     with pytest.raises(InputError, match=r"max_skipped=1 (?s:.)*b\.txt, byte 3: torn"):
         skips.add(Origin("b.txt", 3), "torn")
+
+
+class Changing(Numbers):
+    """Its examples may be different ones in the next process."""
+
+    class Params(Numbers.Params):
+        """Params of Changing."""
+
+    added, is_random = np.zeros(7), False
+
+    def examples(self, index: npt.NDArray[np.int64], epoch: npt.NDArray[np.int64]) -> Batch:
+        """See Numbers."""
+        batch = super().examples(index, epoch)
+        batch["x"] = batch["x"] + self.added[index % 7]
+        if self.is_random:
+            batch["x"] = batch["x"] + np.random.default_rng().normal(size=len(index))
+        return batch
+
+
+def check(folder: Path, seed: int = 0, **params: Any) -> None:
+    given = {"seed": seed, "assets_dir": str(folder)}
+    Changing.Params(**{"batch_size": 2, **params}).instantiate(**given).check_unchanged()
+
+
+@pytest.mark.parametrize("changed", [0, 2, 6])
+def test_a_resumed_run_refuses_other_examples(
+    changed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check(tmp_path)
+    for same in ({}, {"batch_size": 5}):
+        check(tmp_path, **same)
+    for other in ({"seed": 1}, {"split": "dev"}, {"count": 8}, {"order": "once"}):
+        check(tmp_path, **other)  # other Params, other data
+    assert len(list(tmp_path.iterdir())) == 5
+    monkeypatch.setattr(Changing, "added", np.arange(7) == changed)
+    said = (
+        r"^Changing\.examples \(.*input_test\.py:\d+\) returns different examples than before in "
+        r"this logdir: Changing, train: 7 examples, with different values .* use a new --logdir"
+    )
+    with pytest.raises(InputError, match=said) as error:
+        check(tmp_path)
+    path = str(error.value).partition("Removing ")[2].partition(" accepts the new examples")[0]
+    Path(path).unlink()
+    check(tmp_path)
+
+
+def test_a_resumed_run_refuses_another_number_of_examples(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check(tmp_path)
+    monkeypatch.setattr(Changing, "num_examples", 9)
+    with pytest.raises(InputError, match=r"then Changing, train: 7 .*; now Changing, train: 9 ex"):
+        check(tmp_path)
+
+
+def test_examples_that_are_random_in_each_call_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Changing, "is_random", True)
+    said = r"Changing\.examples \(.*\) returns different arrays in each call .*\[self\.seed, epoch,"
+    with pytest.raises(InputError, match=said):
+        check(tmp_path)
+    Changing.Params(batch_size=2).instantiate().check_unchanged()  # outside of a run
+
+
+def test_held_out_examples_are_checked_and_own_batches_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def check_held_out() -> None:
+        train = Changing.Params(batch_size=2)
+        HeldOut.Params().instantiate(train=train, assets_dir=str(tmp_path)).check_unchanged()
+
+    check_held_out()
+    monkeypatch.setattr(Changing, "added", np.ones(7))
+    with pytest.raises(InputError, match="different examples than before"):
+        check_held_out()
+    monkeypatch.setattr(Changing, "batch", lambda self, step: {})
+    check_held_out()

@@ -137,6 +137,8 @@ def test_an_attribute_of_the_session_is_named() -> None:
     lab.session = SimpleNamespace(predict=None)  # type: ignore[assignment]
     with pytest.raises(AttributeError, match=r"its session has: lab\.session\.predict$"):
         getattr(lab, "predict")  # noqa: B009
-    with pytest.raises(AttributeError, match=r"'summary'; it has: .*model.*, session$"):
+    with pytest.raises(AttributeError, match=r"'summary': lab\.model\(\) shows the weights$"):
         getattr(lab, "summary")  # noqa: B009
+    with pytest.raises(AttributeError, match=r"'curves'; it has: .*model.*, session$"):
+        getattr(lab, "curves")  # noqa: B009
     assert not hasattr(lab, "_repr_html_")

@@ -14,6 +14,8 @@ from tekso.models.transformer_lm import TransformerLm
 from tekso.tasks.classification.task import Classification
 from tekso.tasks.lm.task import LanguageModel
 
+HERE = r"\S*metric_choice_test\.py:\d+"
+
 
 class Mine(Classification):
     """Says it of a metric more."""
@@ -68,8 +70,19 @@ def test_what_is_set_decides() -> None:
 
 def test_a_metric_of_which_nothing_is_known_is_refused_with_the_setting() -> None:
     known = r"\{'recall': 'max'\} in Mine; the declared ones are accuracy \(max\), error \(min\)"
-    with pytest.raises(ValueError, match=rf"^run.keep_best.metric is 'recall', .*{known}") as error:
+    with pytest.raises(
+        ValueError, match=rf"^run.keep_best.metric \({HERE}\) is 'recall', .*{known}"
+    ) as error:
         goal(Mine.Params(), "recall")
     assert "--set run.keep_best.goal=max or --set run.keep_best.goal=min" in str(error.value)
     with pytest.raises(ValueError, match=r"the declared ones are loss \(min\)$"):
         goal(Mlp.Params(), "recall")
+
+
+@pytest.mark.parametrize(
+    ("metric", "close"),
+    [("acuracy", "accuracy"), ("val_accuracy", "accuracy"), ("val_loss", "loss")],
+)
+def test_a_misspelt_metric_is_refused_with_the_nearest_one(metric: str, close: str) -> None:
+    with pytest.raises(ValueError, match=rf"is '{metric}', .* did you mean {close}\? Otherwise --"):
+        goal(Mine.Params(), metric)

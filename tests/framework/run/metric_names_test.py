@@ -92,10 +92,13 @@ def test_summaries_that_divide_do_not_fail_for_invented_sums(cls: Any) -> None:
 
 @pytest.mark.parametrize("rule", ["early_stopping", "keep_best"])
 def test_a_misspelt_metric_is_an_error_that_names_those_there_are(rule: str) -> None:
-    said = rf"run.{rule}.metric is 'recal', but an evaluation of eval_inputs.dev reports accuracy, "
+    said = (
+        rf"run.{rule}.metric \(\S*metric_names_test.py:\d+\) is 'recal', but an evaluation of "
+        "eval_inputs.dev reports accuracy, "
+    )
     with pytest.raises(ValueError, match=said + r".*loss.*recall.*; did you mean recall\?"):
         check(Counting, "recal", rule=rule)
-    with pytest.raises(ValueError, match=r"metric is 'f1', but .* reports accuracy, "):
+    with pytest.raises(ValueError, match=r"\) is 'f1', but .* reports accuracy, "):
         check(Counting, "f1", rule=rule)
 
 

@@ -85,6 +85,35 @@ def test_faults_of_the_input_are_shown_during_the_run(tmp_path: Path) -> None:
     assert output.getvalue().count("warning: input: 1 skipped\n  flowers, record 7: dam") == 1
 
 
+class Unread(Flowers):
+    """Must not be read."""
+
+    class Params(Flowers.Params):
+        """Params of Unread."""
+
+    def load(self, split: Any) -> Any:
+        """See Flowers."""
+        raise AssertionError
+
+
+@pytest.mark.parametrize("goal", [None, "max"])
+def test_a_wrong_metric_of_early_stopping_is_found_before_anything_slow(
+    goal: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def build(*_: Any, **__: Any) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(DataParallel, "build", build)
+    input = (Unread if goal is None else Flowers).Params(batch_size=4)
+    job = job_of(input, 2, tmp_path, io.StringIO())
+    job.tree.set(eval_inputs={"dev": HeldOut.Params()}).set({"run.early_stopping.goal": goal})
+    job.tree.set_text("run.early_stopping.metric", "val_acuracy")
+    job.tree.run.early_stopping.patience = 2
+    said = r"^run.early_stopping.metric \(--set\) is 'val_acuracy'.*accuracy.*did you mean accuracy"
+    with pytest.raises(ValueError, match=said if goal else r"\(--set\) is .*did you mean accuracy"):
+        modes.train(job)
+
+
 class Picky(Linear):
     """Takes only batches of some size."""
 

@@ -31,6 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from jobs import run_all
 from small_models import BATCH, FROZEN, MODELS, batch
+from traced_calls import call_traced
 
 
 def run(job: dict[str, Any]) -> dict[str, Any]:
@@ -69,7 +70,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     evaluation, decoded = None, None
     if job.get("evaluate", True):
         odd = {name: array[:5] for name, array in batch(model, 99).items()}
-        sums, decoded = program.eval_step(odd), float(program.call(_sum_of_squares))
+        sums, decoded = program.eval_step(odd), float(call_traced(program, _sum_of_squares))
         evaluation = {name: [float(x) for x in pair] for name, pair in sums.items()}
     state = program.state()
     return {

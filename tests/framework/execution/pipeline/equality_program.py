@@ -37,6 +37,7 @@ from tekso.models.layers.stack import RepeatedStack, Stack
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import small_models
+from traced_calls import call_traced
 
 DIM, CLASSES = 6, 3
 
@@ -253,10 +254,11 @@ def run(execution: Any, job: dict[str, Any]) -> dict[str, Any]:
         "eval": {k: [float(x) for x in pair] for k, pair in evaluation.items()},
         "weights": {k: v.ravel().tolist() for k, v in state.items() if k.startswith("weights/")},
         "shown": float(
-            program.call(
+            call_traced(
+                program,
                 lambda theta, ctx: tf.add_n(
                     [tf.reduce_sum(tf.cast(t, tf.float32)) for t in tf.nest.flatten(theta)]
-                )
+                ),
             )
         ),
     }
