@@ -40,6 +40,8 @@ _VERSION = 16
 _CPUINFO = Path("/proc/cpuinfo")
 _ENVIRONMENT = re.compile(r"(TF_)?XLA_.*|ONEDNN_.*|DNNL_.*|OMP_.*|KMP_.*|TF_\w*(ONEDNN|THREADS).*")
 """Variables that set how TensorFlow computes."""
+_OF_SCIKIT_LEARN = frozenset({"KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK"})
+"""Variables that importing scikit-learn sets, which are about loading OpenMP and forking."""
 T = TypeVar("T")
 
 
@@ -198,5 +200,6 @@ def _parts_of_key() -> list[str]:
         lines = re.findall(r"^(?:model name|flags)\s*:.*$", _CPUINFO.read_text(), re.MULTILINE)[:2]
     except OSError:
         lines = [platform.processor(), platform.machine()]
-    settings = [f"{k}={v}" for k, v in sorted(os.environ.items()) if _ENVIRONMENT.fullmatch(k)]
+    names = {name for name in os.environ if _ENVIRONMENT.fullmatch(name)} - _OF_SCIKIT_LEARN
+    settings = [f"{name}={os.environ[name]}" for name in sorted(names)]
     return [str(_VERSION), found, *lines, str(num_cores()), *settings]
