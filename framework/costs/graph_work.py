@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tekso.framework.costs import op_kinds
+from tekso.framework.costs.loop_counts import counted_iterations
 
 ITERATIONS = "_iterations"
 """Attribute with the number of iterations of a loop of a compiled program."""
@@ -69,7 +70,18 @@ def iterations(loop: Any) -> int | None:
     if ITERATIONS in loop.node_def.attr:
         return int(loop.node_def.attr[ITERATIONS].i)
     found = tf.get_static_value(loop.inputs[1])
-    return None if found is None or found < 0 else int(found)
+    return counted_iterations(loop) if found is None or found < 0 else int(found)
+
+
+def uncounted_loops(graph: Any) -> list[Any]:
+    """Returns the loops, also those within others and in functions, whose length is unknown."""
+    found = []
+    for op in graph.get_operations():
+        if op.type in op_kinds.LOOPS and iterations(op) is None:
+            found.append(op)
+        for inner in inside(graph, op)[1]:
+            found += uncounted_loops(inner)
+    return found
 
 
 def _graphs(graph: Any, op: Any, *names: str) -> list[Any]:

@@ -43,6 +43,8 @@ _CPUINFO = Path("/proc/cpuinfo")
 _ENVIRONMENT = re.compile(r"(TF_)?XLA_.*|ONEDNN_.*|DNNL_.*|OMP_.*|KMP_.*|TF_\w*(ONEDNN|THREADS).*")
 """Variables that set how TensorFlow computes."""
 _NOT_MEASURED = "the speed of this machine could not be measured"
+_OF_SCIKIT_LEARN = frozenset({"KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK"})
+"""Variables that importing scikit-learn sets, which are about loading OpenMP and forking."""
 T = TypeVar("T")
 
 
@@ -235,7 +237,8 @@ def _parts_of_key() -> list[str]:
         except PackageNotFoundError:
             continue
         break
-    settings = [f"{k}={v}" for k, v in sorted(os.environ.items()) if _ENVIRONMENT.fullmatch(k)]
+    names = {name for name in os.environ if _ENVIRONMENT.fullmatch(name)} - _OF_SCIKIT_LEARN
+    settings = [f"{name}={os.environ[name]}" for name in sorted(names)]
     return [str(_VERSION), found, *_processor(), str(num_cores()), *settings]
 
 

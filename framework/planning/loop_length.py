@@ -6,28 +6,16 @@ integers are evaluated through the condition and the body. Other values of the l
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Mapping
 from typing import Any
 
 import tensorflow as tf
+
+from tekso.framework.costs.loop_counts import INTEGER_OPS
 
 Scalars = dict[int, int | None]
 """{position of a loop variable: value}; None for a variable that is not a known integer."""
 
 _LONGEST = 10_000_000  # maximum number of iterations that are evaluated
-_OPS: Mapping[str, Callable[[Any, Any], Any]] = {
-    "Add": operator.add,
-    "AddV2": operator.add,
-    "Sub": operator.sub,
-    "Mul": operator.mul,
-    "Less": operator.lt,
-    "LessEqual": operator.le,
-    "Greater": operator.gt,
-    "GreaterEqual": operator.ge,
-    "LogicalAnd": operator.and_,
-    "LogicalOr": operator.or_,
-}
 
 
 def loop_length(condition: Any, body: Any, start: Scalars) -> int | None:
@@ -59,16 +47,16 @@ def _outputs(function: Any, given: Scalars) -> Scalars:
     def value(tensor: str) -> int | None:
         name = tensor.partition(":")[0]
         if name not in known:
-            known[name] = None  # for ops that are not in _OPS
+            known[name] = None  # for ops that are not in INTEGER_OPS
             node = nodes[name]
             if node.op == "Const":
                 known[name] = _constant(node)
             elif node.op == "Identity":
                 known[name] = value(node.input[0])
-            elif node.op in _OPS:
+            elif node.op in INTEGER_OPS:
                 left, right = value(node.input[0]), value(node.input[1])
                 if left is not None and right is not None:
-                    known[name] = _OPS[node.op](left, right)
+                    known[name] = INTEGER_OPS[node.op](left, right)
         return known[name]
 
     results = [argument.name for argument in function.signature.output_arg]

@@ -14,7 +14,7 @@ import math
 from typing import Any, Literal
 
 from tekso.framework.cores import num_cores
-from tekso.framework.costs import this_machine
+from tekso.framework.costs import graph_work, this_machine
 from tekso.framework.costs.graph_memory import COUNTED_BYTES
 from tekso.framework.counting import counted
 from tekso.framework.execution.data_parallel import DataParallel
@@ -44,10 +44,11 @@ def data_parallel(parts: StepParts, devices: int) -> StepPlan:
     step = Step(parts.task, parts.learner, seed=0, dtype=parts.tree.run.activation_dtype)
     graphs = step_graphs.trace(step, parts.batch, execution, devices=devices)
     if devices == 1:
-        return _one_device(step, graphs)
+        plan = _one_device(step, graphs)
+        return dataclasses.replace(plan, notes=(*plan.notes, *_of_loops(graphs.tower)))
     of_device = graphs.of_device()
     sums = of_device.collectives
-    return _local_devices(
+    plan = _local_devices(
         f"data_parallel, {counted(devices, 'device')}",
         of_device,
         {"weights": _bytes(step.specs.weights), "slots": _bytes(step.specs.slots)},
@@ -55,6 +56,18 @@ def data_parallel(parts: StepParts, devices: int) -> StepPlan:
         devices,
         step.dtype,
     )
+    return dataclasses.replace(plan, notes=(*plan.notes, *_of_loops(graphs.tower)))
+
+
+def _of_loops(graph: Any) -> list[str]:
+    """Returns a note if the length of a loop is unknown."""
+    loops = graph_work.uncounted_loops(graph)
+    if not loops:
+        return []
+    return [
+        f"{counted(len(loops), 'loop')} of the step, with those of gradients, run until values "
+        "meet a condition, and count as one iteration each: set maximum_iterations of tf.while_loop"
+    ]
 
 
 def _one_device(step: Step, graphs: step_graphs.StepGraphs) -> StepPlan:

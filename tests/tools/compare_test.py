@@ -469,6 +469,15 @@ def test_the_default_metric_is_one_that_all_runs_have(tmp_path: Path) -> None:
         assert runs.main_metric([runs.read(path) for path in paths]) == wanted
 
 
+def test_the_cost_of_a_run_counts_steps_after_the_last_logged_one(tmp_path: Path) -> None:
+    """A search ends a run at an evaluation, between two log lines."""
+    path = write(tmp_path / "a", loss=1.0)
+    with Path(path, "metrics.jsonl").open("a") as file:
+        file.write('{"step": 7, "split": "dev", "loss": 0.5}\n')
+    ((_, _, steps, seen, *_),) = tables.cost(runs.groups([runs.read(path)])).rows
+    assert (steps, seen) == ("7", "70")  # 10 tokens a step
+
+
 def test_the_time_of_a_run_includes_what_follows_its_last_figures(tmp_path: Path) -> None:
     path = write(tmp_path / "a", loss=1.0)
     more = {"start": 1.0, "step": 8.0, "decoding": 3.0}

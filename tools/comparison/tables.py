@@ -138,7 +138,8 @@ def cost(groups: Sequence[Group]) -> ComparisonTable:
     rows = []
     for group in groups:
         for run in group.runs:
-            last = run.last("train/loss")
+            ends = [points[-1] for points in run.curves.values()]  # of logged steps and evaluations
+            last = max(ends, key=lambda point: point.step, default=None)
             total = math.fsum(run.seconds.values())
             shares = [run.seconds.get(name, 0.0) for name in ACTIVITIES]
             rows.append(

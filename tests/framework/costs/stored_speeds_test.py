@@ -228,6 +228,22 @@ def test_speeds_of_another_processor_are_other_speeds(
         assert plan(frequency="50.0", one=name, other="other") == 2 + number
 
 
+def test_an_import_of_scikit_learn_changes_no_speed(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It sets two variables of OpenMP, whose names are like those that do."""
+    for name in ("KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK"):
+        monkeypatch.delenv(name, raising=False)
+    machine.plan(IDLE)
+    monkeypatch.setenv("KMP_DUPLICATE_LIB_OK", "True")
+    monkeypatch.setenv("KMP_INIT_AT_FORK", "FALSE")
+    machine.plan(IDLE)
+    assert machine.measured == 1
+    monkeypatch.setenv("KMP_BLOCKTIME", "0")
+    machine.plan(IDLE)
+    assert machine.measured == 2
+
+
 def test_plans_at_the_same_time_measure_once(
     machine: Machine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import tensorflow as tf
 from stored_checkpoints import STATE, save
 
 from tekso.framework import execution, registry
@@ -19,12 +20,15 @@ from tekso.framework.costs.this_machine import MachineSpeed, ThisMachine
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.pipelined import Pipelined
 from tekso.framework.exit_codes import ExitCode
+from tekso.framework.initializers import Ones
+from tekso.framework.params import param
 from tekso.framework.planning import mesh_time
 from tekso.framework.planning.mesh_time import MeshStarts
 from tekso.framework.planning.pipeline_time import PipelineStarts
 from tekso.framework.run import local_steps, plan_text, run_plan, step_graphs, step_plan
 from tekso.framework.run.checkpoint_description import Description
 from tekso.framework.run.run_plan import RunPlan
+from tekso.framework.task import LossSums, Task
 from tekso.framework.warm_start import WarmStart
 from tekso.tools import trainer
 
@@ -387,6 +391,49 @@ def test_a_mesh_with_several_cores_for_a_device_says_that_they_are_not_planned(
     assert plan.step is not None
     notes = [note for note in plan.step.notes if "planned on one" in note]
     assert notes == [] if threads is None else f"uses {threads} cores" in notes[0]
+
+
+class Growing(Task):
+    """Multiplies rows by a matrix until they are large."""
+
+    class Params(Task.Params):
+        """Params of Growing."""
+
+        most: int | None = param("Largest number of products.", default=None)
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        self.weight("w", [3, 3], dims=(None, None), init=Ones.Params())
+
+    def loss_weight(self, batch: Any) -> tf.Tensor:
+        return tf.constant(8.0)
+
+    def loss(self, theta: Any, batch: Any, ctx: Any) -> LossSums:
+        (rows,) = tf.while_loop(
+            lambda x: tf.reduce_sum(x) < 1e6,
+            lambda x: [x @ theta.w],
+            [tf.ones([2, 3])],
+            maximum_iterations=self.params.most,
+        )
+        return LossSums(tf.reduce_sum(rows))
+
+
+def test_a_plan_says_that_the_length_of_a_loop_is_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    speed = speed_of(1.0)
+    machine = ThisMachine(speed, speed, speed, call_s=1e-4, array_s=0.0, variable_s=1e-6)
+    monkeypatch.setattr(this_machine, "measured", lambda: machine)
+    starts = MeshStarts(0.0, 0.0, 0.0, op_s=speed.op_s, collective_s=0.0, byte_s=0.0)
+    monkeypatch.setattr(mesh_time, "measured_starts", lambda: {2: starts, 4: starts})
+    for devices in (1, 2):
+        for most, is_said in ((None, True), (7, False)):
+            found = tree(**{"learner.optimizer.weight_decay_exclude": []})
+            found.task = Growing.Params(most=most)
+            plan = planned(tmp_path, found, device="this_machine", num_devices=devices)
+            assert plan.step is not None
+            said = any("set maximum_iterations" in note for note in plan.step.notes)
+            assert said == is_said
 
 
 def test_a_pipeline_on_this_machine_has_the_time_of_its_calls(
