@@ -319,9 +319,12 @@ def test_equal_ops_are_one_tensor_as_tensorflow_measures() -> None:
     x, y = tf.ones([512, 512]), tf.ones([512, 512])
     run(x, y)
     before = tf.config.experimental.get_memory_info("CPU:0")["current"]
-    tf.config.experimental.reset_memory_stats("CPU:0")
-    run(x, y)
-    measured = tf.config.experimental.get_memory_info("CPU:0")["peak"] - before
+    peaks = []
+    for _ in range(5):  # beside other programs, threads sometimes run the ops in another order
+        tf.config.experimental.reset_memory_stats("CPU:0")
+        run(x, y)
+        peaks.append(tf.config.experimental.get_memory_info("CPU:0")["peak"] - before)
+    measured = min(peaks)
     found = graph_memory.peak_bytes(graph(function, [512, 512], [512, 512]))
     # The product, one difference and the second product; with both differences 4 MiB.
     assert found == pytest.approx(3 * 4 * 512 * 512, rel=0.01)
