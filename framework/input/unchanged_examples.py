@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -14,12 +14,19 @@ from tekso.framework.input.data_digests import check_digest, digest_of
 from tekso.framework.input.errors import InputError
 from tekso.framework.source_lines import place_of
 
-if TYPE_CHECKING:
-    from tekso.framework.input.input import Input
+
+class _Input(Protocol):
+    """An `Input`."""
+
+    params: Any
+    seed: int
+    assets_dir: str | None
+
+    def describe(self) -> str: ...
 
 
 def check_examples(
-    input: Input,
+    input: _Input,
     method: str,
     counts: Sequence[int],
     some: Callable[[], Sequence[Mapping[str, np.ndarray]]],
