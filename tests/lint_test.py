@@ -198,6 +198,7 @@ SEAM_CLASSES = {
 
 ANY_AT_SEAMS = {
     "ExecutionProgram.call: result": "what the function of the caller returns",
+    "ExecutionProgram.trace: result": "what the function of the caller returns, as types",
     "Program.call: result": "what the function of the caller returns",
     "StageBackend.call: result": "what the function returns",
     "StageBackend.send: result": "each kind of backend has its form",

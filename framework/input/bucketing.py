@@ -17,9 +17,10 @@ import numpy.typing as npt
 
 from tekso.framework.input import shuffle
 from tekso.framework.input.errors import InputError
-from tekso.framework.input.input import Batch, ExampleInput, check_step, clear, spread_over
+from tekso.framework.input.input import Batch, ExampleInput, check_step, clear
 from tekso.framework.input.joined import JoinedIndex
 from tekso.framework.input.packing import blocks, compact
+from tekso.framework.input.unchanged_examples import check_examples, spread_over
 
 Ints = npt.NDArray[np.int64]
 
@@ -270,19 +271,21 @@ class BucketedInput(ExampleInput):
                 found.append(self.bucket_rows(members[[0, -1]].astype(np.int64), bound))
         return found
 
-    _builder = "bucket_rows"
-
-    def some_examples(self) -> list[Batch] | None:
-        """See `ExampleInput`; four examples of each bucket."""
+    def check_unchanged(self) -> None:
+        """See `Input`: compares four examples of each bucket, unless `batch` is overridden."""
         if self._assigned is None or type(self).batch is not BucketedInput.batch:
-            return None
-        found: list[Batch] = []
-        for members, bound in zip(self._buckets.members, self._bounds, strict=True):
-            found.append({"num_examples": np.array(len(members))})
-            if len(members):
-                chosen = members[spread_over(len(members))].astype(np.int64)
-                found.append(self.bucket_rows(chosen, bound))
-        return found
+            return
+        members = self._buckets.members
+
+        def some() -> list[Batch]:
+            pairs = zip(members, self._bounds, strict=True)
+            return [
+                self.bucket_rows(own[spread_over(len(own))].astype(np.int64), bound)
+                for own, bound in pairs
+                if len(own)
+            ]
+
+        check_examples(self, "bucket_rows", [len(own) for own in members], some)
 
     def at(self, position: Ints) -> Batch:
         """Raises TypeError: the examples have several shapes."""

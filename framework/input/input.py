@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import zlib
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from tekso.framework import files
 from tekso.framework.batch_part import BatchPart, RowsOf
 from tekso.framework.input import parts_of_batches, shuffle
-from tekso.framework.input.data_digests import check_digest, digest_of
 from tekso.framework.input.errors import InputError
 from tekso.framework.input.skips import SkipReport
 from tekso.framework.input.splits import Split
+from tekso.framework.input.unchanged_examples import check_examples, spread_over
 from tekso.framework.params import REQUIRED, Configurable, param
 from tekso.framework.signature import Signature as Signature
-from tekso.framework.source_lines import place_of
 
 Batch = dict[str, np.ndarray]
 
@@ -333,49 +330,11 @@ class ExampleInput(Input):
         return [{"num_examples": np.array(count)}, self.examples(ends, np.zeros_like(ends))]
 
     def check_unchanged(self) -> None:
-        """See `Input`: compares a digest of some examples with the one in `assets_dir`.
-
-        An input that overrides `batch` is not checked.
-
-        Raises:
-          InputError: the number of examples or one of `some_examples` has changed, or differs in
-            two calls.
-        """
-        if self.assets_dir is None or (found := self.some_examples()) is None:
-            return
-        now, again = (digest_of(one) for one in (found, self.some_examples() or []))
-        what = f"{type(self).__name__}.{self._builder}{place_of(getattr(self, self._builder))}"
-        if now != again:
-            raise InputError(
-                f"{what} returns different arrays in each call for the same examples: random "
-                "numbers may depend only on the seed, the epoch and the index of an example, as in "
-                "np.random.default_rng([self.seed, epoch, index]). A resumed run would train on "
-                "other examples"
-            )
-        text = self.params.copy().set(batch_size=1).to_text() + f" seed {self.seed}"
-        crc = zlib.crc32(text.encode())  # of class, split and Params of the subclass
-        path = files.join(self.assets_dir, f"examples_{self.params.split}_{crc:08x}.json")
-        check_digest(
-            path,
-            now,
-            self.describe(),
-            what=f"{what} returns different examples than before in this logdir",
-            remedy="If the data has changed, use a new --logdir; there, --checkpoint=PATH "
-            f"evaluates checkpoints of this logdir. Removing {path} accepts the new examples",
-        )
-
-    _builder = "examples"  # the method that builds examples
-
-    def some_examples(self) -> list[Batch] | None:
-        """Returns arrays by which `check_unchanged` recognises the data; None: unknown.
-
-        By default, the number of examples, and four of them.
-        """
-        count = self.num_examples if type(self).batch is ExampleInput.batch else 0
-        if not count:
-            return None
-        index = spread_over(count)
-        return [{"num_examples": np.array(count)}, self.examples(index, np.zeros_like(index))]
+        """See `Input`: compares four examples, unless a subclass overrides `batch`."""
+        if type(self).batch is ExampleInput.batch and (count := self.num_examples):
+            index = spread_over(count)
+            epoch = np.zeros_like(index)
+            check_examples(self, "examples", [count], lambda: [self.examples(index, epoch)])
 
     def _check_can_be_marked(self, batch: Batch) -> None:
         """Checks that a batch has an array that marks padding examples.
@@ -406,11 +365,6 @@ class ExampleInput(Input):
         if self.params.order == "shuffled":
             index = shuffle.permute(index, self.num_examples, shuffle.fold(self._key, epoch))
         return self.examples(index, epoch)
-
-
-def spread_over(count: int) -> npt.NDArray[np.int64]:
-    """Returns up to four indices of `count` examples: the first, the last and two in between."""
-    return np.unique(np.linspace(0, count - 1, 4).astype(np.int64))
 
 
 def form_of(batch: Batch) -> Signature:

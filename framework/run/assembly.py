@@ -140,8 +140,7 @@ def assemble(
       reads_data: False: texts to decode are given, so no data is read unless the input needs it.
       trains: False: the training data may have changed since the run began.
       one_task: without data: the task to decode with, of several; data of others is not read.
-      checks_metrics: whether evaluations must report the metrics of early stopping and of the best
-        checkpoint.
+      checks_metrics: whether evaluations must report the metrics of the rules of the run.
 
     Raises:
       ValueError: Params of a part are invalid, or do not fit the Params of another part.
@@ -167,14 +166,7 @@ def assemble(
             }
             for one in [*([input] if trains else []), *eval_inputs.values()]:
                 one.check_unchanged()
-        input_checks.check_ends(eval_inputs)
-        batch = input.batch(0)
-        for path, one in with_paths(input, eval_inputs).items():
-            if one.num_batches != 0:
-                input_checks.check_batch(path, one, batch if one is input else one.batch(0))
-        input_checks.check_alike(with_paths(input, eval_inputs))
-        check_data(group, batch)
-        signature = signature_of(batch)
+        signature = _checked_signature(input, eval_inputs, group)
     else:
         with group.first_before_others():  # this may read the data and create assets
             input, signature = inspection.known_parts(tree, assets_dir, one_task=one_task)
@@ -202,6 +194,20 @@ def assemble(
         conditions=reproducibility.conditions(group),
         eval_data=comparable.described(eval_inputs) if trains else {},
     )  # fmt: skip
+
+
+def _checked_signature(
+    input: Input, eval_inputs: Mapping[str, Input], group: ProcessGroup
+) -> Signature:
+    """Returns the signature of the first batch, after checks of all inputs."""
+    input_checks.check_ends(eval_inputs)
+    batch = input.batch(0)
+    for path, one in with_paths(input, eval_inputs).items():
+        if one.num_batches != 0:
+            input_checks.check_batch(path, one, batch if one is input else one.batch(0))
+    input_checks.check_alike(with_paths(input, eval_inputs))
+    check_data(group, batch)
+    return signature_of(batch)
 
 
 def _task(tree: Tree.Params, input: Input) -> Task:

@@ -102,7 +102,7 @@ class _Trial:
         return getattr(self._program, name)
 
 
-def _zeros(spec: Any) -> Any:
+def _zeros(spec: tf.TypeSpec | None) -> tf.Tensor | None:
     """Returns zeros of a shape and type; a dim of unknown size has size 1."""
     if spec is None:
         return None

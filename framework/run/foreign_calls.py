@@ -130,6 +130,15 @@ def arrays_hint(used: object) -> str:
     return _filled(_ARRAYS, used)
 
 
+def shown(given: object) -> str:
+    """Returns a value as it is shown in a message; of arrays only the type and shape."""
+    shape = getattr(given, "shape", None)
+    if shape is None:
+        text = repr(given)
+        return text if len(text) <= 80 else f"a {type(given).__name__}"
+    return f"a {type(given).__name__} of shape {list(shape)}"
+
+
 def epoch_steps(input: Input) -> float | None:
     """Returns how many batches an epoch of an input has; None: unknown."""
     if isinstance(input, BucketedInput) and type(input).batch is BucketedInput.batch:

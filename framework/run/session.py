@@ -27,7 +27,6 @@ from absl import logging
 
 from tekso.framework import error_advice, files, registry, task_results
 from tekso.framework.context import Mode, StepContext
-from tekso.framework.counting import counted
 from tekso.framework.execution.base import signature_of
 from tekso.framework.experiment import Experiment
 from tekso.framework.learning_step import APPLIED, EMA
@@ -35,7 +34,7 @@ from tekso.framework.params.types import type_name
 from tekso.framework.run import evaluation, initial_weights, session_batches
 from tekso.framework.run.assembly import assemble
 from tekso.framework.run.checkpoints import Checkpoints
-from tekso.framework.run.foreign_calls import answering, arrays_hint, attribute_hint
+from tekso.framework.run.foreign_calls import answering, arrays_hint, attribute_hint, shown
 from tekso.framework.run.job import checkpoints_of
 from tekso.framework.run.logdir import Logdir
 from tekso.framework.run.session_arrays import as_type, narrowed, not_named
@@ -147,11 +146,10 @@ class Session:
         """
         ends = [n for n in (self.tree.run.steps, self.input.num_batches) if n is not None]
         if not isinstance(steps, int | np.integer) or steps < 0:
-            raise SessionError(
-                f"steps is {_shown(steps)}, but must be a whole number of at least 0"
-            )
+            raise SessionError(f"steps is {shown(steps)}, but must be a whole number of at least 0")
         if self.step + steps > min(ends):
-            raise SessionError(self._too_many(steps))
+            text = session_batches.too_many(steps, self.step, *ends)
+            raise SessionError(text)
         self._check_task()
         first = len(self.history)
         for _ in range(steps):
@@ -165,20 +163,6 @@ class Session:
             self._warn(self._unchecked)
             self._unchecked = []
         return self.history[first:]
-
-    def _too_many(self, steps: int) -> str:
-        """Returns why so many further steps cannot be trained, and what to do."""
-        batches, limit = self.input.num_batches, self.tree.run.steps
-        text = f"cannot train {counted(steps, 'further step')}: {self.step} of run.steps={limit} "
-        text += "is done" if self.step == 1 else "are done"
-        if batches is not None and self.step + steps > batches:
-            text += f", and the input has only {counted(batches, 'batch', 'batches')}"
-        if self.step + steps > limit:
-            text += (
-                ". Build the session with a larger run.steps in its settings, for example "
-                f'{{"run.steps": {self.step + steps}}}'
-            )
-        return text
 
     def _check_task(self) -> None:
         if self._is_checked:
@@ -296,7 +280,7 @@ class Session:
             there = ", ".join(self.eval_inputs) or "none"
             hint = "" if isinstance(name, str) else f". {arrays_hint(self)}"
             raise SessionError(
-                f"there is no evaluation input {_shown(name)}; there are: {there}{hint}"
+                f"there is no evaluation input {shown(name)}; there are: {there}{hint}"
             )
         self._check_task()
         input = self.eval_inputs[name]
@@ -403,15 +387,6 @@ class Session:
                 ", ".join(sorted(set(unreadable))),
             )
         return checkpoints.path(self.step)
-
-
-def _shown(given: Any) -> str:
-    """Returns a value as it is shown in a message; of arrays only the type and shape."""
-    shape = getattr(given, "shape", None)
-    if shape is None:
-        text = repr(given)
-        return text if len(text) <= 80 else f"a {type(given).__name__}"
-    return f"a {type(given).__name__} of shape {list(shape)}"
 
 
 def _refuse(problems: Sequence[str]) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tekso.framework import task_results
+from tekso.framework.counting import counted
 from tekso.framework.run.session_arrays import dtype_of
 from tekso.framework.signature import Signature
 from tekso.framework.task import Task
@@ -19,6 +20,27 @@ Batch = Mapping[str, Any]
 
 class SessionError(ValueError):
     """A batch, weights or a number of steps do not fit the experiment of a session."""
+
+
+def too_many(steps: int, done: int, limit: int, batches: int | None = None) -> str:
+    """Returns why so many further steps cannot be trained, and what to do.
+
+    Args:
+      steps: the further steps.
+      done: steps so far.
+      limit: run.steps.
+      batches: number of batches of the input; None: it has no end.
+    """
+    text = f"cannot train {counted(steps, 'further step')}: {done} of run.steps={limit} "
+    text += "is done" if done == 1 else "are done"
+    if batches is not None and done + steps > batches:
+        text += f", and the input has only {counted(batches, 'batch', 'batches')}"
+    if done + steps > limit:
+        text += (
+            ". Build the session with a larger run.steps in its settings, for example "
+            f'{{"run.steps": {done + steps}}}'
+        )
+    return text
 
 
 @contextlib.contextmanager

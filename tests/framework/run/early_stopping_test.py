@@ -80,7 +80,10 @@ def test_an_experiment_defines_the_rule_by_its_params() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"metric": "recall"}, "run.early_stopping.metric is 'recall', .*early_stopping.goal=max"),
+        (
+            {"metric": "recall"},
+            r"metric \(.*\) is 'recall', .*early_stopping.goal=max",
+        ),
         ({"eval_input": "test"}, "run.early_stopping.eval_input is 'test', .* are: dev"),
     ],
 )

@@ -27,6 +27,7 @@ from tekso.framework.primitives.fusion import MarkedFusion
 from tekso.framework.schedules import Constant
 from tekso.framework.theta import flatten
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from jobs import run_all

@@ -34,6 +34,7 @@ from tekso.framework.theta import Theta
 from tekso.models.layers.normalization import BatchNorm
 from tekso.models.layers.stack import RepeatedStack, Stack
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import small_models

@@ -1,0 +1,72 @@
+"""Checks that an input of a user returns the examples that it returned when the run began."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from tekso.framework import files
+from tekso.framework.input.data_digests import check_digest, digest_of
+from tekso.framework.input.errors import InputError
+from tekso.framework.source_lines import place_of
+
+
+class _Input(Protocol):
+    """An `Input`."""
+
+    params: Any
+    seed: int
+    assets_dir: str | None
+
+    def describe(self) -> str: ...
+
+
+def check_examples(
+    input: _Input,
+    method: str,
+    counts: Sequence[int],
+    some: Callable[[], Sequence[Mapping[str, np.ndarray]]],
+) -> None:
+    """Compares a digest of some examples with the one in the assets of the run, or stores it.
+
+    Args:
+      input: the input; without `assets_dir`, nothing is checked.
+      method: name of the method that builds examples, for messages.
+      counts: number of examples, or of those of each bucket.
+      some: builds some of the examples.
+
+    Raises:
+      InputError: the examples have changed, or differ in two calls.
+    """
+    if input.assets_dir is None or not sum(counts):
+        return
+    sizes = {"num_examples": np.array(counts)}
+    now, again = (digest_of([sizes, *some()]) for _ in range(2))
+    what = f"{type(input).__name__}.{method}{place_of(getattr(input, method))}"
+    if now != again:
+        raise InputError(
+            f"{what} returns different arrays in each call for the same examples: random numbers "
+            "may depend only on the seed, the epoch and the index of an example, as in "
+            "np.random.default_rng([self.seed, epoch, index]). A resumed run would train on other "
+            "examples"
+        )
+    params = input.params.copy().set(batch_size=1)
+    crc = zlib.crc32(f"{params.to_text()} seed {input.seed}".encode())
+    path = files.join(input.assets_dir, f"examples_{params.split}_{crc:08x}.json")
+    check_digest(
+        path,
+        now,
+        input.describe(),
+        what=f"{what} returns different examples than before in this logdir",
+        remedy="If the data has changed, use a new --logdir; there, --checkpoint=PATH evaluates "
+        f"checkpoints of this logdir. Removing {path} accepts the new examples",
+    )
+
+
+def spread_over(count: int) -> npt.NDArray[np.int64]:
+    """Returns up to four indices of `count` examples: the first, the last and two in between."""
+    return np.unique(np.linspace(0, count - 1, 4).astype(np.int64))
