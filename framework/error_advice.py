@@ -13,40 +13,84 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 hide_from_origins(__file__)  # `advised` only passes on the arguments
 
+_NAMES_OF_TENSORFLOW = (
+    (re.compile(r"\{\{function_node [^}]*\}\}\s*"), ""),
+    (re.compile(r"'\{\{node [^}]*\}\} = (\w+)\[[^]]*\]\([^)]*\)'"), r"\1"),
+    (re.compile(r"\s*\[Op:\w+\]( name:.*)?\s*$"), ""),
+    (re.compile(r"\. You can attempt the following resolutions .*", re.DOTALL), ""),  # unsuitable
+)
+"""[(pattern, replacement)] of parts of a message that help no reader."""
+
 _NARROW = re.compile(r"\b(bfloat16|float16|half)\b")
 _WIDE = re.compile(r"\b(float32|float)\b")
-_NO_PARAMS = re.compile(r"(\w+)\.__init__\(\) missing 1 required positional argument: 'params'")
-_NO_CTX = re.compile(r"\.fprop\(\) missing 1 required positional argument: 'ctx'")
-_NONE = re.compile(r"^None values not supported|Attempt to convert a value \(None\)")
-_FUNCTION = re.compile(r"\{\{function_node [^}]*\}\}\s*")
-_OP = re.compile(r"\s*\[Op:\w+\]( name:.*)?\s*$")
+_MIXED_TYPES = (
+    "with run.activation_dtype=bfloat16 or float16, the outputs of layers have that type: compute "
+    "the loss in float32, logits = tf.cast(logits, tf.float32). Arrays of the batch stay float32: "
+    "the layer that reads them casts them, x = tf.cast(x, theta.w.dtype)"
+)
+_ANSWERS = (
+    (
+        re.compile(r"fprop\(\) got an unexpected keyword argument '(mask|positions)'"),
+        "a stack passes mask and positions to each layer: def fprop(self, theta, x, ctx, *, "
+        "mask=None, positions=None)",
+    ),
+    (
+        re.compile(r"(\w+)\.__init__\(\) missing 1 required positional argument: 'params'"),
+        r"\1 is built from its Params: write \1.Params() for a field or a child, and "
+        r"\1.Params().instantiate() for the object itself",
+    ),
+    (
+        re.compile(r"\.fprop\(\) missing 1 required positional argument: 'ctx'"),
+        "theta, the weights of the layer, comes first: self.child.fprop(theta.child, x, ctx)",
+    ),
+    (
+        re.compile(r"^None values not supported|Attempt to convert a value \(None\)"),
+        "is a return missing in the fprop of a layer, or in a function?",
+    ),
+    (
+        re.compile(
+            r"(Using a symbolic .* as a Python .bool.|Iterating over a symbolic \S+) is not allowed"
+        ),
+        "the code runs once, before any tensor has a value: write tf.where(condition, a, b) "
+        "instead of if, tf.maximum instead of max, and loop over a Python range",
+    ),
+    (
+        re.compile(
+            r"'SymbolicTensor' object has no attribute '(numpy|item)'|not '?SymbolicTensor'?$|"
+            r"'SymbolicTensor' object cannot be|"
+            r"Cannot convert a symbolic \S+ \(.*\) to a numpy array"
+        ),
+        "the code runs once, before any tensor has a value: compute with ops of TensorFlow, "
+        "such as tf.exp and tf.reduce_mean, not with NumPy, float() or .numpy()",
+    ),
+    (
+        re.compile(r"has type \w+ that does not match type (\w+)"),
+        r"cast one of them, as in tf.cast(y, tf.\1). The arrays of a batch have the types that "
+        "load returned, except for float64, which becomes float32",
+    ),
+    (
+        re.compile(r"Expected u?int\d+, but got \S+ of type 'float'"),
+        "the tensor has whole numbers, as a step does: tf.cast(step, tf.float32)",
+    ),
+)
+"""[(pattern of a message, advice)]; the advice may refer to groups of the pattern."""
 _NO_ROW = re.compile(r"indices\S* = (-?\d+) is not in \[0, (\d+)\)")
-_SIDE = re.compile(r"fprop\(\) got an unexpected keyword argument '(mask|positions)'")
-_BRANCH = re.compile(
-    r"(Using a symbolic .* as a Python .bool.|Iterating over a symbolic \S+) is not allowed"
-)
-_ATTEMPT = re.compile(r"\. You can attempt the following resolutions .*", re.DOTALL)  # unsuitable
-_VALUE = re.compile(
-    r"'SymbolicTensor' object has no attribute '(numpy|item)'|not '?SymbolicTensor'?$"
-    r"|'SymbolicTensor' object cannot be|Cannot convert a symbolic \S+ \(.*\) to a numpy array"
-)
-_TYPES_DIFFER = re.compile(r"has type (\w+) that does not match type (\w+)")
-_NOT_A_WHOLE_NUMBER = re.compile(r"Expected u?int\d+, but got \S+ of type 'float'")
-_NODE = re.compile(r"'\{\{node [^}]*\}\} = (\w+)\[[^]]*\]\([^)]*\)'")
 
 
 def text_of(error: BaseException) -> str:
-    """Returns the message of an error in the code of users, in words, with advice if there is any.
+    """Returns the message of an error in the code of users, with advice if there is any.
 
-    Without the names that TensorFlow gives to ops.
+    The names that TensorFlow gives to ops and functions are left out.
     """
-    text = _ATTEMPT.sub("", _OP.sub("", _NODE.sub(r"\1", _FUNCTION.sub("", str(error)))))
+    text = str(error)
+    for pattern, replacement in _NAMES_OF_TENSORFLOW:
+        text = pattern.sub(replacement, text)
     hint = advice(error)
     return f"{text.rstrip('.')}; {hint}" if hint else text
 
 
 def advice_for_ids(text: str) -> str:
-    """Returns what to do if the text of an error is that of a lookup of an id without a row."""
+    """Returns advice if an error is a lookup of an id for which a table has no row, else ""."""
     if (found := _NO_ROW.search(text)) is None:
         return ""
     given, rows = found.groups()
@@ -61,44 +105,10 @@ def advice(error: BaseException) -> str:
     """Returns what to write instead, for common errors of Python and TensorFlow, else ""."""
     text = str(error)
     if _NARROW.search(text) and _WIDE.search(text):
-        return (
-            "with run.activation_dtype=bfloat16 or float16, the outputs of layers have that type: "
-            "compute the loss in float32, logits = tf.cast(logits, tf.float32). Arrays of the "
-            "batch stay float32: the layer that reads them casts them, x = tf.cast(x, "
-            "theta.w.dtype)"
-        )
-    if _SIDE.search(text):
-        return (
-            "a stack passes mask and positions to each layer: def fprop(self, theta, x, ctx, *, "
-            "mask=None, positions=None)"
-        )
-    if found := _NO_PARAMS.search(text):
-        name = found[1]
-        return (
-            f"{name} is built from its Params: write {name}.Params() for a field or a child, and "
-            f"{name}.Params().instantiate() for the object itself"
-        )
-    if _NO_CTX.search(text):
-        return "theta, the weights of the layer, comes first: self.child.fprop(theta.child, x, ctx)"
-    if _NONE.search(text):
-        return "is a return missing in the fprop of a layer, or in a function?"
-    if _BRANCH.search(text):
-        return (
-            "the code runs once, before any tensor has a value: write tf.where(condition, a, b) "
-            "instead of if, tf.maximum instead of max, and loop over a Python range"
-        )
-    if _VALUE.search(text):
-        return (
-            "the code runs once, before any tensor has a value: compute with ops of TensorFlow, "
-            "such as tf.exp and tf.reduce_mean, not with NumPy, float() or .numpy()"
-        )
-    if found := _TYPES_DIFFER.search(text):
-        return (
-            f"cast one of them, as in tf.cast(y, tf.{found[2]}). The arrays of a batch have the "
-            "types that load returned, except for float64, which becomes float32"
-        )
-    if _NOT_A_WHOLE_NUMBER.search(text):
-        return "the tensor has whole numbers, as a step does: tf.cast(step, tf.float32)"
+        return _MIXED_TYPES
+    for pattern, answer in _ANSWERS:
+        if found := pattern.search(text):
+            return found.expand(answer)
     if hint := advice_for_ids(text):
         return hint
     if isinstance(error, KeyError) and (names := _names_in_batch(error)):
@@ -107,7 +117,7 @@ def advice(error: BaseException) -> str:
 
 
 def advised(method: Method) -> Method:
-    """Wraps a method: an error of the user's code gets the advice as a note."""
+    """Wraps a method so that an error gets its advice as a note, which a traceback ends with."""
 
     @functools.wraps(method)
     def run(*args: Any, **kwargs: Any) -> Any:

@@ -6,45 +6,54 @@ _FOREIGN = {"forward": "PyTorch", "call": "Keras", "__call__": "Flax and Haiku"}
 """{name of a method: frameworks in which it computes the output of a layer}."""
 _LAYER = "tekso.framework.layer"  # the module of the class Layer, whose __call__ is an error
 
-_WEIGHT = "self.weight(name, shape, dims=…, init=…)"
-_WEIGHTS = (
-    "the weights of a layer are an argument of fprop, theta; specs() has their paths and shapes, "
-    "and load_weights of tekso.framework.run.weights reads those of a run"
-)
-_FREEZING = (
-    "to train some weights only, set learner.frozen, patterns of the paths of the others; a weight "
-    f"that is never trained is {_WEIGHT[:-1]}, trainable=False)"
-)
-_MODE = "whether a step trains is in its context: ctx.is_training"
-_DEVICES = "an execution places the weights, and computes their gradients and updates"
-_ATTRIBUTES = {
-    f"declare a weight that is not trained: {_WEIGHT[:-1]}, trainable=False)": (
-        "add_non_trainable_weight", "register_buffer",
+_WEIGHT = "self.weight(name, shape, dims=…, init=…"  # and more arguments
+_REPLACEMENTS = (
+    (
+        ("add_variable", "add_weight", "register_parameter"),
+        f"declare a weight in __init__: {_WEIGHT})",
     ),
-    f"declare a weight in __init__: {_WEIGHT}": (
-        "add_variable", "add_weight", "register_parameter",
+    (
+        ("add_non_trainable_weight", "register_buffer"),
+        f"declare a weight that is not trained: {_WEIGHT}, trainable=False)",
     ),
-    "declare a child in __init__: self.child(name, Linear.Params(…))": (
-        "add_module", "register_module",
+    (
+        ("add_module", "register_module"),
+        "declare a child in __init__: self.child(name, Linear.Params(…))",
     ),
-    _WEIGHTS: (
-        "get_weights", "load_state_dict", "named_parameters", "parameters", "state_dict",
-        "trainable_variables", "trainable_weights", "variables", "weights",
+    (
+        ("get_weights", "load_state_dict", "named_parameters", "parameters", "state_dict",
+         "trainable_variables", "trainable_weights", "variables", "weights"),
+        "the weights of a layer are an argument of fprop, theta; specs() has their paths and "
+        "shapes, and load_weights of tekso.framework.run.weights reads those of a run",
     ),
-    _MODE: ("eval", "train", "training"),
-    _FREEZING: ("requires_grad", "requires_grad_", "trainable"),
-    _DEVICES: ("cpu", "cuda", "to", "zero_grad"),
-    "write ctx.collect_loss(name, value) in fprop; the value is a sum over examples": ("add_loss",),
-    "collect figures by ctx.collect_metric(name, sum, weight) in fprop": (
-        "add_metric", "register_forward_hook", "register_full_backward_hook",
+    (
+        ("eval", "train", "training"),
+        "whether a step trains is in its context: ctx.is_training",
     ),
-}  # fmt: skip
-_HINTS = {name: text for text, names in _ATTRIBUTES.items() for name in names}
-"""{attribute of a layer of another framework: what Tekso has for it}."""
+    (
+        ("requires_grad", "requires_grad_", "trainable"),
+        "to train some weights only, set learner.frozen, patterns of the paths of the others; a "
+        f"weight that is never trained is {_WEIGHT}, trainable=False)",
+    ),
+    (
+        ("cpu", "cuda", "to", "zero_grad"),
+        "an execution places the weights, and computes their gradients and updates",
+    ),
+    (
+        ("add_loss",),
+        "write ctx.collect_loss(name, value) in fprop; the value is a sum over examples",
+    ),
+    (
+        ("add_metric", "register_forward_hook", "register_full_backward_hook"),
+        "collect figures by ctx.collect_metric(name, sum, weight) in fprop",
+    ),
+)  # fmt: skip
+"""(attributes of layers of other frameworks, what Tekso has for them)."""
+_HINTS = {name: text for names, text in _REPLACEMENTS for name in names}
 
 
 def missing_fprop(cls: type) -> str:
-    """Returns that a class of a layer has no `fprop`, and what to write instead of its methods."""
+    """Returns the message of the error that a class of a layer has no `fprop`."""
     text, found = f"{cls.__name__} has no fprop()", foreign_method(cls)
     if not found:
         return text
@@ -61,12 +70,12 @@ def foreign_method(cls: type) -> str:
 
 
 def attribute_hint(name: str) -> str:
-    """Returns ": " and what Tekso has for an attribute of other frameworks' layers, or ""."""
+    """Returns the end of a message about an attribute: ": " and what Tekso has for it, or ""."""
     return f": {_HINTS[name]}" if name in _HINTS else ""
 
 
 def not_called(cls: type, name: str, *, is_indexed: bool) -> str:
-    """Returns that a layer is not called, and how to compute it.
+    """Returns the message of the error that a layer is called like a function.
 
     Args:
       cls: class of the layer.

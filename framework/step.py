@@ -219,12 +219,15 @@ class Step:
         norms = {w.spec.path: w.squared_norms(gradients[w.spec.path]) for w in self._all_trained}
         decision = self.decide(norms, state.slots, step, sums.total)
         weights, slots = {}, dict(decision.counts)
-        for weight in self._all_trained:
-            path = weight.spec.path
-            weights[path], new = weight.updated(
-                state.weights[path], gradients[path], state.slots, decision.scalars, fuse=fuse
-            )
-            slots |= new
+        # Ops that need the state only, such as a decayed slot, would run early in the step, and
+        # their results would stay in memory during the whole backward pass.
+        with tf.control_dependencies([decision.scalars.finite]):
+            for weight in self._all_trained:
+                path = weight.spec.path
+                weights[path], new = weight.updated(
+                    state.weights[path], gradients[path], state.slots, decision.scalars, fuse=fuse
+                )
+                slots |= new
         weights |= self.new_statistics(state.weights, sums.statistics, decision.scalars.finite)
         return State(weights, slots), decision.metrics | more
 

@@ -325,6 +325,12 @@ TESTED_ELSEWHERE: list[tuple[str, TestedBy]] = [
         TestedBy("tests/tools/plan_accuracy_test.py::test_plan_and_measurement_are_side_by_side"),
     ),
     (
+        r"python -m tekso\.tools\.plan_accuracy 'lm\..*",
+        TestedBy(
+            "tests/tools/plan_accuracy_test.py::test_words_of_an_argument_reach_both_processes"
+        ),
+    ),
+    (
         r"python -m tekso\.tools\.plan_accuracy several_devices",
         TestedBy(
             "tests/tools/plan_accuracy_test.py::"

@@ -9,7 +9,8 @@ outputs of the graph are counted by the caller. The lists of a loop have an item
 from __future__ import annotations
 
 import collections
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -29,6 +30,22 @@ COUNTED_BYTES = float(1 << 18)
 """With oneDNN, TensorFlow's memory statistics leave out all tensors of fewer bytes."""
 
 
+class Change(NamedTuple):
+    """What an op changes in memory.
+
+    Attributes:
+      takes: {tensor: bytes} that it allocates.
+      temporary: bytes that it needs besides, while it runs.
+      overwrites: (input, output) in the same memory; None: there is no such pair.
+      frees: tensors that nothing reads after it.
+    """
+
+    takes: Mapping[str, float]
+    temporary: float
+    overwrites: tuple[str, str] | None
+    frees: Sequence[str]
+
+
 def peak_bytes(graph: Any, *, least: float = 0.0) -> float:
     """Returns the largest number of bytes that the ops of a graph hold at once.
 
@@ -36,20 +53,55 @@ def peak_bytes(graph: Any, *, least: float = 0.0) -> float:
       graph: a traced graph.
       least: tensors of fewer bytes do not count.
     """
+    return peak_of(changes(graph, least=least))
+
+
+def peak_of(found: Iterable[Change]) -> float:
+    """Returns the largest number of bytes that ops hold at once, given what they change."""
+    sizes: dict[str, float] = {}
+    held = peak = 0.0
+    for change in found:
+        sizes |= change.takes
+        held += math.fsum(change.takes.values())
+        peak = max(peak, held + change.temporary)
+        if change.overwrites:
+            before, after = change.overwrites
+            sizes[after] = sizes.pop(before)
+        held -= math.fsum(sizes.pop(name, 0.0) for name in change.frees)
+    return peak
+
+
+def changes(
+    graph: Any, *, least: float = 0.0, given: Mapping[str, float] | None = None
+) -> Iterator[Change]:
+    """Returns what the ops of a graph change in memory, in the order in which they run.
+
+    Args:
+      graph: a traced graph.
+      least: tensors of fewer bytes do not count.
+      given: {input: bytes} of inputs that nothing needs after the graph. Its ops free them, or use
+        their memory.
+    """
     outputs = getattr(graph, "outputs", None) or []
-    return peak_bytes_of(graph, needed(graph), outputs, least=least)
+    return changes_of(graph, needed(graph), outputs, least=least, given=given)
 
 
-def peak_bytes_of(
-    graph: Any, ops: Sequence[Any], outputs: Sequence[Any], *, least: float = 0.0
-) -> float:
-    """Returns the largest number of bytes that some ops of a graph hold at once.
+def changes_of(
+    graph: Any,
+    ops: Sequence[Any],
+    outputs: Sequence[Any],
+    *,
+    least: float = 0.0,
+    given: Mapping[str, float] | None = None,
+) -> Iterator[Change]:
+    """Returns what some ops of a graph change in memory, in the order in which they run.
 
     Args:
       graph: the graph.
       ops: the ops. The outputs of all others exist before and do not count.
       outputs: tensors that are not freed.
       least: tensors of fewer bytes do not count.
+      given: see `changes`.
     """
     merged = equal_ops.merged(graph)
     ops = _as_they_get_ready([op for op in ops if op.name not in merged.ops], merged)
@@ -59,38 +111,50 @@ def peak_bytes_of(
     for op in ops:
         lists = _lists(op, least)
         for number, tensor in enumerate(op.outputs):
-            given = None
+            source = None
             if len(op.inputs):
-                given = merged.name(op.inputs[min(number, len(op.inputs) - 1)])
+                source = merged.name(op.inputs[min(number, len(op.inputs) - 1)])
             is_alias = op.type in _ALIASES or lists.get(number) == 0.0
-            root[tensor.name] = root[given] if is_alias and given in root else tensor.name
+            root[tensor.name] = root[source] if is_alias and source in root else tensor.name
             held = 0.0 if is_alias else float(graph_work.size(tensor) * (tensor.dtype.size or 0))
             held = held if held >= least else 0.0
             sizes.setdefault(root[tensor.name], lists.get(number) or held)
-    for tensor in [*(t for op in ops for t in op.inputs), *outputs]:
-        name = root.get(merged.name(tensor))
-        if name is not None:
-            readers[name] = readers.get(name, 0) + 1
-    held = peak = 0.0
+    sizes |= given or {}
+    reads = _reads(ops, outputs, merged)
+    for name in [*(n for names in reads.values() for n in names), *map(merged.name, outputs)]:
+        if name in root:
+            readers[root[name]] = readers.get(root[name], 0) + 1
     for op in ops:
         own = [root[t.name] for t in op.outputs if root.get(t.name) == t.name]
+        own = [] if op.type == "Placeholder" else own
         new = sum(sizes[name] for name in own)
-        reused = _reused(op, merged, root, readers, sizes, new)
+        before = _overwritten(op, merged, root, readers, sizes, new)
         inside = _inside_bytes(graph, op, new, least)
-        peak = max(peak, held + new - reused + inside)
-        held += new
-        for tensor in op.inputs:
-            name = root.get(merged.name(tensor))
-            if name is None:
-                continue
+        frees = []
+        for name in (root[n] for n in reads[op.name] if n in root):
             readers[name] -= 1
-            if not readers[name]:
-                held -= sizes[name]
-        for name in own:
-            if not readers.get(name):
-                held -= sizes[name]
-        peak = max(peak, held)
-    return peak
+            if not readers[name] and name != before:
+                frees.append(name)
+        frees += [name for name in own if not readers.get(name)]
+        takes = {} if before else {name: sizes[name] for name in own}
+        yield Change(takes, inside, (before, own[0]) if before else None, frees)
+
+
+def _reads(ops: Sequence[Any], outputs: Sequence[Any], merged: Merged) -> dict[str, list[str]]:
+    """Returns {op: tensors that it reads}.
+
+    TensorFlow divides an IdentityN, so it does not hold a tensor whose copy nothing reads.
+    """
+    found: dict[str, list[str]] = {}
+    wanted = set(map(merged.name, outputs))
+    for op in reversed(ops):
+        found[op.name] = [
+            merged.name(tensor)
+            for number, tensor in enumerate(op.inputs)
+            if op.type != "IdentityN" or op.outputs[number].name in wanted
+        ]
+        wanted.update(found[op.name])
+    return found
 
 
 def _as_they_get_ready(ops: list[Any], merged: Merged) -> list[Any]:
@@ -120,15 +184,17 @@ def _as_they_get_ready(ops: list[Any], merged: Merged) -> list[Any]:
     return found
 
 
-def _reused(op: Any, merged: Merged, root: Any, readers: Any, sizes: Any, new: float) -> float:
-    """Returns the bytes of an input that the op overwrites with its output."""
-    if len(op.outputs) != 1 or op.type in _NEW or graph_work.inside(op.graph, op)[1]:
-        return 0.0
+def _overwritten(
+    op: Any, merged: Merged, root: Any, readers: Any, sizes: Any, new: float
+) -> str | None:
+    """Returns the input whose memory the op uses for its output."""
+    if not new or len(op.outputs) != 1 or op.type in _NEW or graph_work.inside(op.graph, op)[1]:
+        return None
     for tensor in op.inputs:
         name = root.get(merged.name(tensor))
         if name is not None and readers.get(name) == 1 and sizes[name] == new:
-            return new
-    return 0.0
+            return str(name)
+    return None
 
 
 def _inside_bytes(graph: Any, op: Any, new: float, least: float) -> float:

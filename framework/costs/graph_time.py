@@ -6,6 +6,8 @@ The speeds are those of one core, or of all cores if one op at a time uses them.
     convolution             operations / rate at its operations per byte
     copy                    bytes read and written / bandwidth
     exponential, …          elements / rate, or its tensors, whichever is longer
+    op that repeats an      elements / rate, or its tensors, whichever is longer
+    input (broadcast)
     other                   its tensors
     a tensor                bytes / bandwidth at the distance of its uses: tensor_reuse.py
     cluster of XLA          its inputs and outputs, and its loops; a loop takes the time of its
@@ -259,36 +261,49 @@ def moved_bytes(graph: Any, *, in_cluster: bool = False) -> float:
 
 
 def _plain_seconds(op: Any, machine: MachineSpeed, uses: Uses) -> float:
-    points = {
-        **dict.fromkeys(op_kinds.MATRIX_PRODUCTS, machine.products),
-        **dict.fromkeys(op_kinds.BATCH_PRODUCTS, machine.batch_products),
-        **dict.fromkeys(op_kinds.CONVOLUTIONS, machine.convolutions),
-        **dict.fromkeys(op_kinds.FILTER_GRADIENTS, machine.filter_gradients),
-    }.get(op.type)
-    if points is not None:
-        flops = graph_work.op_flops(op)
-        intensity = flops / max(_bytes(op.inputs) + _bytes(op.outputs), 1)
-        reached = rate(points, intensity) * min(1.0, intensity / points[0][0])
-        fixed = machine.convolution_s
-        if op.type in op_kinds.MATRIX_PRODUCTS:
-            fixed = machine.product_s + _moving_seconds(uses, machine.streams)
-        return fixed + flops / max(reached, 1.0)
+    """Returns the time of an op without graphs of its own, without its start."""
+    if op.type in op_kinds.MATRIX_PRODUCTS:
+        is_of_batch = op.type in op_kinds.BATCH_PRODUCTS
+        points = machine.batch_products if is_of_batch else machine.products
+        return (
+            machine.product_s
+            + _moving_seconds(uses, machine.streams)
+            + _computing_seconds(op, points)
+        )
+    if op.type in op_kinds.CONVOLUTIONS:
+        return machine.convolution_s + _computing_seconds(op, machine.convolutions)
+    if op.type in op_kinds.FILTER_GRADIENTS:
+        return machine.convolution_s + _computing_seconds(op, machine.filter_gradients)
     if op.type in op_kinds.COPIES:
         return math.fsum(size for size, _ in uses) / machine.moved_bytes_per_s
     found = _moving_seconds(uses, machine.streams)
     if op.type in op_kinds.FUNCTIONS:
         found = max(found, _elements(op.outputs) / machine.functions_per_s)
-    if op.type in op_kinds.BROADCASTS and _broadcasts(op):
+    if op.type in op_kinds.BROADCASTS and _repeats_an_input(op):
         found = max(found, _elements(op.outputs) / machine.broadcasts_per_s)
     return found
 
 
-def _broadcasts(op: Any) -> bool:
+def _computing_seconds(op: Any, points: Sequence[tuple[float, float]]) -> float:
+    """Returns the time of the operations of a product or a convolution.
+
+    Args:
+      op: the op.
+      points: [(operations per byte, operations per second)].
+    """
+    flops = graph_work.op_flops(op)
+    intensity = flops / max(_bytes(op.inputs) + _bytes(op.outputs), 1)
+    reached = rate(points, intensity) * min(1.0, intensity / points[0][0])
+    return flops / max(reached, 1.0)
+
+
+def _repeats_an_input(op: Any) -> bool:
     """Returns whether an op repeats an input that is more than one number."""
     return any(1 < graph_work.size(x) < graph_work.size(op.outputs[0]) for x in op.inputs)
 
 
 def _moving_seconds(uses: Uses, points: Sequence[tuple[float, float]]) -> float:
+    """Returns the time of reading and writing tensors; `points`: [(distance, bytes per second)]."""
     return math.fsum(size / rate(points, distance) for size, distance in uses)
 
 

@@ -96,30 +96,8 @@ class Probes(ProbeRuns):
         """
         import tensorflow as tf
 
-        elements = 1 << 20
-        big, small = array(elements), array(4)
-        scaled, scale = array(_SCALED // _CHANNELS, _CHANNELS), array(_CHANNELS)
-        cluster = self._compiled(lambda x: x * 0.5 + 1.0)
-        simple = self._compiled(chain(lambda x: x * 0.99 + 0.01, _SIMPLE))
-        functions = self._compiled(lambda x: tf.math.erf(tf.exp(tf.tanh(x))))
-        sums = [
-            self._compiled(lambda x, axes=axes: x + tf.reduce_sum(x, axes, keepdims=True))
-            for axes in ([-1], [0, 1])
-        ]
-        cluster_s = self.of_nothing(cluster, small)
-        # In the cache, since reading and writing memory would hide the time of the elements.
-        few = array(_IN_CACHE)
-        few_s = self.of_chain(cluster, few)
-        more = {
-            name: rest(self.of_chain(function, few), few_s, least=0.25)
-            for name, function in (("simple", simple), ("functions", functions))
-        }
-        rows = array(8, _SUMMED // 1024, 128)
-        rows_s = self.of_chain(cluster, rows)
-        sums_s, column_sums_s = (rest(self.of_chain(f, rows), rows_s, least=0.1) for f in sums)
-        images = array(8, 64, 8, 64)
-        moved_s = self.of_each(lambda _, x: tf.transpose(x, [0, 2, 1, 3]), small, images)
-        tiny = array(4, 4)
+        small, tiny = array(4), array(4, 4)
+        clusters = self._clusters()
         product_s = self.of_nothing(lambda x: tf.matmul(x, tiny), tiny)
         # Of a chain of equal ops, TensorFlow makes one: x * y * y * y becomes x * (y * y * y).
         op_s = self.of_nothing(lambda x: x * small + small, small) / 2
@@ -128,14 +106,8 @@ class Probes(ProbeRuns):
             "products": self._products(_PRODUCTS, product_s, streams),
             "batch_products": self._products(_BATCH_PRODUCTS, product_s, streams),
             "streams": streams,
-            "functions_per_s": elements / self.of_chain(tf.tanh, big),
-            "broadcasts_per_s": 2 * _SCALED / self.of_chain(lambda x: x * scale + scale, scaled),
-            "moved_bytes_per_s": 8 * images.shape.num_elements() / moved_s,
-            "cluster_streams": self.streams(lambda a, _: cluster(a), cluster_s, 8, _LARGER_ARRAYS),
-            "cluster_elements_per_s": 2 * (_SIMPLE - 1) * _IN_CACHE / more["simple"],
-            "cluster_functions_per_s": 3 * _IN_CACHE / more["functions"],
-            "cluster_sums_per_s": _SUMMED / sums_s,
-            "cluster_column_sums_per_s": _SUMMED / column_sums_s,
+            **self._elementwise_ops(),
+            **clusters,
             "loop_products_per_s": 2 * _ROWS[1] * _MATRIX**2 / self._of_product(_ROWS[1], _MATRIX),
             "loop_matrices": [
                 (4.0 * size**2, 4 * size**2 / self._of_product(_ROWS[0], size))
@@ -144,6 +116,47 @@ class Probes(ProbeRuns):
             "op_s": op_s,
             "product_s": product_s,
             **({} if self.is_alone else self._convolutions()),
+        }
+
+    def _elementwise_ops(self) -> dict[str, Any]:
+        """Returns fields of `MachineSpeed`: of elementwise ops and transpositions."""
+        import tensorflow as tf
+
+        elements = 1 << 20
+        scaled, scale = array(_SCALED // _CHANNELS, _CHANNELS), array(_CHANNELS)
+        images = array(8, 64, 8, 64)
+        moved_s = self.of_each(lambda _, x: tf.transpose(x, [0, 2, 1, 3]), array(4), images)
+        return {
+            "functions_per_s": elements / self.of_chain(tf.tanh, array(elements)),
+            "broadcasts_per_s": 2 * _SCALED / self.of_chain(lambda x: x * scale + scale, scaled),
+            "moved_bytes_per_s": 8 * images.shape.num_elements() / moved_s,
+        }
+
+    def _clusters(self) -> dict[str, Any]:
+        """Returns fields of `MachineSpeed`: of clusters that XLA compiles."""
+        import tensorflow as tf
+
+        cluster = self._compiled(lambda x: x * 0.5 + 1.0)
+        simple = self._compiled(chain(lambda x: x * 0.99 + 0.01, _SIMPLE))
+        functions = self._compiled(lambda x: tf.math.erf(tf.exp(tf.tanh(x))))
+        sums, column_sums = (
+            self._compiled(lambda x, axes=axes: x + tf.reduce_sum(x, axes, keepdims=True))
+            for axes in ([-1], [0, 1])
+        )
+        # In the cache, since reading and writing memory would hide the time of the elements.
+        few, rows = array(_IN_CACHE), array(8, _SUMMED // 1024, 128)
+        few_s, rows_s = self.of_chain(cluster, few), self.of_chain(cluster, rows)
+        simple_s = rest(self.of_chain(simple, few), few_s, least=0.25)
+        functions_s = rest(self.of_chain(functions, few), few_s, least=0.25)
+        sums_s = rest(self.of_chain(sums, rows), rows_s, least=0.1)
+        column_sums_s = rest(self.of_chain(column_sums, rows), rows_s, least=0.1)
+        cluster_s = self.of_nothing(cluster, array(4))
+        return {
+            "cluster_streams": self.streams(lambda a, _: cluster(a), cluster_s, 8, _LARGER_ARRAYS),
+            "cluster_elements_per_s": 2 * (_SIMPLE - 1) * _IN_CACHE / simple_s,
+            "cluster_functions_per_s": 3 * _IN_CACHE / functions_s,
+            "cluster_sums_per_s": _SUMMED / sums_s,
+            "cluster_column_sums_per_s": _SUMMED / column_sums_s,
         }
 
     def _compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:

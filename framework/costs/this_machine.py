@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from tekso.framework.costs import device_types, memory_limit, stored_speeds
 from tekso.framework.costs.device_types import DeviceType
@@ -54,8 +54,8 @@ class MachineSpeed:
       op_s: time of an op that does nothing.
       product_s: time of a product of very small matrices.
       cluster_s: time of a cluster that does nothing and has no arguments.
-      convolution_s: time of a convolution of a very small image. If one op uses all cores, with the
-        wait for the other threads, and for ops beside it.
+      convolution_s: time of a convolution of a very small image; of one that uses all cores, with
+        the waits for other threads and for the ops beside it.
       argument_s: time of an input or an output of a cluster.
       loop_s: time of a loop in an iteration of a loop over time in a cluster, of very few elements.
     """
@@ -152,14 +152,19 @@ def find(name: str) -> DeviceType:
     return device_types.find(name, also=(THIS_MACHINE,))
 
 
-def rate(points: Sequence[tuple[float, float]], intensity: float) -> float:
-    """Returns operations per second at a number of operations per byte, between the points."""
+def rate(points: Sequence[tuple[float, float]], at: float) -> float:
+    """Returns the speed at a number of operations per byte, at a distance or at a size.
+
+    Args:
+      points: [(the same number, speed)], ascending; between two, the speed is interpolated.
+      at: the number.
+    """
     before = points[0]
     for point in points:
-        if intensity <= point[0]:
+        if at <= point[0]:
             if point[0] == before[0]:
                 return point[1]
-            share = (intensity - before[0]) / (point[0] - before[0])
+            share = (at - before[0]) / (point[0] - before[0])
             return before[1] + share * (point[1] - before[1])
         before = point
     return before[1]
@@ -176,26 +181,24 @@ def measured() -> ThisMachine:
 
 
 def _measure(run: stored_speeds.Run) -> dict[str, Any]:
-    towers = run(_PROBES, "side_by_side")
-    alone = run(_PROBES, "alone")
-    step = run(_STEP_PROBES)
-    stacks = run(_CONVOLUTION_PROBES)
+    """Runs the probes; returns the fields of `ThisMachine` as they are stored."""
+    side_by_side, alone = run(_PROBES, "side_by_side"), run(_PROBES, "alone")
+    step, convolutions = run(_STEP_PROBES), run(_CONVOLUTION_PROBES)
     starts = {name: step[name] for name in STARTS}
-    # A step of the probes runs each op on one thread. An op that uses all threads costs more to
-    # start, which only the probes of `alone` show. They repeat the op, which may make it cheaper.
-    elapsed, cpu = (
-        {
-            **alone[kind],
-            **{n: max(at, alone[kind].get(n, at)) for n, at in starts.items()},
-            **stacks[kind],
-        }
-        for kind in ("elapsed", "cpu")
-    )
+
+    def speeds_alone(kind: Literal["elapsed", "cpu"]) -> dict[str, Any]:
+        # A step of the probes runs each op on one thread. An op that uses all threads costs more to
+        # start, which only the probes of `alone` show. They repeat the op, which may make it
+        # cheaper.
+        of_ops = alone[kind]
+        larger = {name: max(time, of_ops.get(name, time)) for name, time in starts.items()}
+        return {**of_ops, **larger, **convolutions[kind]}
+
     return {
         **{name: step[name] for name in OF_STEP},
-        "side_by_side": {**towers["cpu"], **starts},
-        "alone": elapsed,
-        "alone_cpu": cpu,
+        "side_by_side": {**side_by_side["cpu"], **starts},
+        "alone": speeds_alone("elapsed"),
+        "alone_cpu": speeds_alone("cpu"),
     }
 
 

@@ -88,7 +88,7 @@ class DeviceGraphs:
         return max([first + (between if repeated else 0.0), *(p + between for p in others)])
 
 
-def device_graphs(compiled: CompiledStep, variables: int, *, arrays: int) -> DeviceGraphs:
+def device_graphs(compiled: CompiledStep, *, variables: int, arrays: int) -> DeviceGraphs:
     """Returns the graphs of a device.
 
     Args:
@@ -110,8 +110,10 @@ def device_graphs(compiled: CompiledStep, variables: int, *, arrays: int) -> Dev
         for _ in range(times)
     ]
     between = [_bytes(t) for times, graph in graphs if times > 1 for t in graph.outputs]
-    calls = sum(compiled.times.values())
-    return DeviceGraphs(graphs, collectives, variables, arrays, calls, between)
+    return DeviceGraphs(
+        graphs, collectives, variables=variables, arrays=arrays,
+        calls=sum(compiled.times.values()), between=between,
+    )  # fmt: skip
 
 
 def _graph(compiled: CompiledStep, name: str) -> Any:

@@ -13,7 +13,7 @@ collective is that of sums of large tensors over the devices.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -28,10 +28,8 @@ from tekso.framework.params import param
 from tekso.framework.planning import start_probes
 from tekso.framework.planning.compiled_step import compiled_by
 from tekso.framework.planning.mesh_graphs import DeviceGraphs, device_graphs
-from tekso.framework.planning.start_probes import Products
+from tekso.framework.planning.start_probes import Equation, Products, ProductsTask
 from tekso.framework.step import Step
-from tekso.framework.task import Batch, LossSums, Task
-from tekso.framework.theta import Theta
 
 AXIS = "x"
 _REPEATS = 6  # of collectives
@@ -64,12 +62,11 @@ WIDE = Probe(weights=17)
 SUMMED = Probe(weights=17, shards=True)
 
 EQUATIONS = (
-    ("op_s", DEEP, SMALL),
-    ("array_s", ARRAYS, SMALL),
-    ("variable_s", WIDE, SMALL),
-    ("collective_s", SUMMED, WIDE),
+    Equation("op_s", DEEP, SMALL),
+    Equation("array_s", ARRAYS, SMALL),
+    Equation("variable_s", WIDE, SMALL),
+    Equation("collective_s", SUMMED, WIDE),
 )
-"""(unknown, a step that has more of it, a step that has less)."""
 
 
 def main(devices: str) -> None:
@@ -82,54 +79,42 @@ def main(devices: str) -> None:
     )
     probes = (SMALL, DEEP, ARRAYS, WIDE, SUMMED)
     steps, graphs = zip(*(_step(probe, mesh, count) for probe in probes), strict=True)
-    seconds = start_probes.typical_seconds(steps, warmup_steps=_WARMUP_STEPS, repeats=_STEP_REPEATS)
-    measured = zip(probes, zip(seconds, map(counts_of, graphs), strict=True), strict=True)
-    print(json.dumps({**starts_of(dict(measured), count), "byte_s": _byte_seconds(mesh, count)}))
-
-
-def counts_of(graphs: DeviceGraphs) -> dict[str, int]:
-    """Returns {name of a time: how often a device takes it in a step}."""
-    return {
-        "op_s": graphs.ops(),
-        "array_s": graphs.arrays,
-        "variable_s": graphs.variables,
-        "collective_s": len(graphs.collectives),
+    times = start_probes.typical_times(steps, warmup_steps=_WARMUP_STEPS, repeats=_STEP_REPEATS)
+    measured = {
+        probe: (time.cpu_s, counts_of(each, count))
+        for probe, time, each in zip(probes, times, graphs, strict=True)
     }
+    starts = start_probes.solve(measured, EQUATIONS, SMALL)
+    print(json.dumps({**starts, "byte_s": _byte_seconds(mesh, count)}))
 
 
-def starts_of(
-    measured: Mapping[Probe, tuple[float, Mapping[str, int]]], devices: int
-) -> dict[str, float]:
-    """Returns the fields of `MeshStarts`, without the bytes of collectives.
+def counts_of(graphs: DeviceGraphs, devices: int) -> dict[str, int]:
+    """Returns {name of a time: how often all devices together take it in a step}.
 
     Args:
-      measured: {probe: (seconds of a step, `counts_of` a device)}.
+      graphs: the graphs of a device.
       devices: number of devices.
     """
-    of_all = {
-        probe: (seconds, {name: devices * number for name, number in counts.items()})
-        for probe, (seconds, counts) in measured.items()
+    return {
+        "op_s": devices * graphs.ops(),
+        "array_s": devices * graphs.arrays,
+        "variable_s": devices * graphs.variables,
+        "collective_s": devices * len(graphs.collectives),
     }
-    return start_probes.solved(of_all, EQUATIONS, SMALL)
 
 
-def _step(probe: Probe, mesh: Any, devices: int) -> tuple[Callable[[], None], DeviceGraphs]:
+def _step(probe: Probe, mesh: Any, devices: int) -> tuple[Callable[[], float], DeviceGraphs]:
     """Returns a function that trains a step, and the graphs of a device."""
-    task = _Probed.Params(num_weights=probe.weights, num_ops=probe.ops).instantiate()
+    products = Products.Params(num_weights=probe.weights)
+    task = _Probed.Params(products=products, num_ops=probe.ops).instantiate()
     rules = Rules((("batch", AXIS),)) if probe.shards else Rules(())
     layout = MeshLayout(MeshShape(((AXIS, devices),)), rules)
     step = Step(task, start_probes.learner(), seed=0)
     program = MeshProgram(step, Placement(mesh), layout)
-    program.initialize()
-    (x,) = start_probes.batch().values()
-    batch = {"x": x, **{f"x{i}": x for i in range(1, probe.arrays)}}
-
-    def train() -> None:
-        float(program.train_step(batch, 1)["loss"])
-
+    train = start_probes.training_step(program, start_probes.batch(probe.arrays))
     compiled = compiled_by(program, train)
     variables = len(step.specs.weights) + len(step.specs.slots)
-    return train, device_graphs(compiled, variables, arrays=probe.arrays)
+    return train, device_graphs(compiled, variables=variables, arrays=probe.arrays)
 
 
 def _byte_seconds(mesh: Any, devices: int) -> float:
@@ -163,30 +148,16 @@ def _least(calls: Sequence[Callable[[], Any]]) -> list[float]:
     return start_probes.least_seconds(calls, warmup_steps=_WARMUP_STEPS, repeats=_REPEATS)
 
 
-class _Probed(Task):
+class _Probed(ProductsTask):
     """Products, and further ops."""
 
-    class Params(Task.Params):
+    class Params(ProductsTask.Params):
         """Params of _Probed."""
 
-        num_weights: int = param("Number of weights.", default=1)
         num_ops: int = param("Number of further ops of the forward pass.", default=0)
 
-    products: Products
-
-    def __init__(self, params: Any) -> None:
-        super().__init__(params)
-        self.child("products", Products.Params(num_weights=self.params.num_weights))
-
-    def loss_weight(self, batch: Batch) -> Any:
-        """See Task."""
-        return tf.cast(tf.shape(batch["x"])[0], tf.float32)
-
-    def loss(self, theta: Theta, batch: Batch, ctx: StepContext) -> LossSums:
-        """See Task."""
-        x = self.products.fprop(theta.products, batch["x"], ctx)
-        for name in sorted(batch.keys() - {"x"}):
-            x = x + batch[name]
+    def further(self, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
+        """See ProductsTask."""
         for _ in range(self.params.num_ops):
             x = tf.tanh(x)
-        return LossSums(tf.reduce_sum(x))
+        return x

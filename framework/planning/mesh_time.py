@@ -97,14 +97,15 @@ def mesh_time(
       devices: number of devices.
       cores: number of cores.
     """
-    own = dataclasses.replace(machine, op_s=starts.op_s)
-    exchanged = starts.collective_s * len(graphs.collectives)
-    exchanged += starts.byte_s * math.fsum(graphs.collectives)
-    handled = starts.variable_s * graphs.variables
-    device = graphs.seconds(own) + exchanged + handled
-    short = min(device, graphs.short_seconds(own) + handled)
-    called = graphs.calls * starts.call_s + devices * graphs.arrays * starts.array_s
-    at_once = min(devices, cores)
-    elapsed = devices * (short + (device - short) / at_once)
-    started = called + devices * (handled + exchanged + starts.op_s * graphs.ops())
-    return StepTime(called + elapsed, called + devices * device, started)
+    of_mesh = dataclasses.replace(machine, op_s=starts.op_s)
+    # Of a device:
+    collectives = starts.collective_s * len(graphs.collectives)
+    collectives += starts.byte_s * math.fsum(graphs.collectives)
+    variables = starts.variable_s * graphs.variables
+    device = graphs.seconds(of_mesh) + collectives + variables
+    short = min(device, graphs.short_seconds(of_mesh) + variables)
+    # Of all devices:
+    calls = graphs.calls * starts.call_s + devices * graphs.arrays * starts.array_s
+    elapsed = devices * (short + (device - short) / min(devices, cores))
+    started = calls + devices * (variables + collectives + starts.op_s * graphs.ops())
+    return StepTime(calls + elapsed, calls + devices * device, started)

@@ -24,8 +24,8 @@ from tekso.framework.execution.pipelined import Pipelined
 from tekso.framework.params import param
 from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece
 from tekso.framework.planning import start_probes
-from tekso.framework.planning.start_probes import Products
-from tekso.framework.task import Batch, LossSums, Task
+from tekso.framework.planning.start_probes import ProbeTask, Products
+from tekso.framework.task import Batch, LossSums
 from tekso.framework.theta import Theta
 
 _SHAPES = ((2, 1, 1), (2, 8, 1), (2, 1, 9), (2, 8, 9), (4, 1, 1))
@@ -71,19 +71,15 @@ def _seconds(shape: tuple[int, int, int]) -> float:
     task = _Chain.Params(num_links=stages, link=Products.Params(num_weights=weights)).instantiate()
     batch = start_probes.batch()
     program = execution.build(task, start_probes.learner(), seed=0, batch=signature_of(batch))
-    program.initialize()
-
-    def train() -> None:
-        float(program.train_step(batch, 1)["loss"])
-
+    train = start_probes.training_step(program, batch)
     (seconds,) = start_probes.least_seconds([train], warmup_steps=1, repeats=_REPEATS)
     return seconds
 
 
-class _Chain(Task):
+class _Chain(ProbeTask):
     """Links one after the other."""
 
-    class Params(Task.Params):
+    class Params(ProbeTask.Params):
         """Params of _Chain."""
 
         num_links: int = param("Number of links.", default=2)
@@ -93,10 +89,6 @@ class _Chain(Task):
         super().__init__(params)
         for i in range(self.params.num_links):
             self.child(f"link{i}", self.params.link)
-
-    def loss_weight(self, batch: Batch) -> Any:
-        """See Task."""
-        return tf.cast(tf.shape(batch["x"])[0], tf.float32)
 
     def loss(self, theta: Theta, batch: Batch, ctx: StepContext) -> LossSums:
         """See Task."""

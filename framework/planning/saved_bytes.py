@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tekso.framework.costs.equal_ops import Same, kind, same_memory
-from tekso.framework.costs.graph_memory import COUNTED_BYTES, list_items, peak_bytes_of
+from tekso.framework.costs.graph_memory import COUNTED_BYTES, changes_of, list_items, peak_of
 from tekso.framework.costs.graph_walks import above, after
 from tekso.framework.costs.piece_gradients import PieceGradients, piece_gradients
 from tekso.framework.costs.piece_traces import PieceTrace, of_each
@@ -280,8 +280,8 @@ def _working(
     whole = above(graph, ends)
     given = _sum(map(_size, seeds), least)
     return Working(
-        given + peak_bytes_of(graph, backward, of_inputs, least=least),
-        given + peak_bytes_of(graph, whole, of_inputs, least=least),
+        given + peak_of(changes_of(graph, backward, of_inputs, least=least)),
+        given + peak_of(changes_of(graph, whole, of_inputs, least=least)),
     )
 
 

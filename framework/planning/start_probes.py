@@ -1,36 +1,65 @@
-"""What probes of steps, meshes and pipelines share: a layer, its batch, a learner and the clock.
+"""What the probes that train real steps share: tasks, a batch, a learner, the clock, equations.
 
-The layer computes next to nothing, so the CPU time of a step is that of starts.
+The tasks compute next to nothing, so the CPU time of a step is that of starts.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import tensorflow as tf
 
 from tekso.framework.context import StepContext
+from tekso.framework.execution.base import ExecutionProgram
 from tekso.framework.initializers import Ones
 from tekso.framework.layer import Layer
 from tekso.framework.learner import Learner
 from tekso.framework.optimizers.adam import Adam
 from tekso.framework.params import param
 from tekso.framework.schedules import Constant
+from tekso.framework.task import Batch, LossSums, Task
 from tekso.framework.theta import Theta
 
-P = TypeVar("P")
+Probe = TypeVar("Probe")  # what determines a step
 
 _EXAMPLES, _WIDTH = 64, 4
-_STEPS = 8
+_STEPS = 8  # in a row, of which the mean is measured
 _PAUSE_S = 2e-3  # before a step; about as long as a small batch takes to make
 
 
-def batch() -> dict[str, Any]:
-    """Returns a batch for `Products`: "x" [64, 4]."""
-    return {"x": np.ones([_EXAMPLES, _WIDTH], np.float32)}
+class StepTimes(NamedTuple):
+    """The measured time of a step.
+
+    Attributes:
+      cpu_s: CPU time of all threads.
+      elapsed_s: time that passes.
+    """
+
+    cpu_s: float
+    elapsed_s: float
+
+
+class Equation(NamedTuple, Generic[Probe]):
+    """An unknown time, which is found from the difference of two steps.
+
+    Attributes:
+      unknown: name of the time.
+      more: a step that takes it more often.
+      less: a step that takes it less often.
+    """
+
+    unknown: str
+    more: Probe
+    less: Probe
+
+
+def batch(arrays: int = 1) -> dict[str, Any]:
+    """Returns a batch for `ProductsTask`: "x", "x1", … of shape [64, 4]."""
+    x = np.ones([_EXAMPLES, _WIDTH], np.float32)
+    return {"x": x, **{f"x{i}": x for i in range(1, arrays)}}
 
 
 def learner() -> Learner:
@@ -38,6 +67,12 @@ def learner() -> Learner:
     params = Learner.Params(optimizer=Adam.Params(), schedule=Constant.Params(value=0.1))
     found: Learner = params.instantiate()
     return found
+
+
+def training_step(program: ExecutionProgram, batch: Batch) -> Callable[[], float]:
+    """Initializes a program; returns a function that trains a step and returns its loss."""
+    program.initialize()
+    return lambda: float(program.train_step(batch, 1)["loss"])
 
 
 def least_seconds(
@@ -54,26 +89,14 @@ def least_seconds(
     return [float(x) for x in _turns(calls, repeats, _STEPS)[..., 0].min(0)]
 
 
-def typical_seconds(
-    calls: Sequence[Callable[[], Any]],
-    *,
-    warmup_steps: int,
-    repeats: int,
-    pause: Callable[[], None] = lambda: time.sleep(_PAUSE_S),
-) -> list[float]:
-    """Returns the CPU time of a usual step of each function; see `typical_times`."""
-    found = typical_times(calls, warmup_steps=warmup_steps, repeats=repeats, pause=pause)
-    return [cpu for cpu, _ in found]
-
-
 def typical_times(
     calls: Sequence[Callable[[], Any]],
     *,
     warmup_steps: int,
     repeats: int,
     pause: Callable[[], None] = lambda: time.sleep(_PAUSE_S),
-) -> list[tuple[float, float]]:
-    """Returns [(CPU time, time that passes)] of a usual step of each function; see `of_turns`.
+) -> list[StepTimes]:
+    """Returns the times of a usual step of each function; `of_turns` says which one is usual.
 
     A pause precedes each step, as in training, where a step waits for its batch. TensorFlow's
     threads fall asleep in it, so a small step takes longer than right after another one.
@@ -86,7 +109,7 @@ def typical_times(
     """
     _warm_up(calls, warmup_steps)
     turns = _turns(calls, repeats, 1, pause)
-    return list(zip(of_turns(turns[..., 0]), of_turns(turns[..., 1]), strict=True))
+    return list(map(StepTimes, of_turns(turns[..., 0]), of_turns(turns[..., 1])))
 
 
 def of_turns(turns: Any) -> list[float]:
@@ -106,23 +129,23 @@ def of_turns(turns: Any) -> list[float]:
     return [float(x) for x in np.median(quiet, axis=0)]
 
 
-def solved(
-    measured: Mapping[P, tuple[float, Mapping[str, float]]],
-    equations: Sequence[tuple[str, P, P]],
-    smallest: P,
+def solve(
+    measured: Mapping[Probe, tuple[float, Mapping[str, float]]],
+    equations: Sequence[Equation[Probe]],
+    smallest: Probe,
 ) -> dict[str, float]:
-    """Returns {name: seconds}; solves one equation after the other, so that none is negative.
+    """Returns {unknown: seconds}, and as "call_s" what is left of the smallest step.
 
-    What is left of the smallest step is "call_s".
+    It solves one equation after the other, so that noise makes no time negative.
 
     Args:
-      measured: {probe: (seconds of a step, {name of a time: how often the step takes it})}.
-      equations: (unknown, a step that has more of it, a step that has less).
+      measured: {step: (seconds, {name of a time: how often the step takes it})}.
+      equations: an unknown counts in all equations after its own.
       smallest: the step that has least of all.
     """
     found: dict[str, float] = {}
 
-    def rest(probe: P) -> float:
+    def rest(probe: Probe) -> float:
         seconds, counts = measured[probe]
         return seconds - sum(counts[name] * each for name, each in found.items())
 
@@ -144,7 +167,7 @@ def _turns(
     steps: int,
     pause: Callable[[], None] = lambda: None,
 ) -> Any:
-    """Returns [turn, function, (CPU time, time that passes)] of a step, the mean of several."""
+    """Returns the seconds of a step, the mean of several: [turn, function, CPU or elapsed]."""
     found = np.zeros([repeats, len(calls), 2])
     for turn in found:
         for i, call in enumerate(calls):
@@ -184,4 +207,38 @@ class Products(Layer):
         """See Layer."""
         for i in range(self.params.num_weights):
             x = x * theta[f"w{i}"]
+        return x
+
+
+class ProbeTask(Task):
+    """A task whose loss is a sum over the examples "x"."""
+
+    def loss_weight(self, batch: Batch) -> Any:
+        """See Task."""
+        return tf.cast(tf.shape(batch["x"])[0], tf.float32)
+
+
+class ProductsTask(ProbeTask):
+    """Multiplies "x" by weights, adds all other arrays of a batch, and sums up the result."""
+
+    class Params(ProbeTask.Params):
+        """Params of ProductsTask."""
+
+        products: Products.Params = param("The weights.", default=Products.Params())
+
+    products: Products
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        self.child("products", self.params.products)
+
+    def loss(self, theta: Theta, batch: Batch, ctx: StepContext) -> LossSums:
+        """See Task."""
+        x = self.products.fprop(theta.products, batch["x"], ctx)
+        for name in sorted(batch.keys() - {"x"}):
+            x = x + batch[name]
+        return LossSums(tf.reduce_sum(self.further(x, ctx)))
+
+    def further(self, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
+        """Returns what is summed up; subclasses compute more. [batch, 4] → [batch, …]."""
         return x

@@ -68,7 +68,7 @@ def _best(steps: Mapping[int, str], there: str) -> str:
     ranking.read(steps)
     step = ranking.best()
     if step is None:
-        raise CheckpointError(f"{ranking.why_unknown()}; there are: {there}")
+        raise CheckpointError(f"{ranking.why_no_best()}; there are: {there}")
     return steps[step]
 
 

@@ -220,7 +220,7 @@ class Checkpoints:
     def earlier_best(self) -> list[int]:
         """Returns the steps of those that stay because they were best by an earlier metric."""
         self._ranking.read(self._paths())
-        return self._ranking.earlier()
+        return self._ranking.earlier_best()
 
     def steps(self) -> list[int]:
         """Returns the steps of all checkpoints, including damaged ones, in ascending order."""
@@ -367,7 +367,7 @@ class Checkpoints:
                 deleted = step
                 ranking.read(self._paths())
         there = ", ".join(map(_name, self.steps())) or "none"
-        raise CheckpointError(f"{self.directory}: {ranking.why_unknown()}; checkpoints: {there}")
+        raise CheckpointError(f"{self.directory}: {ranking.why_no_best()}; checkpoints: {there}")
 
     def _set_aside(self, path: str, why: str) -> str:
         number, name = 1, f"{why}_{os.path.basename(path)}"

@@ -22,7 +22,8 @@ from tekso.framework.initializers import Ones
 from tekso.framework.json_text import to_json
 from tekso.framework.params import param
 from tekso.framework.planning import start_probes
-from tekso.framework.task import Batch, LossSums, Task
+from tekso.framework.planning.start_probes import ProbeTask
+from tekso.framework.task import Batch, LossSums
 from tekso.framework.theta import Theta
 
 _WARMUP_STEPS = 30
@@ -37,17 +38,17 @@ class LayerStack(NamedTuple):
       images: number of images.
       size: height and width of an image.
       channels: number of channels, before and after a convolution.
-      times: number of layers.
+      layers: number of layers.
     """
 
     images: int
     size: int
     channels: int
-    times: int
+    layers: int
 
     @property
     def flops(self) -> float:
-        """Operations of a convolution, and of each of its gradients."""
+        """Floating-point operations of a convolution, and of each of its two gradients."""
         return 18.0 * self.images * self.size**2 * self.channels**2
 
     @property
@@ -74,35 +75,37 @@ def main() -> None:
     steps = [_step_of(stack, convolves) for stack in STACKS for convolves in (True, False)]
     times = start_probes.typical_times(steps, warmup_steps=_WARMUP_STEPS, repeats=_REPEATS)
     # If more time passes than the threads compute, other programs use the cores.
-    found = {"cpu": [cpu for cpu, _ in times], "elapsed": [min(both) for both in times]}
-    print(to_json({name: solved(each[::2], each[1::2]) for name, each in found.items()}))
+    seconds = {"cpu": [time.cpu_s for time in times], "elapsed": [min(time) for time in times]}
+    print(to_json({name: speeds_of(each[::2], each[1::2]) for name, each in seconds.items()}))
 
 
-def solved(whole: Sequence[float], rest: Sequence[float]) -> dict[str, Any]:
-    """Returns fields of `MachineSpeed`.
+def speeds_of(whole_s: Sequence[float], rest_s: Sequence[float]) -> dict[str, Any]:
+    """Returns the fields of `MachineSpeed` for convolutions.
 
     Args:
-      whole: time of a step of each of `STACKS`.
-      rest: the same without convolutions.
+      whole_s: time of a step of each of `STACKS`.
+      rest_s: the same without convolutions.
 
     Raises:
       ValueError: no step with convolutions takes longer than that without.
     """
-    one = {
-        stack: max(0.0, more - less) / (3 * stack.times)  # each has two gradients
-        for stack, more, less in zip(STACKS, whole, rest, strict=True)
+    each_s = {
+        stack: max(0.0, whole - rest) / (3 * stack.layers)  # a convolution and two gradients
+        for stack, whole, rest in zip(STACKS, whole_s, rest_s, strict=True)
     }
-    larger = MANY.flops / FEW.flops
-    start = min(max(0.0, (larger * one[FEW] - one[MANY]) / (larger - 1.0)), one[FEW])
+    # MANY takes `ratio` times the operations of FEW at the same speed, and starts as often.
+    ratio = MANY.flops / FEW.flops
+    start_s = (ratio * each_s[FEW] - each_s[MANY]) / (ratio - 1.0)
+    start_s = min(max(0.0, start_s), each_s[FEW])
     # A stack whose convolutions seem to take no time was disturbed, and has no speed.
     speeds = sorted(
-        (stack.intensity, stack.flops / max(one[stack] - start, _LEAST * one[stack]))
-        for stack in STACKS
-        if stack != FEW and one[stack]
+        (stack.intensity, stack.flops / max(each - start_s, _LEAST * each))
+        for stack, each in each_s.items()
+        if stack != FEW and each
     )
     if not speeds:
         raise ValueError("steps with convolutions take no longer than steps without")
-    return {"convolution_s": start, "convolutions": speeds, "filter_gradients": speeds}
+    return {"convolution_s": start_s, "convolutions": speeds, "filter_gradients": speeds}
 
 
 def _execution() -> Any:
@@ -112,37 +115,32 @@ def _execution() -> Any:
 def _step_of(stack: LayerStack, convolves: bool) -> Callable[[], float]:
     """Returns a function that trains a step."""
     batch = {"x": np.ones([stack.images, stack.size, stack.size, stack.channels], np.float32)}
-    task = _Stacked.Params(channels=stack.channels, times=stack.times, convolves=convolves)
+    task = _Stacked.Params(channels=stack.channels, num_layers=stack.layers, convolves=convolves)
     program = _execution().build(
         task.instantiate(), start_probes.learner(), seed=0, batch=signature_of(batch)
     )
-    program.initialize()
-    return lambda: float(program.train_step(batch, 1)["loss"])
+    return start_probes.training_step(program, batch)
 
 
-class _Stacked(Task):
+class _Stacked(ProbeTask):
     """The layers of a stack."""
 
-    class Params(Task.Params):
+    class Params(ProbeTask.Params):
         """Params of _Stacked."""
 
         channels: int = param("Channels before and after each layer.", default=1)
-        times: int = param("Number of layers.", default=0)
+        num_layers: int = param("Number of layers.", default=0)
         convolves: bool = param("Whether they contain convolutions.", default=True)
 
     def __init__(self, params: Any) -> None:
         super().__init__(params)
         self.weight("w", [1], dims=[None], init=Ones.Params())
 
-    def loss_weight(self, batch: Batch) -> Any:
-        """See Task."""
-        return tf.cast(tf.shape(batch["x"])[0], tf.float32)
-
     def loss(self, theta: Theta, batch: Batch, ctx: StepContext) -> LossSums:
         """See Task."""
         p = self.params
         x = batch["x"] * theta.w
-        for i in range(p.times):
+        for i in range(p.num_layers):
             if p.convolves:
                 # Different filters, whose gradients are needed.
                 filters = tf.fill([3, 3, p.channels, p.channels], (1.0 + 0.1 * i) / 9.0)

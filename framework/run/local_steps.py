@@ -58,13 +58,14 @@ def data_parallel(parts: StepParts, devices: int) -> StepPlan:
 
 
 def _one_device(step: Step, graphs: step_graphs.StepGraphs) -> StepPlan:
-    seconds, of_cores = graphs.seconds(this_machine.measured())
+    seconds, of_cores, _ = graphs.step_time(this_machine.measured())
     weights, slots = _bytes(step.specs.weights), _bytes(step.specs.slots)
     memory = {
         "weights": math.fsum(weights),
         "slots": math.fsum(slots),
-        "tensors of a step": graphs.peak_bytes(),
+        "tensors of a step": graphs.peak_bytes(weights + slots),
     }
+    counted_step = graphs.peak_bytes(weights + slots, least=COUNTED_BYTES)
     cores = counted(graphs.cores, "core")
     notes = (
         f"uses {layout_ranking.seconds_text(of_cores)} of CPU time, on {cores}",
@@ -73,7 +74,7 @@ def _one_device(step: Step, graphs: step_graphs.StepGraphs) -> StepPlan:
     return StepPlan(
         f"data_parallel, 1 device, {cores}", 1, memory, graphs.flops(), seconds, notes=notes,
         core_seconds=of_cores,
-        counted_bytes=_counted(weights + slots) + graphs.peak_bytes(least=COUNTED_BYTES),
+        counted_bytes=_counted(weights + slots) + counted_step,
     )  # fmt: skip
 
 
@@ -101,7 +102,7 @@ def on_mesh(
         "weights": [float(shard(s, layout.of_stored_weight(s))) for s in weights.values()],
         "slots": [float(shard(s, layout.of_slot(s))) for s in slots.values()],
     }
-    graphs = device_graphs(compiled, len(weights) + len(slots), arrays=len(parts.batch))
+    graphs = device_graphs(compiled, variables=len(weights) + len(slots), arrays=len(parts.batch))
     found = _local_devices(
         f"mesh_sharded, {layout_ranking.layout_text(layout)}",
         graphs,

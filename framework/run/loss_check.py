@@ -33,13 +33,22 @@ import numpy as np
 import tensorflow as tf
 
 from tekso.framework import error_advice, task_results
-from tekso.framework.context import RANDOM_NUMBERS, Mode, StepContext
+from tekso.framework.context import StepContext
 from tekso.framework.input.errors import InputError
 from tekso.framework.input.input import Input
 from tekso.framework.learning_step import LearnerBase
 from tekso.framework.path_patterns import listed
 from tekso.framework.run.input_checks import counted, padding
-from tekso.framework.run.loss_trial import Batch, Trial, TrialSums
+from tekso.framework.run.loss_sums import LossError, check_is_sum
+from tekso.framework.run.loss_trial import (
+    REPETITIONS,
+    Batch,
+    Trial,
+    TrialSums,
+    different_repetition,
+    repeated,
+    rows_of,
+)
 from tekso.framework.task import Program, Task, TaskError
 from tekso.framework.theta import flatten
 
@@ -59,10 +68,6 @@ class Findings:
 
     warnings: list[str] = dataclasses.field(default_factory=list)
     unchecked: list[str] = dataclasses.field(default_factory=list)
-
-
-class LossError(ValueError):
-    """The loss of a task is not a sum over examples."""
 
 
 def check(
@@ -92,12 +97,12 @@ def check(
         for step in train.steps_of_each_kind():
             batch = train.batch(step)
             if len(next(iter(batch.values()))) > 1 and not _couples_examples(task):
-                warnings += _check_is_sum(trial, batch, "eval")
+                warnings += check_is_sum(trial, batch, "eval")
                 if not any(layer.couples_examples for layer in task.walk()):
-                    _check_is_sum(trial, batch, "train")
-            _check_equal(trial, _rows(batch, [0]))
-            _check_pieces(trial, _rows(batch, [0, -1]))
-            unused = trial.unused(_rows(batch, [0, -1]), unused) if unused else []
+                    check_is_sum(trial, batch, "train")
+            _check_equal(trial, rows_of(batch, [0]))
+            _check_pieces(trial, rows_of(batch, [0, -1]))
+            unused = trial.unused(rows_of(batch, [0, -1]), unused) if unused else []
         warnings += _check_padding(trial, inputs)
         if trial.softmax.found:
             warnings.append(
@@ -162,110 +167,6 @@ def _couples_examples(task: Task) -> bool:
     return any(layer.couples_examples and not layer.has_statistics for layer in task.walk())
 
 
-def _check_is_sum(trial: Trial, batch: Batch, mode: Mode) -> list[str]:
-    """Rejects losses and metrics that are no sums over the examples; returns warnings."""
-    rows = [0, 1, -1] if len(next(iter(batch.values()))) > 2 else [0, -1]
-    both, name = trial.sums(_rows(batch, rows), mode=mode), type(trial.task).__name__
-    parts = (
-        trial.sums(_rows(batch, rows[:1]), mode=mode),
-        trial.sums(_rows(batch, rows[1:]), mode=mode, offset=1),
-    )
-    for method, together, apart in (
-        ("loss", both.loss, [part.loss for part in parts]),
-        ("loss_weight", both.weight, [part.weight for part in parts]),
-    ):
-        shares = [apart[0] / len(rows), apart[1] * (len(rows) - 1) / len(rows)]
-        is_mean = all(apart) and np.isfinite(together)
-        is_mean = is_mean and np.isclose(together, sum(shares), trial.tolerance, 0.0)
-        if is_mean or trial.differ(together, sum(apart), scale=sum(map(abs, apart))):
-            _check_repeats(trial, method, together, sum(apart), _rows(batch, rows), mode)
-            when = " in training" if mode == "train" else ""
-            raise LossError(
-                f"{task_results.method_of(trial.task, method)} is not a sum over the examples of "
-                f"a batch{when}: for {len(rows)} examples together it is {together:g}, and for two "
-                f"parts of them {apart[0]:g} and {apart[1]:g}. Return sums (tf.reduce_sum, not "
-                "tf.reduce_mean): the reported loss is loss_sum / loss_weight, both over the "
-                f"global batch. {_SHAPES if method == 'loss' else ''}{_PENALTY} If examples are "
-                f"coupled on purpose, set couples_examples = True in {name}, or in the layer that "
-                "couples them"
-            )
-    for loss, together in both.auxiliary.items():
-        apart = [part.auxiliary.get(loss, 0.0) for part in parts]
-        if trial.differ(together, sum(apart), scale=sum(map(abs, apart))):
-            raise LossError(
-                f"the auxiliary loss {loss!r} of ctx.collect_loss is not a sum over the examples: "
-                f"for {len(rows)} examples together it is {together:g}, and for two parts of them "
-                f"{apart[0]:g} and {apart[1]:g}. It would depend on the number of devices and "
-                f"micro-batches. {_PENALTY}"
-            )
-    warnings = []
-    for metric, pair in both.metrics.items():
-        pairs = [part.metrics.get(metric, (np.nan, np.nan)) for part in parts]
-        together = _ratio(*pair)
-        added = _ratio(*(sum(column) for column in zip(*pairs, strict=True)))
-        if trial.differ(together, added, scale=abs(together)):
-            raise LossError(
-                f"the metric {metric!r} of {task_results.method_of(trial.task, 'loss')} depends on "
-                f"how a batch is divided: for {len(rows)} examples together it is {together:g}, "
-                f"and from the sums of two parts {added:g}. Return it as (sum over the examples, "
-                "sum of their weights): the report divides them once, over the global batch"
-            )
-        weights = [weight for _, weight in pairs]
-        if pair[0] == 0 and trial.differ(pair[1], sum(weights), scale=sum(map(abs, weights))):
-            warnings.append(
-                f"the weight of the metric {metric!r} does not add up: for {len(rows)} examples "
-                f"together it is {pair[1]:g}, and for two parts of them {weights[0]:g} and "
-                f"{weights[1]:g}. Unless the metric is always 0, return the sum of the weights of "
-                "the examples"
-            )
-    return warnings
-
-
-def _check_repeats(
-    trial: Trial, method: str, one: float, other: float, batch: Batch, mode: Mode
-) -> None:
-    """Rejects a task that computes another sum for the same examples each time.
-
-    Args:
-      trial: computes the sums.
-      method: of the task, loss or loss_weight.
-      one: its sum for the examples.
-      other: the sum that should be the same.
-      batch: the examples.
-      mode: in which it is computed.
-    """
-
-    def repeated() -> float:
-        found = trial.sums(batch, mode=mode)
-        return found.loss if method == "loss" else found.weight
-
-    if (again := _another_by_chance(one, other, repeated)) is not None:
-        raise LossError(
-            f"{type(trial.task).__name__} computes a different {method} each time for the same "
-            f"examples and weights ({one:g}, then {again:g}): a layer or the task uses "
-            "tf.random, np.random, Python's random, the time, or an attribute that it changes in "
-            "a call. Checkpoints would not reproduce its figures. Take random numbers from "
-            f"{RANDOM_NUMBERS}"
-        )
-
-
-_TIMES_RANDOM = 100.0  # a change, compared with that of a repetition
-_REPETITIONS = 3  # by chance, a single one may be almost the same
-_SHAPES = (
-    "The difference of tensors of shapes [batch, 1] and [batch] has the shape [batch, batch]: "
-    "tf.squeeze(x, 1) makes the first one like the second one. "
-)
-_PENALTY = (
-    "ctx.collect_loss(name, value) takes a sum over examples, and adds its mean over the global "
-    "batch to the loss. Multiply a penalty on weights by the number of examples at hand: "
-    "tf.cast(tf.shape(x)[0], tf.float32) * penalty."
-)
-
-
-def _ratio(one: float, weight: float) -> float:
-    return one / weight if weight else np.nan
-
-
 def _check_equal(trial: Trial, example: Batch) -> None:
     """Rejects a task that has different losses for the batches of `Task.equal_losses`."""
     batches = task_results.equal_losses(trial.task, example)
@@ -275,24 +176,9 @@ def _check_equal(trial: Trial, example: Batch) -> None:
     before, after = (trial.sums(batch).loss for batch in (one, other))
     if not trial.differ(before, after, scale=abs(before)):
         return
-    if _another_by_chance(before, after, lambda: trial.sums(one).loss) is None:
+    again = repeated(lambda: trial.sums(one).loss)
+    if different_repetition(before, after, again) is None:
         raise LossError(f"{problem} (a loss of {before:g} became {after:g})")
-
-
-def _another_by_chance(one: float, other: float, again: Callable[[], float]) -> float | None:
-    """Returns another value of a sum whose difference random numbers may explain, or None.
-
-    Args:
-      one: the sum.
-      other: the sum that should be the same.
-      again: computes the first one again.
-    """
-    change = abs(other - one) if np.isfinite(other) else np.inf
-    for _ in range(_REPETITIONS):
-        found = again()
-        if not np.isfinite(found) or change <= _TIMES_RANDOM * abs(found - one):
-            return found
-    return None
 
 
 def _check_pieces(trial: Trial, batch: Batch) -> None:
@@ -308,7 +194,8 @@ def _check_pieces(trial: Trial, batch: Batch) -> None:
         return
     if not trial.differ(whole, by_pieces, scale=abs(whole)):
         return
-    if _another_by_chance(whole, by_pieces, lambda: trial.sums(batch).loss) is None:
+    again = repeated(lambda: trial.sums(batch).loss)
+    if different_repetition(whole, by_pieces, again) is None:
         raise LossError(
             f"{task_results.method_of(trial.task, 'loss')} and "
             f"{task_results.method_of(trial.task, 'pieces')} differ: for two examples the sum is "
@@ -349,16 +236,21 @@ def _counted(
     together: TrialSums,
     named: Callable[[TrialSums], dict[str, float]],
 ) -> Iterator[tuple[str, str]]:
-    """Yields the sums that change with padding, and how; `again` repeats `alone`."""
+    """Yields the sums that change with padding, and how.
+
+    Args:
+      trial: has the tolerance.
+      alone: the sums of real examples.
+      again: computes them again.
+      together: the sums of the same examples with padding.
+      named: returns the sums to compare, by name.
+    """
     for what, value in named(alone).items():
         padded = named(together)[what]
         if not np.isfinite(value) or np.isclose(padded, value, trial.tolerance, 1e-6):
             continue
-
-        def repeated(what: str = what) -> float:
-            return named(again())[what]
-
-        if _another_by_chance(value, padded, repeated) is None:
+        repetitions = (named(again())[what] for _ in range(REPETITIONS))
+        if different_repetition(value, padded, repetitions) is None:
             yield what, f"without padding it is {value:g}, with it {padded:g}"
 
 
@@ -381,7 +273,3 @@ def _with_padding(
         repeated = np.concatenate([real[name], real[name][: (len(rows) + 1) // 2]])
         padding[name] = np.zeros_like(repeated) if marks else repeated
     return real, {name: np.concatenate([real[name], padding[name]]) for name in batch}
-
-
-def _rows(batch: Batch, rows: list[int]) -> dict[str, np.ndarray]:
-    return {name: array[rows] for name, array in batch.items()}

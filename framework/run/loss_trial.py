@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -19,6 +19,9 @@ from tekso.framework.task import LossSums, Task
 Batch = Mapping[str, np.ndarray]
 _Loss = Callable[..., LossSums]
 
+_TIMES_RANDOM = 100.0  # a change, compared with that of a repetition
+REPETITIONS = 3
+"""Of a sum that may be random; by chance, a single one may give almost the same."""
 _MOST_WORK = 10**9  # maximum number of weights times elements of the examples
 _TOLERANCE, _TOLERANCE_OF_16_BITS = 1e-3, 0.02  # relative; a mean of two is half of their sum
 
@@ -50,11 +53,29 @@ class TrialSums:
 
 
 def _named(metrics: Mapping[str, tuple[float, float]]) -> dict[str, float]:
+    """Returns the sums and the weights of metrics by name."""
     parts = {}
     for name, (one, weight) in metrics.items():
         parts[f"the sum of the metric {name!r} of {{}}"] = one
         parts[f"the weight of the metric {name!r} of {{}}"] = weight
     return parts
+
+
+class _Tensors(NamedTuple):
+    """What a task computes for some examples.
+
+    Attributes:
+      loss, weight: of the task.
+      total: the loss with the auxiliary losses of layers.
+      metrics, of_layers, auxiliary: as in `TrialSums`.
+    """
+
+    loss: tf.Tensor
+    weight: tf.Tensor
+    total: tf.Tensor
+    metrics: Pairs
+    of_layers: Pairs
+    auxiliary: dict[str, tf.Tensor]
 
 
 _MOST_ITERATIONS = 16  # of a loop that is computed op by op
@@ -106,21 +127,27 @@ class Trial:
         mode: Mode,
         by: _Loss = task_results.loss,
         kind: type[StepContext] = StepContext,
-    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, Pairs, Pairs, dict[str, tf.Tensor]]:
+    ) -> _Tensors:
         size = next(iter(batch.values())).shape[0]
         ctx = kind(mode=mode, num_examples=size, example_offset=offset)
         sums = by(self.task, self.task.theta(weights), batch, ctx)
         loss = tf.reduce_sum(sums.loss_sum)
-        total = loss + tf.cast(ctx.collected.total("loss"), loss.dtype)
-        of_layers = ctx.collected.sums["metric"]
         auxiliary = {name: value * size for name, (value, _) in ctx.collected.sums["loss"].items()}
-        weight = tf.reduce_sum(task_results.loss_weight(self.task, batch))
-        return loss, weight, total, sums.metrics, of_layers, auxiliary
+        return _Tensors(
+            loss=loss,
+            weight=tf.reduce_sum(task_results.loss_weight(self.task, batch)),
+            total=loss + tf.cast(ctx.collected.total("loss"), loss.dtype),
+            metrics=sums.metrics,
+            of_layers=ctx.collected.sums["metric"],
+            auxiliary=auxiliary,
+        )
 
-    def _sums(
+    def _tensors(
         self, batch: Batch, mode: Mode, offset: int = 0, by: _Loss = task_results.loss
-    ) -> Any:
-        arguments = (self._weights, _tensors(batch), tf.constant(offset, tf.int64))
+    ) -> _Tensors:
+        """Computes the task: op by op, or traced after a loop was found to be long."""
+        examples = {name: tf.convert_to_tensor(array) for name, array in batch.items()}
+        arguments = (self._weights, examples, tf.constant(offset, tf.int64))
         if not self._has_long_loops:
             try:
                 with self.softmax.watching():
@@ -132,7 +159,8 @@ class Trial:
             self._watched.add(kind)
             with self.softmax.watching():
                 return self._run(*arguments, mode=mode, by=by)
-        return self._traced(*arguments, mode=mode, by=by)
+        found: _Tensors = self._traced(*arguments, mode=mode, by=by)
+        return found
 
     @property
     def tolerance(self) -> float:
@@ -161,13 +189,14 @@ class Trial:
           offset: position of the first example in the global batch; random numbers depend on it.
           by: function that computes the loss, (task, theta, batch, ctx) -> sums.
         """
-        loss, weight, _, *metrics, auxiliary = self._sums(batch, mode, offset, by)
-        pairs = [
-            {name: (float(one), float(other)) for name, (one, other) in found.items()}
-            for found in metrics
-        ]
-        losses = {name: float(value) for name, value in auxiliary.items()}
-        return TrialSums(float(loss), float(weight), pairs[0], pairs[1], losses)
+        found = self._tensors(batch, mode, offset, by)
+        return TrialSums(
+            loss=float(found.loss),
+            weight=float(found.weight),
+            metrics=_numbers(found.metrics),
+            of_layers=_numbers(found.of_layers),
+            auxiliary={name: float(value) for name, value in found.auxiliary.items()},
+        )
 
     def most_rows(self, batch: Batch) -> int:
         """Returns the number of examples that are cheap to compute, from 1 to 32."""
@@ -182,7 +211,7 @@ class Trial:
         for mode in ("eval", "train"):  # training may use more weights
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 tape.watch(sources)
-                total = self._sums(batch, mode)[2]
+                total = self._tensors(batch, mode).total
             gradients = tape.gradient(total, sources)
             unused = [path for path in unused if gradients[path] is None]
             if not unused:
@@ -190,5 +219,30 @@ class Trial:
         return unused
 
 
-def _tensors(batch: Batch) -> dict[str, tf.Tensor]:
-    return {name: tf.convert_to_tensor(array) for name, array in batch.items()}
+def _numbers(pairs: Pairs) -> dict[str, tuple[float, float]]:
+    return {name: (float(one), float(weight)) for name, (one, weight) in pairs.items()}
+
+
+def different_repetition(one: float, other: float, again: Iterable[float]) -> float | None:
+    """Returns a repetition of a sum that shows that its difference may be random; None: none does.
+
+    Args:
+      one: the sum.
+      other: the sum that should be the same.
+      again: repetitions of the first one.
+    """
+    change = abs(other - one) if np.isfinite(other) else np.inf
+    for found in again:
+        if not np.isfinite(found) or change <= _TIMES_RANDOM * abs(found - one):
+            return found
+    return None
+
+
+def repeated(compute: Callable[[], float]) -> Iterator[float]:
+    """Yields what a function computes, several times."""
+    return (compute() for _ in range(REPETITIONS))
+
+
+def rows_of(batch: Batch, rows: list[int] | slice) -> dict[str, np.ndarray]:
+    """Returns some examples of a batch."""
+    return {name: array[rows] for name, array in batch.items()}

@@ -33,7 +33,7 @@ class Ranking:
         self._goal, self._count, self._warn, self._has_warned = goal, count, warn, False
         self._values: dict[int, float] = {}
         self._earlier = set[int]()  # were best when their values were forgotten
-        self._has_forgotten = False
+        self._has_forgotten = False  # a value of an earlier meaning of the metric
 
     def read(self, paths: Mapping[int, str]) -> None:
         """Reads the metrics of checkpoints, {step: path}.
@@ -53,7 +53,7 @@ class Ranking:
         """Forgets the values up to and including a step; the checkpoints with the best are kept."""
         forgotten = [one for one in self._values if one <= step]
         self._earlier.update(self._ranked(forgotten)[: self._count])
-        self._has_forgotten = self._has_forgotten or bool(forgotten)
+        self._has_forgotten |= bool(forgotten)
         for one in forgotten:
             del self._values[one]
 
@@ -73,13 +73,13 @@ class Ranking:
         ranked = self._ranked(list(self._values))
         return ranked[0] if ranked else None
 
-    def earlier(self) -> list[int]:
+    def earlier_best(self) -> list[int]:
         """Returns the steps of the checkpoints that were best when their values were forgotten."""
         return sorted(self._earlier)
 
-    def why_unknown(self) -> str:
-        """Returns why there is no best checkpoint."""
-        since = ", since its meaning or the data changed" if self._has_forgotten else ""
+    def why_no_best(self) -> str:
+        """Returns a sentence for a message: why there is no best checkpoint."""
+        since = " since its meaning or the data changed" if self._has_forgotten else ""
         what = self.metric or "any metric"
         reason = f"no checkpoint was evaluated by {what} (run.keep_best){since}"
         return f"{reason}, so the best one is unknown"

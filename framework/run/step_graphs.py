@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tekso.framework.cores import num_cores
-from tekso.framework.costs import graph_memory, graph_time, graph_work
+from tekso.framework.costs import graph_memory, graph_time, graph_work, step_memory
 from tekso.framework.costs.this_machine import MachineSpeed, ThisMachine
 from tekso.framework.coupling import coupling
 from tekso.framework.execution.accumulation import part_of
 from tekso.framework.execution.data_parallel import DataParallel, num_towers
 from tekso.framework.execution.data_parallel_program import DataParallelProgram
 from tekso.framework.planning.mesh_graphs import DeviceGraphs
+from tekso.framework.planning.step_time import StepTime
 from tekso.framework.signature import Signature, num_examples
 from tekso.framework.state import State
 from tekso.framework.step import Step
@@ -61,8 +62,9 @@ class StepGraphs:
         of_loss = 4.0  # its weight is summed first
         sums = [of_loss, *(self.parts * tuple(self.sums)), gradients]
         return DeviceGraphs(
-            self.runs, sums, self.variables, self.arrays, calls=1, between=self.gradient_sizes
-        )
+            self.runs, sums, variables=self.variables, arrays=self.arrays, calls=1,
+            between=self.gradient_sizes,
+        )  # fmt: skip
 
     @property
     def runs(self) -> list[tuple[int, Any]]:
@@ -74,8 +76,8 @@ class StepGraphs:
         """Number of cores that compute at the same time."""
         return num_cores() if self.uses_all_threads else self.towers
 
-    def seconds(self, machine: ThisMachine) -> tuple[float, float]:
-        """Returns the time of a step, and the time of all cores together."""
+    def step_time(self, machine: ThisMachine) -> StepTime:
+        """Returns the time of a step on a single device."""
         elapsed, cpu = (
             (machine.alone, machine.alone_cpu)
             if self.uses_all_threads
@@ -96,24 +98,33 @@ class StepGraphs:
         step = tower + (self.towers - 1) * short + update
         of_cores = self.towers * of_parts(graph_time.seconds, cpu)
         of_cores += graph_time.seconds(self.update, cpu, between=of_tower)
-        return step + fixed, of_cores + fixed
+        return StepTime(step + fixed, of_cores + fixed, fixed)
 
     def flops(self) -> float:
         """Returns the floating-point operations of a step, forward, backward and update."""
         tower = graph_work.count(self.tower).flops
         return self.towers * self.parts * tower + graph_work.count(self.update).flops
 
-    def peak_bytes(self, *, least: float = 0.0) -> float:
-        """Returns the bytes that a step needs beyond weights and slots.
+    def peak_bytes(self, state: Sequence[float], *, least: float = 0.0) -> float:
+        """Returns the bytes that a step needs beyond weights and slots, as they are allocated.
 
         Args:
+          state: bytes of each weight and slot.
           least: tensors of fewer bytes do not count.
         """
-        tower = graph_memory.peak_bytes(self.tower, least=least)
-        gradients = math.fsum(size for size in self.gradient_sizes if size >= least)
-        summed = gradients if self.parts > 1 else 0.0
-        update = self.towers * gradients + graph_memory.peak_bytes(self.update, least=least)
-        return max(self.towers * tower + summed, update)
+        held = [size for size in state if size >= least]
+        found = self.update.inputs[self.variables :][: self.towers * len(self.gradient_sizes)]
+        sizes = {t.name: float(graph_work.size(t) * t.dtype.size) for t in found}
+        gradients = {name: size for name, size in sizes.items() if size >= least}
+        peak = step_memory.peak_bytes(
+            held,
+            list(graph_memory.changes(self.tower, least=least)),
+            list(graph_memory.changes(self.update, least=least, given=gradients)),
+            gradients,
+            towers=self.towers,
+            parts=self.parts,
+        )
+        return peak - math.fsum(held)
 
 
 def trace(
@@ -132,59 +143,91 @@ def trace(
         task cannot have this number of towers.
     """
     parts = step.learner.params.accumulation_steps
-    examples = num_examples(batch)
     part = part_of(batch, parts)
-    examples_of_device = num_examples(part) // devices
     is_single = devices == 1
     towers = num_towers(
-        execution.towers, step.task, examples_of_device,
+        execution.towers, step.task, num_examples(part) // devices,
         cores=num_cores() if is_single else 1, sums=is_single and execution.xla != "step",
     )  # fmt: skip
-    size = examples_of_device // towers
     xla = "clusters" if execution.xla == "auto" else execution.xla
-    strategy = tf.distribute.get_strategy()
-    program = _Device(step, strategy, devices, xla)
-    weights = {p: tf.TensorSpec(s.shape, s.dtype, p) for p, s in step.specs.weights.items()}
-    slots = {p: tf.TensorSpec(s.shape, s.dtype, p) for p, s in step.specs.slots.items()}
+    device = _Device(step, devices, xla)
+    size = num_examples(part) // devices // towers
     arrays = {n: tf.TensorSpec([size, *shape[1:]], dtype) for n, (shape, dtype) in part.items()}
-    number = tf.TensorSpec([], tf.int64)
-
-    def gradients(weights: Any, slots: Any, arrays: Any, number: Any) -> Any:
-        found, sums = program.part_gradients(
-            weights, step.loss_scale(slots), arrays, start=0, num_examples=examples, step=number,
-            total_weight=tf.constant(1.0),
-        )  # fmt: skip
-        return found[0], sums
-
-    tower = tf.function(gradients, autograph=False).get_concrete_function(
-        weights, slots, arrays, number
+    tower = device.traced_tower(arrays, examples=num_examples(batch))
+    gradients, sums = tf.nest.map_structure(
+        lambda t: tf.TensorSpec(t.shape, t.dtype), tower.structured_outputs
     )
-    found, sums = tower.structured_outputs
-    specs = tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), (found, sums))
-
-    def update(weights: Any, slots: Any, found: Any, sums: Any, number: Any) -> Any:
-        return program.updated(State(weights, slots), found, sums, number)
-
-    updating = tf.function(update, autograph=False).get_concrete_function(
-        weights, slots, [specs[0]] * towers, specs[1], number
-    )
-    sizes = [float(s.shape.num_elements() * s.dtype.size) for s in tf.nest.flatten(specs[0])]
+    update = device.traced_update([gradients] * towers, sums)
     # As in `DataParallel.setup_devices`: a default of one tower for other reasons does not count.
     has_one_tower = (execution.towers or (1 if coupling(step.task) else None)) == 1
     return StepGraphs(
-        towers, parts, tower.graph, updating.graph, sizes, len(weights) + len(slots),
-        len(batch), is_single and has_one_tower, tuple(program.sums),
-    )  # fmt: skip
+        towers=towers,
+        parts=parts,
+        tower=tower.graph,
+        update=update.graph,
+        gradient_sizes=[_bytes(spec) for spec in tf.nest.flatten(gradients)],
+        variables=len(step.specs.weights) + len(step.specs.slots),
+        arrays=len(batch),
+        uses_all_threads=is_single and has_one_tower,
+        sums=tuple(device.sums),
+    )
 
 
 class _Device(DataParallelProgram):
     """One of several devices, or the only one; it notes what it would sum over all of them."""
 
-    def __init__(self, step: Step, strategy: Any, devices: int, xla: str) -> None:
+    def __init__(self, step: Step, devices: int, xla: str) -> None:
+        strategy = tf.distribute.get_strategy()
         super().__init__(step, strategy, towers=1, xla=xla, accumulation=1)
         self.num_replicas = devices
         self.sums: list[float] = []
 
+    def traced_tower(self, arrays: Mapping[str, tf.TensorSpec], *, examples: int) -> Any:
+        """Returns the function that computes the gradients and the sums of a tower.
+
+        Args:
+          arrays: the part of the batch of the tower.
+          examples: number of examples of the global batch.
+        """
+
+        def tower(weights: Any, slots: Any, arrays: Any, number: Any) -> Any:
+            gradients, sums = self.part_gradients(
+                weights, self._step.loss_scale(slots), arrays, start=0, num_examples=examples,
+                step=number, total_weight=tf.constant(1.0),
+            )  # fmt: skip
+            return gradients[0], sums
+
+        return tf.function(tower, autograph=False).get_concrete_function(
+            *_specs_of_state(self._step), arrays, tf.TensorSpec([], tf.int64)
+        )
+
+    def traced_update(self, gradients: Sequence[Any], sums: Any) -> Any:
+        """Returns the function that computes the new weights and slots.
+
+        Args:
+          gradients: specs of the gradients of each tower.
+          sums: specs of the sums over all towers.
+        """
+
+        def update(weights: Any, slots: Any, gradients: Any, sums: Any, number: Any) -> Any:
+            return self.updated(State(weights, slots), gradients, sums, number)
+
+        return tf.function(update, autograph=False).get_concrete_function(
+            *_specs_of_state(self._step), list(gradients), sums, tf.TensorSpec([], tf.int64)
+        )
+
     def _all_reduce(self, nest: Any) -> Any:
-        self.sums += [float(x.shape.num_elements() * x.dtype.size) for x in tf.nest.flatten(nest)]
+        self.sums += [_bytes(x) for x in tf.nest.flatten(nest)]
         return nest
+
+
+def _specs_of_state(step: Step) -> list[dict[str, tf.TensorSpec]]:
+    """Returns [{path: spec of a weight}, {path: spec of a slot}]."""
+    return [
+        {path: tf.TensorSpec(spec.shape, spec.dtype, path) for path, spec in specs.items()}
+        for specs in (step.specs.weights, step.specs.slots)
+    ]
+
+
+def _bytes(tensor: Any) -> float:
+    return float(tensor.shape.num_elements() * tensor.dtype.size)

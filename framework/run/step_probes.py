@@ -13,7 +13,7 @@ counted in the graphs with which a step is planned, so the times fit what the pl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 import tensorflow as tf
@@ -26,11 +26,10 @@ from tekso.framework.execution.data_parallel import DataParallel
 from tekso.framework.json_text import to_json
 from tekso.framework.params import param
 from tekso.framework.planning import start_probes
-from tekso.framework.planning.start_probes import Products
+from tekso.framework.planning.start_probes import Equation, Products, ProductsTask
 from tekso.framework.run import step_graphs
 from tekso.framework.step import Step
-from tekso.framework.task import Batch, LossSums, Task
-from tekso.framework.theta import Theta
+from tekso.framework.task import Task
 
 _WARMUP_STEPS = 100  # after which TensorFlow knows the ops that are too short for another thread
 _REPEATS = 150  # of single steps
@@ -66,40 +65,36 @@ CLUSTERS = StepProbe(repeated="cluster", times=8, xla="clusters")
 ARGUMENTS = StepProbe(repeated="large_cluster", times=8, xla="clusters")
 LOOPS = StepProbe(repeated="loop", times=2, xla="clusters")
 
-EQUATIONS: Sequence[tuple[str, StepProbe, StepProbe]] = (
-    ("op_s", DEEP, SMALL),
-    ("array_s", ARRAYS, SMALL),
-    ("variable_s", WIDE, SMALL),
-    ("product_s", PRODUCTS, SMALL),
-    ("convolution_s", CONVOLUTIONS, SMALL),
-    ("argument_s", ARGUMENTS, CLUSTERS),  # which has as many clusters
-    ("cluster_s", CLUSTERS, SMALL),
-    ("loop_s", LOOPS, SMALL),
+EQUATIONS = (
+    Equation("op_s", DEEP, SMALL),
+    Equation("array_s", ARRAYS, SMALL),
+    Equation("variable_s", WIDE, SMALL),
+    Equation("product_s", PRODUCTS, SMALL),
+    Equation("convolution_s", CONVOLUTIONS, SMALL),
+    Equation("argument_s", ARGUMENTS, CLUSTERS),  # which has as many clusters
+    Equation("cluster_s", CLUSTERS, SMALL),
+    Equation("loop_s", LOOPS, SMALL),
 )
-"""(unknown, a step that has more of it, a step that has less)."""
 
 
 def main() -> None:
     """Measures this machine; prints {name of a time: seconds} as JSON."""
     DataParallel.Params().instantiate().setup_devices()
     probes = list(dict.fromkeys(probe for _, *both in EQUATIONS for probe in both))
-    seconds = start_probes.typical_seconds(
+    times = start_probes.typical_times(
         [step_of(probe) for probe in probes], warmup_steps=_WARMUP_STEPS, repeats=_REPEATS
     )
-    counts = [counts_of(graphs_of(probe)) for probe in probes]
-    measured = zip(probes, zip(seconds, counts, strict=True), strict=True)
-    print(to_json(solved(dict(measured))))
-
-
-def solved(measured: Mapping[StepProbe, tuple[float, Mapping[str, float]]]) -> dict[str, float]:
-    """Returns {name: seconds} of `EQUATIONS`, and "call_s"; see `start_probes.solved`."""
-    return start_probes.solved(measured, EQUATIONS, SMALL)
+    measured = {
+        probe: (time.cpu_s, counts_of(graphs_of(probe)))
+        for probe, time in zip(probes, times, strict=True)
+    }
+    print(to_json(start_probes.solve(measured, EQUATIONS, SMALL)))
 
 
 def counts_of(graphs: step_graphs.StepGraphs) -> dict[str, int]:
     """Returns {name of a time: how often a step takes it}, as its plan counts it."""
     names = (*OF_STEP, *STARTS)
-    return {name: round(graphs.seconds(_machine({name: 1.0}))[1]) for name in names}
+    return {name: round(graphs.step_time(_machine({name: 1.0})).core_seconds) for name in names}
 
 
 def _machine(times: Mapping[str, float]) -> ThisMachine:
@@ -110,23 +105,18 @@ def _machine(times: Mapping[str, float]) -> ThisMachine:
 
 def step_of(probe: StepProbe) -> Callable[[], float]:
     """Returns a function that trains a step."""
-    batch, execution, task = _batch(probe), _execution(probe), _task(probe)
-    program = execution.instantiate().build(
-        task, start_probes.learner(), seed=0, batch=signature_of(batch)
+    batch, execution = start_probes.batch(probe.arrays), _execution(probe).instantiate()
+    program = execution.build(
+        _task(probe), start_probes.learner(), seed=0, batch=signature_of(batch)
     )
-    program.initialize()
-    return lambda: float(program.train_step(batch, 1)["loss"])
+    return start_probes.training_step(program, batch)
 
 
 def graphs_of(probe: StepProbe) -> step_graphs.StepGraphs:
     """Returns the graphs of a step, as its plan traces them."""
     step = Step(_task(probe), start_probes.learner(), seed=0)
-    return step_graphs.trace(step, signature_of(_batch(probe)), _execution(probe))
-
-
-def _batch(probe: StepProbe) -> dict[str, Any]:
-    (x,) = start_probes.batch().values()
-    return {"x": x, **{f"x{i}": x for i in range(1, probe.arrays)}}
+    batch = signature_of(start_probes.batch(probe.arrays))
+    return step_graphs.trace(step, batch, _execution(probe))
 
 
 def _execution(probe: StepProbe) -> DataParallel.Params:
@@ -142,34 +132,20 @@ def _task(probe: StepProbe) -> Task:
     return found
 
 
-class _Probed(Task):
+class _Probed(ProductsTask):
     """Products, and something that is repeated."""
 
-    class Params(Task.Params):
+    class Params(ProductsTask.Params):
         """Params of _Probed."""
 
-        products: Products.Params = param("The weights.", default=Products.Params())
         repeated: str = param("A method of the task.", default="")
         times: int = param("How often.", default=0)
 
-    products: Products
-
-    def __init__(self, params: Any) -> None:
-        super().__init__(params)
-        self.child("products", self.params.products)
-
-    def loss_weight(self, batch: Batch) -> Any:
-        """See Task."""
-        return tf.cast(tf.shape(batch["x"])[0], tf.float32)
-
-    def loss(self, theta: Theta, batch: Batch, ctx: StepContext) -> LossSums:
-        """See Task."""
-        x = self.products.fprop(theta.products, batch["x"], ctx)
-        for name in sorted(batch.keys() - {"x"}):
-            x = x + batch[name]
+    def further(self, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
+        """See ProductsTask."""
         for i in range(self.params.times):
             x = getattr(self, self.params.repeated)(x, i, ctx)
-        return LossSums(tf.reduce_sum(x))
+        return x
 
     # Products and clusters differ for each i, so that each has code of its own, as in a model.
 

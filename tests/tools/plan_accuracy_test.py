@@ -71,6 +71,15 @@ def test_steps_on_several_devices_are_planned_and_measured_with_the_same_devices
     assert sum("--set=execution.mesh=x:4" in c for c in measuring) == 8
 
 
+def test_words_of_an_argument_reach_both_processes(commands: list[str]) -> None:
+    words = "lm.a.B c.d=2 --execution=data_parallel --devices=2 --import=my_package"
+    assert plan_accuracy.main(["x", words]) == 0
+    assert len(commands) == 2
+    for command, devices in zip(commands, ("--devices=2", "--cpu_devices=2"), strict=True):
+        given = ["--model=lm.a.B", "--set=c.d=2", "--execution=data_parallel", devices]
+        assert {*given, "--import=my_package"} <= {*command.split()}
+
+
 def test_pipelines_are_planned_and_measured(
     commands: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

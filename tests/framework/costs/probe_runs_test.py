@@ -210,7 +210,7 @@ def test_all_speeds_are_measured_on_any_number_of_cores(
     )
     fields = {field.name for field in dataclasses.fields(this_machine.MachineSpeed)}
     assert fields == side_by_side | set(this_machine.STARTS)
-    of_steps = convolution_probes.solved([2.0] * len(STACKS), [1.0] * len(STACKS))
+    of_steps = convolution_probes.speeds_of([2.0] * len(STACKS), [1.0] * len(STACKS))
     assert fields == alone | set(this_machine.STARTS) | of_steps.keys()
 
 

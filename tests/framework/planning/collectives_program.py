@@ -136,7 +136,7 @@ def set_speeds() -> None:
 
 def of_device(compiled: CompiledStep) -> dict[str, Any]:
     """The graphs of a device."""
-    graphs = device_graphs(compiled, 1, arrays=1)
+    graphs = device_graphs(compiled, variables=1, arrays=1)
     return {
         "calls": graphs.calls,
         "collectives": len(graphs.collectives),

@@ -11,9 +11,9 @@ import tensorflow as tf
 
 from tekso.framework.costs import reference_work, stored_speeds, this_machine
 from tekso.framework.costs.reference_work import Reference
-from tekso.framework.planning import mesh_probes, mesh_time
+from tekso.framework.planning import mesh_probes, mesh_time, start_probes
 from tekso.framework.planning.mesh_graphs import DeviceGraphs
-from tekso.framework.planning.mesh_probes import ARRAYS, DEEP, SMALL, SUMMED, WIDE
+from tekso.framework.planning.mesh_probes import ARRAYS, DEEP, EQUATIONS, SMALL, SUMMED, WIDE
 from tekso.framework.planning.mesh_time import MeshStarts
 
 SPEED = this_machine.only(op_s=7.0)
@@ -123,14 +123,24 @@ def test_the_times_of_the_probes_are_those_of_the_equation() -> None:
     planted = dict(zip(names, (2.0, 11.0, 5.0, 7.0), strict=True))
     times = {
         probe: (
-            200.0 + 3 * sum(planted[name] * n for name, n in zip(names, found, strict=True)),
+            200.0 + sum(planted[name] * n for name, n in zip(names, found, strict=True)),
             dict(zip(names, found, strict=True)),
         )
         for probe, found in counts.items()
     }
-    assert mesh_probes.starts_of(times, 3) == pytest.approx({"call_s": 200.0, **planted})
+    found = start_probes.solve(times, EQUATIONS, SMALL)
+    assert found == pytest.approx({"call_s": 200.0, **planted})
     slow = {**times, SMALL: (1e6, times[SMALL][1])}  # while other programs ran
-    assert min(mesh_probes.starts_of(slow, 3).values()) >= 0.0
+    assert min(start_probes.solve(slow, EQUATIONS, SMALL).values()) >= 0.0
+
+
+def test_probes_count_what_all_devices_start_in_a_step() -> None:
+    assert mesh_probes.counts_of(graphs(8.0, 4.0, 2.0), 5) == {
+        "op_s": 5 * 2 * OPS,
+        "array_s": 5 * 3,
+        "variable_s": 5 * 4,
+        "collective_s": 5 * 3,
+    }
 
 
 def test_the_measured_times_are_stored_and_read_again(

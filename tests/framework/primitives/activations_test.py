@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tekso.framework.costs import graph_memory
 from tekso.framework.primitives import activations
 from tekso.framework.primitives.activations import NAMES, activate
 from tekso.framework.primitives.fusion import XlaFusion, no_fusion
@@ -107,3 +108,22 @@ def test_slope_of_relu_at_zero_is_zero() -> None:
 def test_unknown_name_lists_all() -> None:
     with pytest.raises(ValueError, match=r"'silu' is unknown; there are .*swish"):
         activate("silu", tf.ones([2]))
+
+
+@pytest.mark.parametrize(("name", "each"), [("relu", 1), ("tanh", 1), ("sigmoid", 1), ("gelu", 2)])
+def test_what_determines_the_slope_is_saved(name: str, each: int) -> None:
+    """The gradient of a product needs each output; that of gelu needs its input too."""
+    layers = 6
+
+    def gradients(x: tf.Tensor, w: tf.Tensor) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch([x, w])
+            y = x
+            for _ in range(layers):
+                y = activate(name, y * w)
+        return tape.gradient(y, [x, w])
+
+    spec = tf.TensorSpec([1000])
+    traced = tf.function(gradients, autograph=False).get_concrete_function(spec, spec)
+    arrays = graph_memory.peak_bytes(traced.graph) / 4000
+    assert each * layers <= arrays <= each * layers + 5  # some are computed

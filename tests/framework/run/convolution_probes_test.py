@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 
 from tekso.framework.run import convolution_probes
-from tekso.framework.run.convolution_probes import FEW, MANY, STACKS, solved
+from tekso.framework.run.convolution_probes import FEW, MANY, STACKS, speeds_of
 
 
 def test_planted_times_are_found() -> None:
     rest = [1e-3 * (i + 1) for i in range(len(STACKS))]
     whole = [
-        more + 3 * stack.times * (2e-4 + stack.flops / (1e9 * stack.intensity))
+        more + 3 * stack.layers * (2e-4 + stack.flops / (1e9 * stack.intensity))
         for stack, more in zip(STACKS, rest, strict=True)
     ]
-    found = solved(whole, rest)
+    found = speeds_of(whole, rest)
     # With more images, the same convolutions have a few more operations per byte.
     assert found["convolution_s"] == pytest.approx(2e-4, rel=0.05)
     speeds = dict(found["convolutions"])
@@ -26,11 +26,11 @@ def test_planted_times_are_found() -> None:
 
 def test_disturbed_steps_make_no_time_negative_and_no_speed_infinite() -> None:
     with pytest.raises(ValueError, match=r"take no longer than steps without"):
-        solved([1e-3] * len(STACKS), [2e-3] * len(STACKS))
+        speeds_of([1e-3] * len(STACKS), [2e-3] * len(STACKS))
     index = STACKS.index(MANY)
     times = [1e-2 * (i != index) for i in range(len(STACKS))]
-    found = solved(times, [0.0] * len(STACKS))  # many images take no time at all
-    assert 0 < found["convolution_s"] <= 1e-2 / (3 * FEW.times)
+    found = speeds_of(times, [0.0] * len(STACKS))  # many images take no time at all
+    assert 0 < found["convolution_s"] <= 1e-2 / (3 * FEW.layers)
     speeds = dict(found["convolutions"])
     assert len(speeds) == len(STACKS) - 2 and MANY.intensity not in speeds
     assert all(0 < speed < 1e13 for speed in speeds.values())

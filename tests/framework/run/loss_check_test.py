@@ -19,8 +19,8 @@ from tekso.framework.optimizers.sgd import Momentum
 from tekso.framework.params import param
 from tekso.framework.pieces import LOSS_SUM, METRICS, Piece
 from tekso.framework.run import loss_check
-from tekso.framework.run.loss_check import LossError
-from tekso.framework.run.loss_trial import Trial, TrialSums
+from tekso.framework.run.loss_sums import LossError
+from tekso.framework.run.loss_trial import Trial, TrialSums, different_repetition
 from tekso.framework.schedules import Constant
 from tekso.framework.task import LossSums, Task
 from tekso.framework.theta import flatten
@@ -261,10 +261,10 @@ def test_a_difference_is_not_random_if_repetitions_have_almost_none(
     again: list[float], expected: float | None
 ) -> None:
     values = iter(again)
-    assert loss_check._another_by_chance(4.0, 5.0, lambda: next(values)) == expected
+    assert different_repetition(4.0, 5.0, values) == expected
     assert next(values, None) is None
-    assert loss_check._another_by_chance(4.0, float("nan"), lambda: again[0]) is None
-    assert np.isnan(loss_check._another_by_chance(4.0, 5.0, lambda: float("nan")) or 0.0)
+    assert different_repetition(4.0, float("nan"), again) is None
+    assert np.isnan(different_repetition(4.0, 5.0, [float("nan")]) or 0.0)
 
 
 def test_a_sum_that_overflows_is_no_mean() -> None:

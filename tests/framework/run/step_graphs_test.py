@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
+from tekso.framework.costs import graph_memory
 from tekso.framework.execution import DataParallel, ExecutionError
 from tekso.framework.learner import Learner
+from tekso.framework.optimizers.adam import Adam
 from tekso.framework.optimizers.sgd import SGD
 from tekso.framework.run import step_graphs
 from tekso.framework.schedules import Constant
@@ -51,3 +53,77 @@ def test_towers_that_sum_over_each_other_have_a_core_each(
 def test_a_step_that_no_execution_runs_has_no_graphs() -> None:
     with pytest.raises(ExecutionError, match=r"compiled as a whole.*execution.towers=1"):
         traced(towers=2, xla="step")
+
+
+def graph(function: Any, *shapes: list[int]) -> Any:
+    specs = [tf.TensorSpec(shape) for shape in shapes]
+    return tf.function(function, autograph=False).get_concrete_function(*specs).graph
+
+
+def of_one_weight(towers: int, parts: int) -> step_graphs.StepGraphs:
+    """Returns graphs whose gradients are a weight of 4 KiB each, and an update without a copy."""
+    mean: Any = {
+        1: lambda w, a, n: (w - 0.5 * a, n + 1.0),
+        2: lambda w, a, b, n: (w - 0.5 * (a + b), n + 1.0),
+    }[towers]
+    update = graph(mean, *[[1024]] * (1 + towers), [])
+    return step_graphs.StepGraphs(
+        towers, parts, graph(tf.exp, [1024]), update, [4096.0],
+        variables=1, arrays=1, uses_all_threads=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+@pytest.mark.parametrize("towers", [1, 2])
+def test_a_step_needs_the_gradients_of_all_towers_and_of_one_more_part(
+    towers: int, parts: int
+) -> None:
+    """The update writes over a gradient, and the new weight replaces the old one."""
+    of_parts = towers if parts == 1 else 2 * towers
+    graphs = of_one_weight(towers, parts)
+    # The learner's counter of 4 bytes has a piece of 256.
+    assert graphs.peak_bytes([4096.0]) == pytest.approx(4096 * of_parts, abs=256)
+    assert graphs.peak_bytes([4096.0], least=4097) == 0
+
+
+def test_the_memory_contains_what_the_allocator_cannot_use() -> None:
+    """Towers that are not in step leave pieces that do not fit the next array."""
+    sizes = [n << 16 for n in (40, 23, 31, 13, 37, 19, 29, 17, 41, 11)]
+
+    def tower(x: tf.Tensor) -> Any:
+        kept = [tf.exp(x[:size]) for size in sizes]
+        return [tf.reduce_sum(tf.square(one)) for one in reversed(kept)]
+
+    graphs = step_graphs.StepGraphs(
+        2, 1, graph(tower, [max(sizes)]), graph(lambda w: w * 0.5, [1024]), [],
+        variables=1, arrays=1, uses_all_threads=False,
+    )  # fmt: skip
+    asked = 2 * graph_memory.peak_bytes(graphs.tower)
+    assert 1.01 * asked < graphs.peak_bytes([4096.0]) < 1.5 * asked
+
+
+def test_an_update_begins_when_all_gradients_exist() -> None:
+    """A decayed slot needs no gradient: computed before, it would stay in memory during a step."""
+    learner = Learner.Params(optimizer=Adam.Params(), schedule=Constant.Params(value=0.1))
+    step = Step(Normalised.Params().instantiate(), learner.instantiate(), seed=0)
+    graphs = step_graphs.trace(step, BATCH, DataParallel.Params(xla="none"))
+    inputs = graphs.update.inputs
+    gradients = {t.op.name for t in inputs[graphs.variables :][:2]}  # of the scale and the bias
+    products = [
+        op
+        for op in graphs.update.get_operations()
+        if op.type == "Mul" and any("moment" in t.name for t in op.inputs)
+    ]
+    assert len(products) == 2 * 2  # the decayed slots of both weights
+    for op in products:
+        assert gradients <= ancestors(op)
+
+
+def ancestors(op: Any) -> set[str]:
+    found, left = set(), [op]
+    while left:
+        for before in [*(t.op for t in left[-1].inputs), *left.pop().control_inputs]:
+            if before.name not in found:
+                found.add(before.name)
+                left.append(before)
+    return found

@@ -8,6 +8,7 @@ import pytest
 
 from tekso.framework.cores import num_cores
 from tekso.framework.costs.this_machine import OF_STEP, STARTS
+from tekso.framework.planning import start_probes
 from tekso.framework.run import step_probes
 from tekso.framework.run.step_probes import EQUATIONS, SMALL, StepProbe
 
@@ -25,7 +26,8 @@ def seconds(probe: StepProbe) -> float:
 
 def test_planted_times_are_found_from_the_counts_of_real_steps() -> None:
     probes = {probe for _, *both in EQUATIONS for probe in both}
-    found = step_probes.solved({probe: (seconds(probe), counts(probe)) for probe in probes})
+    measured = {probe: (seconds(probe), counts(probe)) for probe in probes}
+    found = start_probes.solve(measured, EQUATIONS, SMALL)
     assert found == pytest.approx(PLANTED, rel=1e-6)
 
 
@@ -48,6 +50,6 @@ def test_a_step_has_as_many_arrays_variables_clusters_and_arguments_as_its_model
 
 def test_a_disturbed_step_makes_no_time_negative() -> None:
     one, two, three = (dict.fromkeys(PLANTED, number) for number in (1.0, 2.0, 3.0))
-    measured = {probe: (1.0, two) for _, probe, _ in EQUATIONS}
+    measured = {equation.more: (1.0, two) for equation in EQUATIONS}
     measured |= {SMALL: (3.0, one), step_probes.ARGUMENTS: (1.0, three)}
-    assert min(step_probes.solved(measured).values()) == 0.0
+    assert min(start_probes.solve(measured, EQUATIONS, SMALL).values()) == 0.0
