@@ -211,7 +211,11 @@ class Products(Layer):
 
 
 class ProbeTask(Task):
-    """A task whose loss is a sum over the examples "x"."""
+    """A task whose loss is a sum over the examples "x".
+
+    Shapes:
+      x: [batch, ...]
+    """
 
     def loss_weight(self, batch: Batch) -> Any:
         """See Task."""
@@ -219,7 +223,11 @@ class ProbeTask(Task):
 
 
 class ProductsTask(ProbeTask):
-    """Multiplies "x" by weights, adds all other arrays of a batch, and sums up the result."""
+    """Multiplies "x" by weights, adds all other arrays of a batch, and sums up the result.
+
+    Shapes:
+      x: [batch, 4], and the same for all other arrays
+    """
 
     class Params(ProbeTask.Params):
         """Params of ProductsTask."""

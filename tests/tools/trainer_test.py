@@ -104,8 +104,11 @@ from tekso.framework.registry import register
 
 
 class Undecoded(experiments.Regression):
+    calls = 0
+
     def decode(self, program, input):
-        return [].wrong
+        self.calls += 1
+        return None if self.calls == 1 else [].wrong  # the first call tries it
 
 
 @register

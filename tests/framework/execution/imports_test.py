@@ -53,8 +53,8 @@ def closure(start: str) -> dict[str, Path]:
 @pytest.mark.parametrize(
     ("name", "most", "unused"),
     [
-        ("data_parallel", 2180, ("mesh", "pipeline", "parameter_server")),
-        ("pipelined", 5130, ("mesh", "spmd")),
+        ("data_parallel", 2220, ("mesh", "pipeline", "parameter_server")),
+        ("pipelined", 5180, ("mesh", "spmd")),
     ],
 )
 def test_an_execution_loads_only_what_it_uses(

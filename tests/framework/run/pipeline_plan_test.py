@@ -236,7 +236,8 @@ def looped_piece(most: int | None) -> Any:
     def loop(theta: Any, flow: Any, ctx: Any) -> Any:
         step = lambda i, y: (i + 1, tf.tanh(y))  # noqa: E731
         start = (tf.constant(0), flow["x"])
-        y = tf.while_loop(lambda i, _: i < 6, step, start, maximum_iterations=most)[1]
+        is_on = lambda i, y: i < 6 if most else tf.reduce_sum(y) < 6  # noqa: E731
+        y = tf.while_loop(is_on, step, start, maximum_iterations=most)[1]
         return {**flow, "y": tf.ensure_shape(y, [2, 5])}
 
     def loss(theta: Any, flow: Any, ctx: Any) -> Any:
