@@ -108,9 +108,9 @@ def _run(model_key: str, logdir: Path, *, decodes: bool, is_first_traced: bool) 
     no_evaluation = ["--set=eval_inputs={}", "--set=run.keep_best.eval_input=None"]
     tree = registry.get(model_key)().tree()
     can_run_op_by_op = "towers" in tree.execution
-    decoding = ["--set=run.decode_at_end=True"] if is_first_traced else []
+    decodes_at_end = ["--set=run.decode_at_end=True"] if is_first_traced else []
     for words, is_traced in (
-        ([*model, "--steps=1", *no_evaluation, *decoding], is_first_traced),
+        ([*model, "--steps=1", *no_evaluation, *decodes_at_end], is_first_traced),
         ([*model, "--steps=2"], False),
         *([(["--mode=eval", *model], False)] if tree.eval_inputs else []),
         *([(["--mode=decode", *model], False)] if decodes else []),
@@ -119,7 +119,8 @@ def _run(model_key: str, logdir: Path, *, decodes: bool, is_first_traced: bool) 
         print(f"== {' '.join(words)}", flush=True)
         tf.config.run_functions_eagerly(can_run_op_by_op and not is_traced)
         decoding = _Decoding(task_results.decode, logdir)
-        with mock.patch.object(task_results, "decode", decoding):
+        decode = decoding if "--mode=decode" in words else task_results.decode
+        with mock.patch.object(task_results, "decode", decode):
             code = trainer.main(["tekso-trainer", *words])
         if code != ExitCode.OK:
             return int(code)
