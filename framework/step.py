@@ -203,6 +203,7 @@ class Step:
         step: tf.Tensor,
         *,
         fuse: Fuse = no_fusion,
+        waits: bool = False,
     ) -> tuple[State[tf.Tensor], Flat]:
         """Returns the new values of the state that a step changes, and the learner's metrics.
 
@@ -215,14 +216,14 @@ class Step:
           sums: summed over all parts.
           step: int64 scalar.
           fuse: compiles elementwise clusters.
+          waits: begins when all gradients exist. Otherwise, ops that need the state only, such as a
+            decayed slot, run early in the step, and their results stay in memory.
         """
         gradients, more = self._combined(gradients, step)
         norms = {w.spec.path: w.squared_norms(gradients[w.spec.path]) for w in self._all_trained}
         decision = self.decide(norms, state.slots, step, sums.total)
         weights, slots = {}, dict(decision.counts)
-        # Ops that need the state only, such as a decayed slot, would run early in the step, and
-        # their results would stay in memory during the whole backward pass.
-        with tf.control_dependencies([decision.scalars.finite]):
+        with tf.control_dependencies([decision.scalars.finite] if waits else []):
             for weight in self._all_trained:
                 path = weight.spec.path
                 weights[path], new = weight.updated(

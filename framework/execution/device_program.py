@@ -175,6 +175,9 @@ class DeviceProgram(ExecutionProgram):
         def compute(
             state: State[Any], gradients: Gradients, sums: Sums, step: tf.Tensor
         ) -> tuple[State[tf.Tensor], Flat]:
-            return self._step.update(state, added(gradients), sums, step, fuse=fuse)
+            # A compiled update has the decision among its inputs. A mesh does not wait: with
+            # control dependencies, a step of image.digits.Cnn takes 13 to 17 % more CPU time.
+            waits = self._xla == "none"
+            return self._step.update(state, added(gradients), sums, step, fuse=fuse, waits=waits)
 
         return self._compiled(("update",), compute)(state, gradients, sums, step)
