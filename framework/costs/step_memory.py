@@ -117,15 +117,21 @@ class _Memory:
                 self.arrays.give_back((number, tensor))
 
     def named(self, inputs: Mapping[str, float], found: dict[_Name, float]) -> dict[_Name, float]:
-        """Gives arrays to the inputs of the next graph, by their bytes, and frees the others."""
+        """Gives arrays to the inputs of the next graph, by their bytes, and frees the others.
+
+        Inputs that share an array with another one, such as gradients of weights that are added,
+        get one of their own: what the graph does with one of them must not free the other.
+        """
         of_size: dict[float, list[_Name]] = {}
         for name, size in found.items():
             of_size.setdefault(size, []).append(name)
         given = {}
         for tensor, size in inputs.items():
+            given[self._runs, tensor] = size
             if of_size.get(size):
-                given[self._runs, tensor] = size
                 self.arrays.rename(of_size[size].pop(), (self._runs, tensor))
+            else:
+                self.arrays.take((self._runs, tensor), size)
         self.free(name for names in of_size.values() for name in names)
         return given
 

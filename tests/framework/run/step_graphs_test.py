@@ -86,6 +86,23 @@ def test_a_step_needs_the_gradients_of_all_towers_and_of_one_more_part(
     assert graphs.peak_bytes([4096.0], least=4097) == 0
 
 
+def test_gradients_of_two_weights_may_be_one_tensor() -> None:
+    """As of two vectors that are added; the update writes over both."""
+
+    def tower(x: tf.Tensor) -> Any:
+        gradient = tf.exp(x)
+        return gradient, tf.identity(gradient)
+
+    def update(v: tf.Tensor, w: tf.Tensor, a: tf.Tensor, b: tf.Tensor) -> Any:
+        return v - 0.5 * a, w - 0.5 * b
+
+    graphs = step_graphs.StepGraphs(
+        1, 1, graph(tower, [1024]), graph(update, *[[1024]] * 4), [4096.0, 4096.0],
+        variables=2, arrays=1, uses_all_threads=False,
+    )  # fmt: skip
+    assert graphs.peak_bytes([4096.0, 4096.0]) == 2 * 4096
+
+
 def test_the_memory_contains_what_the_allocator_cannot_use() -> None:
     """Towers that are not in step leave pieces that do not fit the next array."""
     sizes = [n << 16 for n in (40, 23, 31, 13, 37, 19, 29, 17, 41, 11)]
