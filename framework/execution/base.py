@@ -264,8 +264,8 @@ class ExecutionProgram(abc.ABC):
         return traced(tf.function(run, autograph=False), self._weight_types(), *inputs)
 
     def _weight_types(self) -> dict[str, tf.TensorSpec]:
-        """Returns {path: shape and type} of the evaluation weights."""
-        specs = self._step.specs.weights
+        """Returns {path: shape and type} of the evaluation weights, cast as layers receive them."""
+        specs = self._step.used_specs
         return {path: tf.TensorSpec(spec.shape, spec.dtype) for path, spec in specs.items()}
 
 
