@@ -18,7 +18,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tekso.framework import error_advice, task_results
+from tekso.framework import error_advice, out_of_memory, task_results
 from tekso.framework.execution import ExecutionProgram
 from tekso.framework.input.input import Input
 from tekso.framework.task import Task, TaskError
@@ -53,6 +53,8 @@ def check(task: Task, program: ExecutionProgram, input: Input, *, setting: str) 
     except TaskError:
         raise
     except Exception as error:  # in the code of the task
+        if not trial.has_results and out_of_memory.shortage_of(error) is not None:
+            raise  # the run says what to do
         method = task_results.method_of(task, "decode")
         what = f"{type(error).__name__}: {error_advice.text_of(error)}"
         if trial.has_results:

@@ -134,8 +134,10 @@ class HungryModel(Measured):
         return super().nats(theta, batch, ctx, label_smoothing) + tf.reduce_sum(zeros)
 
     def decode(self, program: Any, input: Any) -> Decoded:
-        np.zeros(self.params.num_zeros, np.float32)
-        return super().decode(program, input)
+        decoded = super().decode(program, input)
+        size = decoded.records[0]["size"]  # 0 if decoding is only tried
+        np.zeros(self.params.num_zeros * (size > 0), np.float32)
+        return decoded
 
 
 @register

@@ -15,6 +15,7 @@ from tekso.framework.execution import DataParallel
 from tekso.framework.experiment import Run, Tree
 from tekso.framework.learner import Learner
 from tekso.framework.optimizers.sgd import SGD
+from tekso.framework.out_of_memory import OutOfMemoryError
 from tekso.framework.params import param
 from tekso.framework.run import modes
 from tekso.framework.run.decoding_trial import DecodingError
@@ -51,6 +52,8 @@ class Decoding(Classification):
             batch["y"]
         if mistake == "early":
             return None
+        if mistake == "large":
+            raise MemoryError("Unable to allocate 5 GiB")
         found = program.call(self.classes, batch["x"])
         VALUES.append(np.asarray(found["classes"]))
         while mistake == "endless" and not found["classes"].numpy().any():
@@ -104,6 +107,12 @@ def test_an_error_before_the_first_result_ends_the_run_before_the_first_step(
     assert "step 1" not in output.getvalue()
     frames = [entry.name for entry in caught.traceback]
     assert "decode" in frames  # the command shows this line
+
+
+def test_decoding_without_memory_for_it_says_what_to_do(tmp_path: Path) -> None:
+    said = r"^out of memory before the first step: Unable to allocate 5 GiB. (Reduce|The address)"
+    with pytest.raises(OutOfMemoryError, match=said):
+        modes.train(job_of("large", tmp_path, io.StringIO()))
 
 
 def test_another_type_than_decoded_ends_the_run_before_the_first_step(tmp_path: Path) -> None:
