@@ -46,7 +46,7 @@ def main() -> int:
                 killer.FORMS[name],
                 Path(folder),
                 seed=flags.seed,
-                damages=not flags.no_damage,
+                damaged_part=0.0 if flags.no_damage else killer.DAMAGED_PART,
                 phases=tuple(filter(None, flags.phases.split(","))),
             )
             try:

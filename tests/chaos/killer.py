@@ -109,7 +109,7 @@ class Killer:
       form: how to execute.
       folder: a folder for logdirs.
       seed: chooses all moments and all damage.
-      damages: whether files are damaged between lives.
+      damaged_part: share of the kills after which a file is damaged.
       phases: the phases in which runs are killed; empty: all.
     """
 
@@ -119,11 +119,11 @@ class Killer:
         folder: Path,
         *,
         seed: int,
-        damages: bool = True,
+        damaged_part: float = DAMAGED_PART,
         phases: tuple[str, ...] = (),
     ) -> None:
         self._form, self._folder = form, folder
-        self._random, self._damages = random.Random(seed), damages
+        self._random, self._damaged_part = random.Random(seed), damaged_part
         self._whole = folder / "whole"
         self.lives: list[Life] = []
         seconds = self._record()
@@ -223,7 +223,7 @@ class Killer:
 
     def _hurt(self, logdir: Path, broken: set[str]) -> str:
         """Damages a file, or none; returns its name. One checkpoint always stays good."""
-        if not self._damages or self._random.random() > DAMAGED_PART:
+        if self._random.random() >= self._damaged_part:
             return ""
         good = [path for path in checkpoints_in(logdir) if str(path) not in broken]
         candidates = [*sorted((logdir / "events").rglob("events*")), logdir / "metrics.jsonl"]

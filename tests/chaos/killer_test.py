@@ -25,7 +25,8 @@ import killer
 def test_a_run_that_is_killed_and_damaged_is_the_same_to_the_last_bit(
     tmp_path: Path, name: str, kills: int
 ) -> None:
-    one = killer.Killer(killer.FORMS[name], tmp_path, seed=4)
+    damaged_part = 1.0 if name == "one_device" else killer.DAMAGED_PART
+    one = killer.Killer(killer.FORMS[name], tmp_path, seed=7, damaged_part=damaged_part)
     one.run(kills)
     assert one.kills == kills
     if name == "one_device":
