@@ -1,8 +1,7 @@
 """Handwritten digits of 8 × 8 pixels, which are in the package scikit-learn.
 
-The last 450 images are held out; other people wrote them. On these, scikit-learn 1.9.1 reaches an
-accuracy of 0.920 by logistic regression, 0.964 by a support vector machine with an RBF kernel, and
-0.971 by the 3 nearest neighbours.
+The last 450 images are held out; other people wrote them. `BASELINES` has the accuracy of other
+methods on them.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ BASELINES = {"logistic regression": 0.920, "RBF SVM": 0.964, "3 nearest neighbou
 
 @register
 class Mlp(Experiment):
-    """Two hidden layers: accuracy 0.960 on the held-out digits, where 3-NN has 0.971."""
+    """Two hidden layers of 256 units, with dropout."""
 
     def task(self) -> Params:
         """Two hidden layers of 256 units, with dropout."""
@@ -73,7 +72,7 @@ class Mlp(Experiment):
 
 @register
 class Cnn(Mlp):
-    """A residual network of 3 blocks: accuracy 0.989 on the held-out digits."""
+    """A small residual network of 3 blocks."""
 
     def task(self) -> Params:
         """16 channels at 8 × 8, 32 at 4 × 4 and 64 at 2 × 2 pixels."""

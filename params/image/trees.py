@@ -3,8 +3,6 @@
 pip download --no-deps deepforest==2.1.0
 unzip deepforest-*.whl 'deepforest/data/*'
 tekso-trainer --model=image.trees.Ssd --set input.source.folder=deepforest/data
-
-After its 600 steps, the AP at the overlap 0.5 is 0.140 on dev.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ from tekso.tasks.lm.task import LanguageModel
 
 @register
 class Tiny(Experiment):
-    """Byte-level Transformer of 4 layers and width 128; about two minutes on two CPU cores."""
+    """Byte-level Transformer of 4 layers and width 128; the default experiment of `make train`."""
 
     def task(self) -> Params:
         """A Transformer with rotary positions, RMSNorm and squared ReLU, without biases."""
@@ -79,7 +79,7 @@ class Tiny(Experiment):
         )
 
     def run(self) -> Params:
-        """1,500 steps: about two minutes on two idle cores, from the CPU time of a step."""
+        """1,500 steps."""
         return Run.Params(steps=1500, eval_every_steps=500, checkpoint_every_steps=500)
 
 
@@ -151,7 +151,7 @@ class TinyMoe(Tiny):
         return params.set({"model.stack.layer": None, "model.stack.layers": layers})
 
     def run(self) -> Params:
-        """1,000 steps: about two minutes on two free cores, by the CPU time of a step."""
+        """1,000 steps."""
         return super().run().set(steps=1000)
 
 
@@ -172,7 +172,7 @@ class TinyLstm(Tiny):
         return super().learner().set({"optimizer.weight_decay_exclude": [".*/b"]})
 
     def run(self) -> Params:
-        """1,000 steps: about two minutes on two free cores, by the CPU time of a step."""
+        """1,000 steps."""
         return super().run().set(steps=1000)
 
 

@@ -31,7 +31,9 @@ from tekso.tasks.mt.tfds_pairs import TfdsPairs
 
 @register
 class Base(Experiment):
-    """Transformer (base): 6 + 6 layers of width 512, feed-forward 2048, 8 heads; BLEU 27.3.
+    """Transformer (base): 6 + 6 layers of width 512, feed-forward 2048, 8 heads.
+
+    Published: BLEU 27.3.
 
     63.0 million weights with 37,000 tokens: one table for source, target and softmax, post-norm, no
     biases in attention.
@@ -96,7 +98,12 @@ class Base(Experiment):
 
 @register
 class Big(Base):
-    """Transformer (big): width 1024, feed-forward 4096, 16 heads; 214M weights; BLEU 28.4."""
+    """Transformer (big): width 1024, feed-forward 4096, 16 heads; 214M weights.
+
+    Published: BLEU 28.4.
+
+    Source: Vaswani et al. 2017, table 3.
+    """
 
     DIM, D_FF, HEADS = 1024, 4096, 16
     DROPOUT = 0.3

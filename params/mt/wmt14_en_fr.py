@@ -35,7 +35,7 @@ from tekso.tasks.mt.tfds_pairs import TfdsPairs
 
 @register
 class Dff2048(Experiment):
-    """Feed-forward 2048, 4 heads of 128: 0.15B weights, BLEU 41.8.
+    """Feed-forward 2048, 4 heads of 128: 0.15B weights; published BLEU 41.8.
 
     6 + 6 layers of width 1024, one table for source and target and one for the softmax, no biases.
     """
@@ -133,7 +133,7 @@ class Dff32768(Dff2048):
 
 @register
 class Dff65536(Dff2048):
-    """Feed-forward 65,536, 128 heads: 2.89B weights, BLEU 43.9, on 128 devices."""
+    """Feed-forward 65,536, 128 heads: 2.89B weights, on 128 devices; published BLEU 43.9."""
 
     D_FF = 65_536
     MESH = "model:8;batch:16"
