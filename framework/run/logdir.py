@@ -45,6 +45,12 @@ class LogdirError(Exception):
     """A logdir cannot be used for this run; the text says why and what to do."""
 
 
+class NoRunError(LogdirError):
+    """A logdir has no run, so it names no experiment."""
+
+    exit_code = ExitCode.WRONG_USAGE
+
+
 class LogdirInUseError(LogdirError):
     """Another process trains in the logdir."""
 
@@ -150,12 +156,13 @@ class Logdir:
         """Returns the key of the experiment of this logdir, and the tree in params.txt.
 
         Raises:
-          LogdirError: the logdir has no experiment.
+          NoRunError: the logdir has no params.txt.
+          LogdirError: params.txt names a class of a package that is not imported.
           DamagedParamsError: params.txt cannot be read.
         """
         path, model = self.file(PARAMS), self.model()
         if model is None:
-            raise LogdirError(f"{path} does not exist: name the experiment with --model")
+            raise NoRunError(f"{path} does not exist: name the experiment with --model")
         try:
             text = bounded.read(path).decode("utf-8")
             return model, Params.from_text(text, origin=PARAMS)

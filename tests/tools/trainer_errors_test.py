@@ -163,8 +163,15 @@ def test_evaluating_without_a_checkpoint_says_what_to_do(
 ) -> None:
     assert main(LINE, f"--logdir={tmp_path}", "--mode=eval") == 1
     assert "there is no checkpoint in" in capsys.readouterr().err
-    assert main(f"--logdir={tmp_path}") == 1
-    assert "name the experiment with --model" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("mode", ["train", "plan", "inspect_params"])
+def test_a_logdir_that_names_no_experiment_without_model_is_a_wrong_command_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], mode: str
+) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    assert main(f"--logdir={tmp_path}", f"--mode={mode}") == 2
+    assert "params.txt does not exist: name the experiment with --model" in capsys.readouterr().err
 
 
 def test_an_empty_warm_start_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
