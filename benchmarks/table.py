@@ -45,7 +45,7 @@ def rows(by_peer: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[tuple[str, 
     """Returns the rows of a workload, a tuple of HEADER's length for each peer.
 
     The time of a turn is the median of its steps. The first figure is the median of the turns, the
-    range is that of the turns.
+    range is that of the turns. A single turn has no range.
     """
     tekso = _done(by_peer.get(TEKSO, ()))
     reference = tekso[0] if tekso else None
@@ -63,7 +63,7 @@ def rows(by_peer: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[tuple[str, 
             (
                 title,
                 f"{_median(done):.1f}",
-                f"{min(times):.1f} to {max(times):.1f}",
+                f"{min(times):.1f} to {max(times):.1f}" if len(times) > 1 else "–",
                 "–" if base is None else f"{_median(done) / base:.2f}",
                 f"{statistics.median(one['time_to_first_step_s'] for one in done):.1f}",
                 f"{max(one['peak_memory_bytes'] for one in done) / 2**20:,.0f}",
@@ -111,10 +111,10 @@ def faults(result: Mapping[str, Any]) -> list[str]:
 
 def _about(result: Mapping[str, Any]) -> list[str]:
     lines = [f"{described(result['machine'])}. {result['date']}."]
-    lines.append(
-        f"Each figure is the median of {result['turns']} turns, and a turn is the median of "
-        f"{result['steps']} steps in a new process. float32."
-    )
+    turns, steps = result["turns"], result["steps"]
+    figure = f"the median of {turns} turns" if turns > 1 else "of a single turn, without a spread"
+    turn = f"the median of {steps} steps" if steps > 1 else "the time of a single step"
+    lines.append(f"Each figure is {figure}, and a turn is {turn} in a new process. float32.")
     if result.get("isa", instruction_sets.OWN) != instruction_sets.OWN:
         lines.append(instruction_sets.LIMITS)
     load = result["machine"]["load_before"]

@@ -16,7 +16,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -323,6 +323,13 @@ def _processor() -> str:
     return platform.processor()
 
 
+def _spread_text(step_ms: Mapping[str, float], steps: int) -> str:
+    """Returns how many steps a time is of, and from where to where they are."""
+    if steps == 1:
+        return "of a single step, without a spread"
+    return f"the median of {steps} steps ({step_ms['min']:.1f} to {step_ms['max']:.1f})"
+
+
 def text(record: dict[str, Any]) -> str:
     """Returns the figures as readable text."""
     unit = next(name for name in record if name.endswith("_per_second"))
@@ -330,8 +337,7 @@ def text(record: dict[str, Any]) -> str:
     lines = [
         f"{record['model']}: {record['total_weights']:,} weights, {record['execution']}",
         f"{record[unit]:,.0f} {name}/s",
-        f"step {step['median']:.1f} ms median of {record['steps']} ({step['min']:.1f} to "
-        f"{step['max']:.1f})",
+        f"step {step['median']:.1f} ms, {_spread_text(step, record['steps'])}",
         f"input {input['median']:.2f} ms, {record[f'input_{unit}']:,.0f} {name}/s; "
         f"with prefetching a step waits {record['wait_ms']['median']:.2f} ms",
         f"first step {record['time_to_first_step_s']:.1f} s after the start of the process "

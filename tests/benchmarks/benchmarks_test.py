@@ -38,7 +38,7 @@ def record(*step_ms: float, **changes: Any) -> Record:
     return {**found, **changes}
 
 
-def result(by_peer: dict[str, list[Record]]) -> Record:
+def result(by_peer: dict[str, list[Record]], **changes: Any) -> Record:
     return {
         "date": "2026-01-02 03-04",
         "machine": {**machine(), "load_before": 0.1},
@@ -46,6 +46,7 @@ def result(by_peer: dict[str, list[Record]]) -> Record:
         "steps": 5,
         "sizes": {"lstm": "dim 512"},
         "workloads": {"lstm": by_peer},
+        **changes,
     }
 
 
@@ -85,6 +86,16 @@ def test_rows_are_medians_of_turns_relative_to_tekso() -> None:
     plain = table.text(result(by_peer)).splitlines()
     assert any(line.startswith("Flax") and "no network" in line for line in plain)
     assert not table.faults(result(by_peer))
+
+
+def test_a_single_turn_has_no_spread() -> None:
+    by_peer = {"tekso": [record(10, 12, 14)], "pytorch": [record(18), {"skipped": "no memory"}]}
+    assert [row[1:3] for row in table.rows(by_peer)] == [("12.0", "–"), ("18.0", "–")]
+    said = "Each figure is of a single turn, without a spread, and a turn is the median of 5 steps"
+    assert said in table.text(result(by_peer, turns=1))
+    one = table.text(result(by_peer, turns=1, steps=1))
+    assert "a turn is the time of a single step in a new process" in one
+    assert "the median of 3 turns, and a turn is the median of 5" in table.text(result(by_peer))
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,9 @@ def test_figures_of_a_registered_experiment() -> None:
     assert 0 <= record["wait_ms"]["min"] <= record["wait_ms"]["median"]
     text = benchmark.text(record)
     assert "tokens/s" in text and "with prefetching a step waits" in text
+    assert f"step {step['median']:.1f} ms, the median of 4 steps ({step['min']:.1f} to" in text
+    single = benchmark.text({**record, "steps": 1})
+    assert f"step {step['median']:.1f} ms, of a single step, without a spread\n" in single
 
 
 @pytest.mark.parametrize(
