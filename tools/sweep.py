@@ -177,7 +177,7 @@ def _check_settings(varied: Sequence[space.Varied]) -> int:
 
 
 def _check_parts(registered: Any, varied: Sequence[space.Varied]) -> None:
-    """Checks that the parts of the experiment accept every value, in one combination at least."""
+    """Checks --metric, and that the parts accept every value, in one combination at least."""
     from tekso.tools.sweeping import parts
 
     def tree(settings: Mapping[str, str]) -> Any:
@@ -186,6 +186,12 @@ def _check_parts(registered: Any, varied: Sequence[space.Varied]) -> None:
         experiment_flags.change(changed, execution=FLAGS.execution, settings=texts)
         return changed
 
+    split, _, metric = (FLAGS.metric or "").partition("/")
+    if metric and split != TRAIN and not metric.endswith("_seconds"):  # which every record has
+        single = ({one.path: value} for one in varied for value in one.examples)
+        trees = (tree(settings) for settings in ({}, *single))
+        if why := parts.unreported(trees, split, metric):
+            raise UsageError(f"--metric={FLAGS.metric}: an evaluation of {split} {why}")
     checks = parts.checks_of(tree({})) if varied else []
     for one in varied:
         others = [other for other in varied if other is not one]
@@ -196,7 +202,7 @@ def _check_parts(registered: Any, varied: Sequence[space.Varied]) -> None:
 
 
 def _check_metric(evaluations: Sequence[str]) -> None:
-    """Checks that --metric is of an evaluation, or of training; its name is known after a trial."""
+    """Checks that --metric is of an evaluation, or of training."""
     split, slash, name = (FLAGS.metric or f"{TRAIN}/loss").partition("/")
     if not (slash and name and split in (*evaluations, TRAIN)):
         raise UsageError(

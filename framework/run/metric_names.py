@@ -10,6 +10,7 @@ import tensorflow as tf
 from tekso.framework import task_results
 from tekso.framework.context import StepContext
 from tekso.framework.execution.base import signature_of
+from tekso.framework.input.held_out import HeldOut
 from tekso.framework.input.input import Input
 from tekso.framework.run.metric_choice import Rule, metric_of, where
 from tekso.framework.signature import Signature
@@ -20,10 +21,6 @@ from tekso.framework.task import LOSS, Task, TaskError
 def check(tree: Any, task: Task, eval_inputs: Mapping[str, Input]) -> None:
     """Checks the metrics of early stopping and of the best checkpoint.
 
-    A metric that the task declares in `goals` is accepted. For others the loss is traced. A task
-    that decodes in `score` may report more figures than can be known; then only a name that is
-    close to a known one is an error.
-
     Args:
       tree: the Params of the experiment.
       task: its task.
@@ -32,30 +29,78 @@ def check(tree: Any, task: Task, eval_inputs: Mapping[str, Input]) -> None:
     Raises:
       ValueError: evaluations do not report the metric; names those that they report.
     """
-    rules: list[Rule] = ["keep_best"]
-    if tree.run.early_stopping.patience:
-        rules.append("early_stopping")
-    for rule in rules:
+    for rule in _rules(tree):
         name, _, metric = metric_of(tree, rule).partition("/")
-        declared = {LOSS, *task_results.goals_of(task.params)}
-        if not name or {metric, metric.rpartition("/")[0], metric.partition("/")[0]} & declared:
+        if not name or is_declared(task, metric) or eval_inputs[name].num_batches == 0:
             continue
-        input = eval_inputs[name]
-        if input.num_batches == 0:
-            continue
-        known = _reported(task, signature_of(input.batch(0)))
-        if known is None or metric in known:
-            continue
-        decodes = type(task).score is not Task.score
-        close = close_matches(metric, sorted(known | declared), count=1)
-        if close or not decodes:
-            also = sorted(declared - known) if decodes else []
-            more = f", and with decoding {', '.join(also)}" if also else ""
-            hint = f"; did you mean {close[0]}?" if close else ""
-            raise ValueError(
-                f"{where(tree, rule)} is {metric!r}, but an evaluation of eval_inputs.{name} "
-                f"reports {', '.join(sorted(known))}{more}{hint}"
-            )
+        if why := unreported(task, metric, signature_of(eval_inputs[name].batch(0))):
+            raise ValueError(_said(tree, rule, name, metric, why))
+
+
+def problem(tree: Any, task: Task, batch: Signature) -> str:
+    """Returns what `check` finds without the data of evaluations, or "".
+
+    Args:
+      tree: the Params of the experiment.
+      task: its task.
+      batch: arrays of a training batch. Evaluations that change them are not checked.
+    """
+    for rule in _rules(tree):
+        name, _, metric = metric_of(tree, rule).partition("/")
+        if name and is_like_training(tree, name) and (why := unreported(task, metric, batch)):
+            return _said(tree, rule, name, metric, why)
+    return ""
+
+
+def _rules(tree: Any) -> list[Rule]:
+    return ["keep_best", "early_stopping"] if tree.run.early_stopping.patience else ["keep_best"]
+
+
+def _said(tree: Any, rule: Rule, name: str, metric: str, why: str) -> str:
+    return f"{where(tree, rule)} is {metric!r}, but an evaluation of eval_inputs.{name} {why}"
+
+
+def is_like_training(tree: Any, name: str) -> bool:
+    """Returns whether the batches of an evaluation input have the arrays of training batches."""
+    params = tree.eval_inputs[name]
+    return params.owner is HeldOut and not params.part and not params.changes
+
+
+def is_declared(task: Task, metric: str) -> bool:
+    """Returns whether a task declares a metric, or one of which it is a part, in `goals`."""
+    names = {metric, metric.rpartition("/")[0], metric.partition("/")[0]}
+    return bool(names & _declared(task))
+
+
+def _declared(task: Task) -> set[str]:
+    return {LOSS, *task_results.goals_of(task.params)}
+
+
+def unreported(task: Task, metric: str, batch: Signature) -> str:
+    """Returns what evaluations report if a metric is not among it, or "".
+
+    A metric that the task declares in `goals` is accepted. For others the loss is traced. A task
+    that decodes in `score` may report more figures than can be known; then only a name that is
+    close to a known one is rejected.
+
+    Args:
+      task: the task.
+      metric: name of the metric, without the evaluation.
+      batch: arrays of a batch of the evaluation.
+    """
+    if is_declared(task, metric):
+        return ""
+    known, declared = _reported(task, batch), _declared(task)
+    if known is None or metric in known:
+        return ""
+    decodes = type(task).score is not Task.score
+    close = close_matches(metric, sorted(known | declared), count=1)
+    if decodes and not close:
+        return ""
+    also = sorted(declared - known) if decodes else []
+    more = f", and with decoding {', '.join(also)}" if also else ""
+    hint = f"; did you mean {close[0]}?" if close else ""
+    return f"reports {', '.join(sorted(known))}{more}{hint}"
 
 
 def _reported(task: Task, batch: Signature) -> set[str] | None:

@@ -19,8 +19,9 @@ from tekso.framework.costs.this_machine import THIS_MACHINE
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.experiment import Tree
 from tekso.framework.planning import layout_ranking
-from tekso.framework.run import inspection, warm_start_sources
+from tekso.framework.run import inspection, metric_names, warm_start_sources
 from tekso.framework.run.checkpoints import Checkpoints
+from tekso.framework.run.early_stopping import early_stopping_of
 from tekso.framework.run.forward_flops import forward_flops
 from tekso.framework.run.job import checkpoints_of
 from tekso.framework.run.logdir import Logdir
@@ -40,6 +41,7 @@ class RunPlan:
       step: the step under the execution of the experiment; None: it is impossible.
       problem: why the step is impossible, or "".
       start_problem: why the checkpoints of a warm start cannot be opened, or "".
+      metric_problem: why the metric of early stopping or of the best checkpoint is none, or "".
       others: steps under other executions, the fastest that fits first.
       rejected: {execution: why it is impossible}.
       not_ranked: {execution: why the search leaves it out}.
@@ -61,6 +63,7 @@ class RunPlan:
     step: StepPlan | None
     problem: str
     start_problem: str
+    metric_problem: str
     others: tuple[StepPlan, ...]
     rejected: Mapping[str, str]
     not_ranked: Mapping[str, str]
@@ -91,7 +94,8 @@ class RunPlan:
     @property
     def problems(self) -> list[str]:
         """Why the run would fail; empty if it would not."""
-        found = [text for text in (self.problem, self.start_problem) if text]
+        said = (self.problem, self.start_problem, self.metric_problem)
+        found = [text for text in said if text]
         text = layout_ranking.bytes_text
         if self.step is not None and not self.fits(self.step):
             sharing = self.step.sharing_devices
@@ -169,6 +173,7 @@ def plan(
         step,
         problem,
         "" if steps else warm_start_sources.problem(tree.run.warm_start),
+        _metric_problem(parts),
         tuple(sorted(others, key=lambda s: (not _fits(s, parts.device), s.seconds))),
         rejected,
         left_out,
@@ -182,6 +187,14 @@ def plan(
         stored_speeds.condition() if parts.device.name == THIS_MACHINE else Condition(),
         forward_flops(parts.task, parts.batch),
     )
+
+
+def _metric_problem(parts: StepParts) -> str:
+    try:
+        early_stopping_of(parts.tree)
+        return metric_names.problem(parts.tree, parts.task, parts.batch)
+    except ValueError as error:
+        return str(error)
 
 
 def _fits(step: StepPlan, device: DeviceType) -> bool:

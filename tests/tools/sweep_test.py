@@ -105,9 +105,9 @@ def test_another_sweep_in_the_folder_is_refused(
     fake.trained = []
     assert run(tmp_path, "--steps=3") == ExitCode.WRONG_USAGE
     assert "has another sweep (--steps was null)" in capsys.readouterr().err
-    # A grid uses the metric for its comparison only, so a wrong one can be corrected.
-    assert run(tmp_path, "--metric=dev/los") == ExitCode.WRONG_USAGE
-    assert "no run has the curve dev/los; the runs have: dev/loss" in capsys.readouterr().err
+    # A grid uses the metric for its comparison only, so another one can be given.
+    assert run(tmp_path, "--metric=dev/perplexity") == ExitCode.WRONG_USAGE
+    assert "no run has the curve dev/perplexity; the runs have: dev/loss" in capsys.readouterr().err
     assert run(tmp_path, "--metric=dev/loss") == ExitCode.OK
     assert fake.trained == []
 
@@ -127,6 +127,8 @@ def test_another_sweep_in_the_folder_is_refused(
         (["more"], "'more' is not a flag"),
         (["--metric=valid/loss"], "--metric=valid/loss: expected evaluation/metric, as in dev/l"),
         (["--metric=loss"], "the evaluations are dev, and train"),
+        (["--metric=dev/nope"], "--metric=dev/nope: an evaluation of dev reports bits_per_byte, l"),
+        (["--metric=dev/perplexty", "--search=random", "--trials=2"], "mean perplexity?"),
         (["--logdir=gs://bucket/sweep"], "requires a folder on a local file system"),
     ],
 )
@@ -138,6 +140,23 @@ def test_mistakes_are_found_before_the_first_trial(
     assert run(tmp_path / "sweep", *flags) == ExitCode.WRONG_USAGE
     assert expected in capsys.readouterr().err
     assert fake.trained == [] and not (tmp_path / "sweep").exists()
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--metric=dev/bits_per_byte"],
+        ["--metric=dev/eval_seconds"],
+        ["--metric=train/nope"],  # what training logs depends on its settings
+        ["--metric=dev/nope", "--set=eval_inputs.dev.changes={'source.files': 'a.txt'}"],
+    ],
+)
+def test_metrics_that_evaluations_may_report_are_accepted_before_the_first_trial(
+    flags: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = FakeTrainer(monkeypatch)
+    run(tmp_path, *flags)
+    assert fake.trained == NAMES
 
 
 def test_values_that_fit_each_other_only_are_accepted(

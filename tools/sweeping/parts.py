@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from tekso.tools.sweeping.space import Varied
 
 _MOST_COMBINATIONS = 64
-
+_MOST_TREES = 8
 
 Check = Callable[[Any], object]
 """Raises an error if a part of an experiment rejects its Params."""
@@ -50,6 +50,35 @@ def rejection(
             return ""
         first = first or reason
     return first
+
+
+def unreported(trees: Iterable[Any], evaluation: str, metric: str) -> str:
+    """Returns what evaluations report if a metric is not among it for any of the Params, or "".
+
+    It is unknown, and "" is returned, if only the data determines the sizes of the task, or if the
+    evaluation changes the batches of training.
+
+    Args:
+      trees: the Params of trials; of many, some are tried.
+      evaluation: name of the evaluation input.
+      metric: name of the metric, without the evaluation.
+    """
+    from tekso.framework.run import inspection, metric_names
+
+    why = ""
+    for tree in itertools.islice(trees, _MOST_TREES):
+        try:
+            task = inspection.task_of(tree)
+            if metric_names.is_declared(task, metric):
+                return ""
+            if not metric_names.is_like_training(tree, evaluation):
+                return ""
+            why = metric_names.unreported(task, metric, inspection.batch_of(tree))
+        except Exception:  # the trial itself will say what is wrong
+            return ""
+        if not why:
+            return ""
+    return why
 
 
 def _reason(tree: Any, checks: Sequence[Check]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -103,6 +104,29 @@ def test_a_new_run_needs_the_checkpoints_of_its_warm_start(tmp_path: Path) -> No
     assert problem.startswith("run.warm_start.teacher.checkpoint is 'none': there is no checkpoint")
     save(tmp_path / "checkpoints" / "step_000000012", STATE)  # a resumed run reads its own
     assert planned(tmp_path, found, logdir=str(tmp_path)).problems == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (
+            {"metric": "nope", "goal": "max"},
+            r"'nope', but an evaluation of eval_inputs.dev reports ",
+        ),
+        ({"metric": "perplexty", "goal": "min"}, r"; did you mean perplexity\?"),
+        ({"metric": "nope"}, "does not declare whether larger or smaller values are better"),
+        ({"metric": "loss"}, ""),
+        ({"metric": "bits_per_byte"}, ""),
+    ],
+)
+def test_the_metric_of_early_stopping_is_checked(
+    settings: dict[str, str], said: str, tmp_path: Path
+) -> None:
+    paths = {f"run.early_stopping.{name}": value for name, value in settings.items()}
+    plan = planned(tmp_path, tree(**{"run.early_stopping.patience": 2, **paths}))
+    assert bool(plan.problems) == bool(said)
+    assert all("run.early_stopping.metric" in problem for problem in plan.problems)
+    assert re.search(said, "".join(plan.problems))
 
 
 def test_the_checkpoints_of_a_resumed_run_are_on_the_disk_already(
