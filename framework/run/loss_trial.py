@@ -13,6 +13,7 @@ import tensorflow as tf
 from tekso.framework import loops, task_results
 from tekso.framework.collected import Pairs
 from tekso.framework.context import Mode, StepContext
+from tekso.framework.execution.workarounds.call_counts import counted_alone
 from tekso.framework.run.repeated_softmax import RepeatedSoftmax
 from tekso.framework.task import LossSums, Task
 
@@ -114,7 +115,7 @@ class Trial:
     def __init__(self, task: Task, weights: Mapping[str, tf.Tensor]) -> None:
         self.task, self._weights = task, weights
         self.softmax = RepeatedSoftmax()
-        self._traced = tf.function(self._run, autograph=False)
+        self._traced: dict[Any, Any] = {}  # {mode, sizes and how: its tf.function}
         self._has_long_loops = False
         self._watched = set[Any]()  # kinds of batches that were computed op by op
 
@@ -159,8 +160,18 @@ class Trial:
             self._watched.add(kind)
             with self.softmax.watching():
                 return self._run(*arguments, mode=mode, by=by)
-        found: _Tensors = self._traced(*arguments, mode=mode, by=by)
+        traced = self._traced_for((mode, by, *((n, a.shape) for n, a in sorted(batch.items()))))
+        found: _Tensors = traced(*arguments, mode=mode, by=by)
         return found
+
+    def _traced_for(self, kind: tuple[Any, ...]) -> Any:
+        """Returns the function for a kind of call. A single one would be retraced for each kind.
+
+        TensorFlow warns of that, although every kind is traced only once.
+        """
+        if kind not in self._traced:
+            self._traced[kind] = counted_alone(tf.function(self._run, autograph=False))
+        return self._traced[kind]
 
     @property
     def tolerance(self) -> float:

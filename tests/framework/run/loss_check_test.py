@@ -494,6 +494,21 @@ def test_a_long_loop_is_computed_once_and_then_traced_once(way: str, iterations:
     assert task.iterations == iterations  # a trace is one, a computation 2 or 100
 
 
+def test_traces_for_batches_of_other_sizes_are_no_retracing_that_tensorflow_warns_of(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    warned: list[str] = []
+    monkeypatch.setattr(tf.get_logger(), "warning", lambda text, *_: warned.append(text))
+    task = Squares.Params(way="long loop").instantiate()
+    trial = Trial(task, flatten(task.init(seed=1)))
+    batch = Points.Params(batch_size=9).instantiate().batch(0)
+    for size in range(1, 10):
+        some = {name: array[:size] for name, array in batch.items()}
+        assert trial.sums(some) == trial.sums(some)
+    assert task.iterations == 100 + 9  # once op by op, and a trace for each size
+    assert warned == []
+
+
 def test_a_task_that_takes_only_whole_batches_is_reported() -> None:
     (message,) = check("fixed")
     assert "Squares could not be checked on a few examples" in message
