@@ -1,0 +1,150 @@
+"""Counts the operations of a forward pass by layer: of each op, the layer whose method creates it.
+
+    encoder.fprop(theta, …)  ─►  ops in the name scope "layer_3/"  ─►  "model/encoder"
+
+Every method of a layer that takes theta is observed, not only `fprop`. Ops within loops and
+functions belong to the layer that creates them there, else to the one that creates the loop.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from tekso.framework import task_results
+from tekso.framework.context import StepContext
+from tekso.framework.costs import graph_work, op_kinds
+from tekso.framework.foreign_variables import refused
+from tekso.framework.layer import Layer
+from tekso.framework.signature import Signature, num_examples
+from tekso.framework.task import Task
+from tekso.framework.theta import SEPARATOR
+
+LOSS = "loss"
+"""The part of ops that no layer creates: those of the task itself."""
+
+_SCOPE = "of_layer_"
+_OWNER = re.compile(rf"{_SCOPE}(\d+)/")
+_MOST_OF_A_LIST = 8
+"""Layers of a list that are parts of their own if a model has nothing else."""
+
+
+def layer_flops(task: Task, batch: Signature) -> dict[str, float]:
+    """Returns {path of a layer: floating-point operations of its own ops in a forward pass}.
+
+    The paths are in the order in which the layers compute. The loss is traced, not computed.
+
+    Args:
+      task: the task.
+      batch: signature of the batch.
+    """
+    layers = [layer for layer in task.walk() if layer is not task]
+    with tf.Graph().as_default() as graph, _observed(layers), refused(task):
+        theta = task.theta(
+            {
+                path: tf.raw_ops.Placeholder(dtype=spec.dtype, shape=spec.shape)
+                for path, spec in task.specs().items()
+            }
+        )
+        arrays = {
+            name: tf.raw_ops.Placeholder(dtype=dtype, shape=shape)
+            for name, (shape, dtype) in batch.items()
+        }
+        ctx = StepContext(mode="train", num_examples=num_examples(batch))
+        task_results.loss(task, theta, arrays, ctx)
+    paths = [layer.path for layer in layers]
+    found = _count(graph, None)
+    own = {paths[number]: flops for number, flops in found.items() if number is not None}
+    return {**own, LOSS: found[None]}
+
+
+def by_part(flops: Mapping[str, float]) -> dict[str, float]:
+    """Returns {part: floating-point operations}: the first layers below what all have in common.
+
+    The layers of a list are one part, such as "4 × model/blocks".
+
+    Args:
+      flops: as of `layer_flops`.
+    """
+    own = {path: value for path, value in flops.items() if path != LOSS}
+    depth = _common_depth([p.split(SEPARATOR) for p in own if not _is_above(p, own)])
+    parts: dict[str, float] = {}
+    numbers: dict[str, set[str]] = {}
+    for path, value in own.items():
+        names = path.split(SEPARATOR)
+        name, number = SEPARATOR.join(names[: depth + 1]), names[depth + 1 : depth + 2]
+        parts[name] = parts.get(name, 0.0) + value
+        if number and number[0].isdecimal():
+            numbers.setdefault(name, set()).add(number[0])
+    counts = {name: len(numbers.get(name, ())) for name in parts}
+    found = {f"{n} × {name}" if (n := counts[name]) > 1 else name: parts[name] for name in parts}
+    return {**found, LOSS: flops[LOSS]} if LOSS in flops else found
+
+
+def _common_depth(paths: list[list[str]]) -> int:
+    """Returns how many names all paths begin with; not those of a list of many layers."""
+    depth = 0
+    while all(len(path) > depth + 1 for path in paths):
+        below = {path[depth + 1] for path in paths}
+        is_long_list = len(below) > _MOST_OF_A_LIST and all(name.isdecimal() for name in below)
+        if len({path[depth] for path in paths}) > 1 or is_long_list:
+            break
+        depth += 1
+    return depth if paths else 0
+
+
+def _is_above(path: str, others: Mapping[str, float]) -> bool:
+    return any(other.startswith(f"{path}{SEPARATOR}") for other in others)
+
+
+@contextlib.contextmanager
+def _observed(layers: list[Layer]) -> Iterator[None]:
+    """Creates the ops of each layer in a name scope of its own in the block."""
+    replaced: list[tuple[Layer, str]] = []
+    try:
+        for number, layer in enumerate(layers):
+            for name in _computing(type(layer)):
+                method = getattr(layer, name)
+                layer.__dict__[name] = functools.partial(_scoped, f"{_SCOPE}{number}/", method)
+                replaced.append((layer, name))
+        yield
+    finally:
+        for layer, name in replaced:
+            del layer.__dict__[name]
+
+
+def _computing(kind: type[Layer]) -> list[str]:
+    """Returns the names of the public methods of a class that compute with theta."""
+    found = inspect.getmembers(kind, inspect.isfunction)
+    return [
+        name
+        for name, method in found
+        if not name.startswith("_") and [*inspect.signature(method).parameters][1:2] == ["theta"]
+    ]
+
+
+def _scoped(scope: str, method: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    with tf.name_scope(scope):  # ends with "/": not below the scope of the caller
+        return method(*args, **options)
+
+
+def _count(graph: Any, owner: int | None) -> dict[int | None, float]:
+    """Returns {number of a layer: operations} of a graph; `owner` is that of unscoped ops."""
+    found: dict[int | None, float] = {owner: 0.0}
+    for op in graph.get_operations():
+        scopes = _OWNER.findall(op.name)
+        own = int(scopes[-1]) if scopes else owner
+        times, inner = graph_work.inside(graph, op)
+        if inner:
+            most = max((_count(one, own) for one in inner), key=lambda one: sum(one.values()))
+            for number, flops in most.items():
+                found[number] = found.get(number, 0.0) + times * flops
+        elif op.type not in op_kinds.FREE and any(t.dtype.is_floating for t in op.outputs):
+            found[own] = found.get(own, 0.0) + graph_work.op_flops(op)
+    return found
