@@ -90,13 +90,13 @@ def by_part(flops: Mapping[str, float]) -> dict[str, float]:
 def _common_depth(paths: list[list[str]]) -> int:
     """Returns how many names all paths begin with; not those of a list of many layers."""
     depth = 0
-    while all(len(path) > depth + 1 for path in paths):
+    while paths and all(len(path) > depth + 1 for path in paths):
         below = {path[depth + 1] for path in paths}
         is_long_list = len(below) > _MOST_OF_A_LIST and all(name.isdecimal() for name in below)
         if len({path[depth] for path in paths}) > 1 or is_long_list:
             break
         depth += 1
-    return depth if paths else 0
+    return depth
 
 
 def _is_above(path: str, others: Mapping[str, float]) -> bool:
