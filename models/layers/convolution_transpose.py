@@ -71,17 +71,43 @@ class ConvTransposeBase(Layer):
     def _convolved(
         self, ctx: StepContext, x: tf.Tensor, w: tf.Tensor, b: tf.Tensor | None = None
     ) -> tf.Tensor:
-        strides, size, ones = self.params.strides, w.shape[-1], (1,) * len(self.params.strides)
-        w = block_kernel(w, strides)
-        shape = tuple(w.shape[:-2])
-        window = Window(shape, ones, ones, "VALID" if shape == ones else "SAME")
-        y = window_ops.convolution(ctx, x, w, window=window)
-        count, sizes = len(strides), x.shape[1:-1]
+        p = self.params
+        if p.kernel_shape == p.strides:
+            y = self._blocks(x, w, ctx)
+            return y if b is None else y + b
+        x = window_ops.constrain_image(ctx, self._stretched(x))
+        w, ones = reversed_kernel(w, p.strides), (1,) * len(p.strides)
+        window = Window(tuple(w.shape[:-2]), ones, ones, "SAME")
+        return window_ops.convolution(ctx, x, w, b, window=window)
+
+    def _blocks(self, x: tf.Tensor, w: tf.Tensor, ctx: StepContext) -> tf.Tensor:
+        """Returns the outputs if every input makes a block of its own."""
+        strides, size = self.params.strides, w.shape[-1]
+        count, ones = len(strides), (1,) * len(strides)
+        # The channels first, so that they may be sharded.
+        w = tf.transpose(w, [count, count + 1, *range(count)])
+        w = tf.reshape(w, [*ones, w.shape[0], size * math.prod(strides)])
+        y = window_ops.convolution(ctx, x, w, window=Window(ones, ones, ones, "VALID"))
+        sizes = x.shape[1:-1]
         y = tf.reshape(y, [-1, *sizes, size, *strides])
         pairs = [d for i in range(count) for d in (1 + i, 2 + count + i)]
         y = tf.transpose(y, [0, *pairs, 1 + count])
-        y = tf.reshape(y, [-1, *self._enlarged(sizes), size])
-        return y if b is None else y + b
+        return tf.reshape(y, [-1, *self._enlarged(sizes), size])
+
+    def _stretched(self, x: tf.Tensor) -> tf.Tensor:
+        """Returns x with zeros around every element, as many as the strides require.
+
+        The offset of an element in its block is such that a convolution with padding SAME follows.
+        """
+        sizes, channels = x.shape[1:-1], x.shape[-1]
+        x = tf.reshape(x, [-1, *(n for size in sizes for n in (size, 1)), channels])
+        kernels = zip(self.params.kernel_shape, self.params.strides, strict=True)
+        for d, (kernel, stride) in enumerate(kernels):
+            offset = min(kernel // 2 - max(kernel - stride, 0) // 2, stride - 1)
+            pads = [(0, 0)] * x.shape.rank
+            pads[2 + 2 * d] = (offset, stride - 1 - offset)
+            x = tf.pad(x, pads)  # one dim at a time: TensorFlow pads at most 6 dims
+        return tf.reshape(x, [-1, *self._enlarged(sizes), channels])
 
     def _enlarged(self, sizes: Sequence[int]) -> list[int]:
         return [size * n for size, n in zip(sizes, self.params.strides, strict=True)]
@@ -91,8 +117,8 @@ class ConvTranspose2D(ConvTransposeBase, AdaptedKernel):
     """The transpose of a convolution with padding SAME: height and width grow by the strides.
 
     y[i * stride + k - before] += x[i] w[k], where `before` is the padding of the convolution. It is
-    computed as a convolution that returns a block of outputs for each input (see `block_kernel`).
-    (PyTorch's ConvTranspose2d(2, stride=2) and (4, stride=2, padding=1) are equal.)
+    computed as a convolution of x with zeros between its elements; if the kernel is the stride, as
+    one product. (PyTorch's ConvTranspose2d(2, stride=2) and (4, stride=2, padding=1) are equal.)
 
     Shapes:
       x: [batch, height, width, input_dim]
@@ -127,32 +153,19 @@ class ConvTranspose2D(ConvTransposeBase, AdaptedKernel):
         return self.updated(theta, x, y, ctx, functools.partial(self._convolved, ctx))
 
 
-def block_kernel(w: tf.Tensor, strides: Sequence[int]) -> tf.Tensor:
-    """Returns the kernel that computes the block of outputs at every input.
+def reversed_kernel(w: tf.Tensor, strides: Sequence[int]) -> tf.Tensor:
+    """Returns a kernel with its spatial dims in reverse order, without ops unknown to DTensor.
 
-    Along a dim, y[i * stride + r] is the sum of x[i - j] w[j * stride + r + before] over all j for
-    which w has this element; so a convolution has the outputs of every r. The kernel is as large to
-    both sides, for padding SAME. It uses only ops that DTensor knows.
+    An even size without a stride gets an element 0 at the end, because SAME would pad one element
+    too few before the image. (`workarounds.reverse` is for tensors with a batch dim.)
 
     Shapes:
       w: [*kernel, inputs, outputs]; kernel has as many dims as there are strides
-      returns: [*sizes, inputs, outputs * (product of strides)], sizes odd; all strides of an output
-        are neighbours, so that the outputs may be sharded
+      returns: as w, except for the elements 0
     """
-    count, shape = len(strides), w.shape.as_list()
-    sizes = []
     for axis, stride in enumerate(strides):
-        before = max(shape[axis] - stride, 0) // 2
-        most = max((shape[axis] - 1 - before) // stride, -(-before // stride))
-        pads = [(0, 0)] * w.shape.rank
-        start = most * stride - before
-        pads[axis] = (start, (2 * most + 1) * stride - start - shape[axis])
-        w = tf.pad(w, pads) if any(pads[axis]) else w
-        blocks = tf.split(w, 2 * most + 1, axis)  # one for every j, from -most to most
-        w = tf.concat(blocks[::-1], axis) if most else w
-        sizes.append(2 * most + 1)
-    pairs = [n for pair in zip(sizes, strides, strict=True) for n in pair]
-    w = tf.reshape(w, [*pairs, *shape[count:]])
-    order = [2 * i for i in range(count)] + [2 * count, 2 * count + 1]
-    w = tf.transpose(w, order + [2 * i + 1 for i in range(count)])
-    return tf.reshape(w, [*sizes, shape[count], shape[count + 1] * math.prod(strides)])
+        size = w.shape[axis]
+        w = tf.concat(tf.split(w, size, axis)[::-1], axis)
+        if stride == 1 and size % 2 == 0:
+            w = tf.pad(w, [(0, 1 if i == axis else 0) for i in range(w.shape.rank)])
+    return w
