@@ -1,13 +1,11 @@
-"""Tries `Task.decode` and `Task.score` before the first step, although a run calls them later.
+"""Tries `Task.decode` before the first step, although a run calls it only after the last one.
 
     decode(program, input)      the task's own code runs, with the training input
       program.call(function)    traced with the shapes of the weights, not computed; returns zeros
       Decoded(text, records)    its type is checked, its values are not used
 
-`score` is tried in the same way with each evaluation input, as in an evaluation before the last.
-
-An error before the first result, in a traced function, or of the type that is returned ends the
-run. Later code may fail only for zeros, so its errors are warnings. The program keeps the
+An error before the first result, in a traced function, or of the type that `decode` returns ends
+the run. Later code may fail only for zeros, so its errors are warnings. The program keeps the
 traces, so that decoding at the end does not trace these functions again.
 """
 
@@ -15,7 +13,7 @@ from __future__ import annotations
 
 import math
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -29,7 +27,7 @@ _MOST_CALLS = 20  # of `program.call`; without real results, a loop might not en
 
 
 class DecodingError(ValueError):
-    """`decode` or `score` of a task fails."""
+    """`decode` of a task fails."""
 
 
 def check(task: Task, program: ExecutionProgram, input: Input, *, setting: str) -> list[str]:
@@ -47,65 +45,9 @@ def check(task: Task, program: ExecutionProgram, input: Input, *, setting: str) 
     """
     if type(task).decode is Task.decode:
         return []
-    origin = f"run.decode_at_end=False ({setting}) trains without it"
-    return _tried(
-        task,
-        "decode",
-        program,
-        lambda trial: task_results.decode(task, trial, input),
-        when="after its last step",
-        hint=origin,
-    )
-
-
-def check_scores(
-    task: Task, program: ExecutionProgram, eval_inputs: Mapping[str, Input]
-) -> list[str]:
-    """Tries `score` of a task with every evaluation input; returns warnings.
-
-    Args:
-      task: the task.
-      program: traces the functions that `score` calls.
-      eval_inputs: {name: evaluation input}.
-
-    Raises:
-      DecodingError: `score` fails.
-      TaskError: it returns neither `Scored` nor None.
-    """
-    found: list[str] = []
-    for name, input in eval_inputs.items() if type(task).score is not Task.score else ():
-
-        def score(trial: Any, input: Input = input) -> object:
-            return task_results.score(task, trial, input, is_last=False, stopped=lambda: False)
-
-        when = f"after the evaluation of eval_inputs.{name}"
-        hint = "A run without eval_inputs does not call it"
-        found += _tried(task, "score", program, score, when=when, hint=hint)
-    return found
-
-
-def _tried(
-    task: Task,
-    name: str,
-    program: ExecutionProgram,
-    call: Callable[[Any], object],
-    *,
-    when: str,
-    hint: str,
-) -> list[str]:
-    """Calls a method with a trial of the program; returns warnings.
-
-    Args:
-      task: the task.
-      name: name of the method.
-      program: the program.
-      call: calls the method with a program.
-      when: when the run calls it.
-      hint: how to train without it.
-    """
     trial = _Trial(program)
     try:
-        call(trial)
+        task_results.decode(task, trial, input)
     except _EndOfTrial:
         return []
     except TaskError:
@@ -113,16 +55,17 @@ def _tried(
     except Exception as error:  # in the code of the task
         if not trial.has_results and out_of_memory.shortage_of(error) is not None:
             raise  # the run says what to do
-        method = task_results.method_of(task, name)
+        method = task_results.method_of(task, "decode")
         what = f"{type(error).__name__}: {error_advice.text_of(error)}"
         if trial.has_results:
             return [
                 f"{method} fails if all results of program.call are zeros: {what}{_place(error)}. "
-                f"The run calls it {when}; unless only zeros are a problem, it fails then, too"
+                "The run calls it after its last step; unless only zeros are a problem, it fails "
+                "then, too"
             ]
         text = (
-            f"{method} fails with {what}. The run calls it {when}, and tries it before its first "
-            f"step. {hint}"
+            f"{method} fails with {what}. The run calls it after its last step, and tries it "
+            f"before the first one. run.decode_at_end=False ({setting}) trains without it"
         )
         # With the traceback of the error, so that the line and the layer are reported.
         raise DecodingError(text).with_traceback(error.__traceback__) from error

@@ -132,7 +132,7 @@ def _run(
         if checkpoint is None and job.tree.run.warm_start:
             _warm_start(job, parts)
         unchecked += job.try_task(parts, is_new=checkpoint is None)
-        if step < run.steps:
+        if run.decode_at_end and step < run.steps:
             _try_decoding(job, parts)
         if group.is_first:  # only now it is certain that the experiment fits the logdir
             job.logdir.write_params(job.model, job.tree, job.registered)
@@ -223,12 +223,10 @@ def _warm_start(job: Job, parts: Assembly) -> None:
 
 
 def _try_decoding(job: Job, parts: Assembly) -> None:
-    """Tries what the run will decode before its first step; prints warnings."""
-    task, program = parts.task, parts.program
-    if parts.run.params.decode_at_end:
-        setting = job.tree.origin("run.decode_at_end")
-        job.warn(decoding_trial.check(task, program, parts.input, setting=setting))
-    job.warn(decoding_trial.check_scores(task, program, parts.eval_inputs))
+    """Tries decoding before the first step; prints warnings."""
+    setting = job.tree.origin("run.decode_at_end")
+    found = decoding_trial.check(parts.task, parts.program, parts.input, setting=setting)
+    job.warn(found)
 
 
 def _show_bits(job: Job, parts: Assembly, restored: Description) -> None:

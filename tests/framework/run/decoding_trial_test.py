@@ -13,7 +13,6 @@ from small_tasks import Flowers
 
 from tekso.framework.execution import DataParallel
 from tekso.framework.experiment import Run, Tree
-from tekso.framework.input.held_out import HeldOut
 from tekso.framework.learner import Learner
 from tekso.framework.optimizers.sgd import SGD
 from tekso.framework.out_of_memory import OutOfMemoryError
@@ -24,7 +23,7 @@ from tekso.framework.run.job import Job
 from tekso.framework.run.logdir import Logdir
 from tekso.framework.run.report.console import PlainConsole
 from tekso.framework.schedules import Constant
-from tekso.framework.task import Decoded, Scored, TaskError
+from tekso.framework.task import Decoded, TaskError
 from tekso.models.mlp import Mlp
 from tekso.tasks.classification.task import Classification
 
@@ -156,56 +155,7 @@ def test_a_resumed_run_tries_it_too_unless_it_has_no_step_left(tmp_path: Path) -
     assert modes.train(job_of("", tmp_path, io.StringIO())) == 0
     longer = job_of("before", tmp_path, io.StringIO())
     longer.tree.run.steps = 3
-    with pytest.raises(DecodingError, match="tries it before its first step"):
+    with pytest.raises(DecodingError, match="tries it before the first one"):
         modes.train(longer)
     with pytest.raises(KeyError):
         modes.train(job_of("before", tmp_path, io.StringIO()))
-
-
-class Scoring(Decoding):
-    """Scores the classes of the first batch, with the mistakes of `Decoding`."""
-
-    class Params(Decoding.Params):
-        """Params of Scoring."""
-
-    def decode(self, program: Any, input: Any) -> Any:
-        """See Task."""
-        return None
-
-    def score(self, program: Any, input: Any, *, is_last: bool, stopped: Any = None) -> Any:
-        """See Task."""
-        found = super().decode(program, input)
-        return Scored({"ones": 1.0}) if isinstance(found, Decoded) else found
-
-
-def scoring_job(mistake: str, folder: Path, output: io.StringIO, **run: Any) -> Job:
-    job = job_of(mistake, folder, output, **run)
-    for tree in (job.tree, job.registered):
-        tree.task = Scoring.Params(model=tree.task.model, num_classes=3, mistake=mistake)
-        tree.eval_inputs = {"dev": HeldOut.Params()}
-    return job
-
-
-@pytest.mark.parametrize("mistake", ["before", "traced"])
-def test_an_error_of_score_ends_the_run_before_the_first_step(mistake: str, tmp_path: Path) -> None:
-    output = io.StringIO()
-    said = r"Scoring.score \(.*\) fails with .*calls it after the evaluation of eval_inputs.dev"
-    with pytest.raises(DecodingError, match=said):
-        modes.train(scoring_job(mistake, tmp_path, output))
-    assert "step 1" not in output.getvalue()
-
-
-def test_another_type_than_scored_ends_the_run_before_the_first_step(tmp_path: Path) -> None:
-    with pytest.raises(TaskError, match=r"Scoring.score \(.*must return Scored"):
-        modes.train(scoring_job("type", tmp_path, io.StringIO()))
-
-
-@pytest.mark.parametrize("mistake", ["", "zeros", "endless"])
-def test_tasks_that_score_are_traced_once_with_zeros_as_results(
-    mistake: str, tmp_path: Path
-) -> None:
-    output = io.StringIO()
-    assert modes.train(scoring_job(mistake, tmp_path, output, decode_at_end=False)) == 0
-    assert ("are zeros: ZeroDivisionError" in output.getvalue()) == (mistake == "zeros")
-    assert len(TRACES) == 1
-    assert [bool(one.any()) for one in VALUES] == [False, True]
