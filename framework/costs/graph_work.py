@@ -142,7 +142,7 @@ def _filter_size(op: Any) -> int:
 
 def filter_sizes(op: Any) -> list[int]:
     """Returns the shape of the filter of a convolution or a gradient of one; []: unknown."""
-    # The sizes that a gradient reads may be those of a ShapeN, whose value TensorFlow does not tell.
+    # A gradient may read the sizes from a ShapeN, whose value TensorFlow does not tell.
     of_filter = op.outputs[0] if op.type in op_kinds.FILTER_GRADIENTS else op.inputs[1]
     shape = of_filter.shape
     return shape.as_list() if shape.is_fully_defined() else []
