@@ -9,6 +9,7 @@ It compares the sums of a few examples with those of two parts of them:
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -103,7 +104,7 @@ def _check_losses(trial: Trial, division: _Division) -> None:
         _check_repeats(
             trial,
             method,
-            lambda sums, method=method: sums.loss if method == "loss" else sums.weight,
+            functools.partial(_sum_of, method),
             together,
             sum(apart),
             division,
@@ -128,7 +129,7 @@ def _check_auxiliary_losses(trial: Trial, division: _Division) -> None:
             _check_repeats(
                 trial,
                 f"auxiliary loss {name!r}",
-                lambda sums, name=name: sums.auxiliary.get(name, np.nan),
+                functools.partial(_auxiliary_of, name),
                 together,
                 sum(apart),
                 division,
@@ -152,7 +153,7 @@ def _check_metrics(trial: Trial, division: _Division) -> list[str]:
             _check_repeats(
                 trial,
                 f"metric {metric!r}",
-                lambda sums, metric=metric: _ratio(*sums.metrics.get(metric, (np.nan, np.nan))),
+                functools.partial(_metric_of, metric),
                 together,
                 added,
                 division,
@@ -205,6 +206,18 @@ def _check_repeats(
             "a call. Checkpoints would not reproduce its figures. Take random numbers from "
             f"{RANDOM_NUMBERS}"
         )
+
+
+def _sum_of(method: str, sums: TrialSums) -> float:
+    return sums.loss if method == "loss" else sums.weight
+
+
+def _auxiliary_of(name: str, sums: TrialSums) -> float:
+    return sums.auxiliary.get(name, np.nan)
+
+
+def _metric_of(metric: str, sums: TrialSums) -> float:
+    return _ratio(*sums.metrics.get(metric, (np.nan, np.nan)))
 
 
 def _ratio(one: float, weight: float) -> float:
