@@ -3,7 +3,9 @@
 The speeds are those of one core, or of all cores if one op at a time uses them.
 
     product                 operations / rate at its operations per byte, plus its tensors
-    convolution             operations / rate at its operations per byte
+    convolution             operations / rate at its operations per byte, or its tensors, whichever
+                            is longer; the operations are those for whole vectors of channels
+    depthwise convolution   operations / rate at its operations per byte
     copy                    bytes read and written / bandwidth
     exponential, …          elements / rate, or its tensors, whichever is longer
     op that repeats an      elements / rate, or its tensors, whichever is longer
@@ -16,8 +18,14 @@ The speeds are those of one core, or of all cores if one op at a time uses them.
     a cluster               that every iteration reads, whichever is longer
     every op                plus the time of an op that does nothing
 
-A product of fewer operations per byte than were measured is limited by its bytes: its rate falls
-with them.
+A product or depthwise convolution of fewer operations per byte than were measured is limited by its
+bytes: its rate falls with them. Other convolutions compute at the rate of the fewest that were
+measured, unless their tensors take longer: a filter of one pixel is multiplied as fast as others.
+
+The kernel of a convolution keeps a vector of channels in a register. If there are fewer channels
+than it has numbers, or the last vector is not full, the rest of it is computed for nothing: an
+image of 3 channels takes as long as one of 16 with AVX-512. The channels are those of the result in
+one group, and of a filter's gradient the last ones of the filter.
 
 TensorFlow hands an op to another thread only if it takes more than some microseconds. So of graphs
 that run side by side, long ops run at the same time, and short ones one after the other.
@@ -36,7 +44,7 @@ from typing import Any, NamedTuple
 from tekso.framework.costs import graph_walks, graph_work, op_kinds
 from tekso.framework.costs.graph_clusters import ClusterLoop, CompiledCluster
 from tekso.framework.costs.tensor_reuse import Move, distances
-from tekso.framework.costs.this_machine import MachineSpeed, rate
+from tekso.framework.costs.this_machine import MachineSpeed, filled, rate
 
 _WITH_RATES = op_kinds.MATRIX_PRODUCTS | op_kinds.CONVOLUTIONS | op_kinds.FILTER_GRADIENTS
 Uses = Sequence[tuple[float, float]]
@@ -270,10 +278,8 @@ def _plain_seconds(op: Any, machine: MachineSpeed, uses: Uses) -> float:
             + _moving_seconds(uses, machine.streams)
             + _computing_seconds(op, points)
         )
-    if op.type in op_kinds.CONVOLUTIONS:
-        return machine.convolution_s + _computing_seconds(op, machine.convolutions)
-    if op.type in op_kinds.FILTER_GRADIENTS:
-        return machine.convolution_s + _computing_seconds(op, machine.filter_gradients)
+    if op.type in op_kinds.CONVOLUTIONS | op_kinds.FILTER_GRADIENTS:
+        return machine.convolution_s + _convolving_seconds(op, machine, uses)
     if op.type in op_kinds.COPIES:
         return math.fsum(size for size, _ in uses) / machine.moved_bytes_per_s
     found = _moving_seconds(uses, machine.streams)
@@ -284,8 +290,21 @@ def _plain_seconds(op: Any, machine: MachineSpeed, uses: Uses) -> float:
     return found
 
 
+def _convolving_seconds(op: Any, machine: MachineSpeed, uses: Uses) -> float:
+    """Returns the time of a convolution, or a gradient of one, without its start."""
+    is_of_filter = op.type in op_kinds.FILTER_GRADIENTS
+    if op.type in op_kinds.DEPTHWISE:
+        gradients = machine.depthwise_filter_gradients
+        return _computing_seconds(op, gradients if is_of_filter else machine.depthwise)
+    points = machine.filter_gradients if is_of_filter else machine.convolutions
+    flops = graph_work.op_flops(op)
+    computed = flops * filled(graph_work.summed_channels(op), machine.lanes)
+    computing = computed / rate(points, flops / max(_bytes(op.inputs) + _bytes(op.outputs), 1))
+    return max(computing, _moving_seconds(uses, machine.streams))
+
+
 def _computing_seconds(op: Any, points: Sequence[tuple[float, float]]) -> float:
-    """Returns the time of the operations of a product or a convolution.
+    """Returns the time of the operations of a product or a depthwise convolution.
 
     Args:
       op: the op.

@@ -112,9 +112,10 @@ def op_flops(op: Any) -> float:
         inner = op.inputs[0].shape[-2 if transposed else -1]
         return 2.0 * out * (inner or 1)
     if op.type in op_kinds.INPUT_GRADIENTS:  # a transposed convolution
-        return 2.0 * size(op.inputs[2]) * _product(op.inputs[1].shape[:-1])
+        added = op.inputs[1].shape[: 2 if op.type in op_kinds.DEPTHWISE else -1]
+        return 2.0 * size(op.inputs[2]) * _product(added)
     if op.type in op_kinds.FILTER_GRADIENTS:
-        return 2.0 * size(op.inputs[2]) * _product(op.inputs[0].shape[-1:]) * _window(op)
+        return 2.0 * size(op.inputs[2]) * _filter_size(op)
     if op.type in ("Conv2D", "Conv3D"):
         return 2.0 * out * _product(op.inputs[1].shape[:-1])
     if op.type == "DepthwiseConv2dNative":
@@ -130,10 +131,36 @@ def _product(shape: tf.TensorShape) -> float:
     return float(math.prod(shape.as_list()))
 
 
-def _window(op: Any) -> int:
-    """Returns the number of positions of the filter of a gradient of filters."""
-    sizes = tf.get_static_value(op.inputs[1])
-    return 1 if sizes is None else math.prod(int(n) for n in sizes[:-2])
+def _filter_size(op: Any) -> int:
+    """Returns of how many products each number of a convolution is the sum, from a gradient of it.
+
+    A filter has the channels of one group; of a depthwise convolution, a sum is of one channel.
+    """
+    sizes = filter_sizes(op)
+    return math.prod(sizes[: 2 if op.type in op_kinds.DEPTHWISE else -1]) if sizes else 1
+
+
+def filter_sizes(op: Any) -> list[int]:
+    """Returns the shape of the filter of a convolution or a gradient of one; []: unknown."""
+    # A gradient may read the sizes from a ShapeN, whose value TensorFlow does not tell.
+    of_filter = op.outputs[0] if op.type in op_kinds.FILTER_GRADIENTS else op.inputs[1]
+    shape = of_filter.shape
+    return shape.as_list() if shape.is_fully_defined() else []
+
+
+def summed_channels(op: Any) -> int:
+    """Returns the channels, of one group, of what a convolution or a gradient of one computes.
+
+    Of a filter's gradient, they are the last dim of the filter. 0: unknown.
+    """
+    sizes = filter_sizes(op)
+    if not sizes:
+        return 0
+    *_, before, after = sizes
+    if op.type in op_kinds.INPUT_GRADIENTS:
+        return before
+    groups = max(1, (op.inputs[0].shape[-1] or before) // max(1, before))
+    return after // groups
 
 
 def _einsum_flops(op: Any) -> float:

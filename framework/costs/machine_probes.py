@@ -13,6 +13,7 @@ probe_runs.py measures them.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import operator
@@ -24,7 +25,7 @@ import numpy as np
 from tekso.framework.cores import num_cores
 from tekso.framework.costs.probe_runs import TIMES, ProbeRuns, Seconds, array, chain, rest
 from tekso.framework.costs.tensor_reuse import Move, distances
-from tekso.framework.costs.this_machine import rate
+from tekso.framework.costs.this_machine import filled, rate
 
 Speeds = list[tuple[float, Seconds]]
 """[(distance or operations per byte, something per second)]."""
@@ -48,6 +49,9 @@ _CONVOLUTIONS = (
     (8, 32, 8, 16), (64, 8, 16, 16), (8, 32, 32, 32), (8, 16, 64, 64), (8, 8, 128, 256),
 )  # fmt: skip
 """[images, height and width, channels before and after]."""
+_IMAGES = (8, 32, 32, 32)  # images, height, width and channels, of other convolutions
+_DEPTHWISE = (3, 5)  # height and width of filters
+_MOST_LANES = 64
 _SAME = {"strides": [1, 1, 1, 1], "padding": "SAME"}
 _ITERATIONS = 32  # of a loop that XLA compiles
 _MATRIX = 512  # rows and columns of a matrix that stays in the cache of a core
@@ -115,7 +119,8 @@ class Probes(ProbeRuns):
             ],
             "op_s": op_s,
             "product_s": product_s,
-            **({} if self.is_alone else self._convolutions()),
+            **self._depthwise(),
+            **self._convolutions(),
         }
 
     def _elementwise_ops(self) -> dict[str, Any]:
@@ -251,10 +256,10 @@ class Probes(ProbeRuns):
         """Returns fields of `MachineSpeed`: of convolutions with their gradients."""
         import tensorflow as tf
 
-        small = array(1, 1, 4, 4)
-        convolution_s = self.of_nothing(
-            lambda x: tf.nn.conv2d(x, small, 1, "SAME"), array(1, 4, 4, 4)
-        )
+        convolution_s = self._convolution_s()
+        lanes = self._lanes(convolution_s)
+        if self.is_alone:  # the others are measured in steps
+            return {"lanes": lanes}
         forward: Speeds = []
         backward: Speeds = []
         for images, size, before, after in _CONVOLUTIONS:
@@ -275,15 +280,80 @@ class Probes(ProbeRuns):
 
             flops = 2.0 * images * size * size * 9 * before * after
             moved = 4.0 * sum(t.shape.num_elements() for t in (x, w, y))
+            of_after, of_before = (
+                np.array([filled(channels, one) for one in lanes]) for channels in (after, before)
+            )
             times = [self.of_each(both, x, w) / 2, self.of_each(filters, x, y)]
-            for points, whole in zip((forward, backward), times, strict=True):
-                speed = flops / rest(whole, convolution_s, least=0.5)
-                points.append((flops / moved, speed))
+            computed = [flops * (of_after + of_before) / 2, flops * of_after]
+            for points, whole, each in zip((forward, backward), times, computed, strict=True):
+                points.append((flops / moved, each / rest(whole, convolution_s, least=0.5)))
         return {
+            "lanes": lanes,
             "convolution_s": convolution_s,
             "convolutions": sorted(forward, key=operator.itemgetter(0)),
             "filter_gradients": sorted(backward, key=operator.itemgetter(0)),
         }
+
+    @functools.cache  # noqa: B019  # the process ends after the probes
+    def _convolution_s(self) -> Seconds:
+        """Returns the time of a convolution of a very small image."""
+        import tensorflow as tf
+
+        small = array(1, 1, 4, 4)
+        return self.of_nothing(lambda x: tf.nn.conv2d(x, small, 1, "SAME"), array(1, 4, 4, 4))
+
+    def _lanes(self, convolution_s: Seconds) -> Seconds:
+        """Returns the channels of a vector, a power of 2.
+
+        A convolution to a single channel takes as long as one to a vector of them.
+        """
+        import tensorflow as tf
+
+        channels = _IMAGES[-1]
+        one_s, all_s = (
+            rest(
+                self.of_each(
+                    lambda x, w: tf.nn.conv2d(x, w, 1, "SAME"),
+                    array(*_IMAGES),
+                    array(3, 3, channels, after),
+                ),
+                convolution_s,
+                least=0.5,
+            )
+            for after in (1, channels)
+        )
+        found: Seconds = np.exp2(np.round(np.log2(channels * one_s / all_s)))
+        return np.clip(found, 1.0, _MOST_LANES)
+
+    def _depthwise(self) -> dict[str, Any]:
+        """Returns fields of `MachineSpeed`: of depthwise convolutions with their gradients."""
+        import tensorflow as tf
+
+        forward: Speeds = []
+        backward: Speeds = []
+        x, y = array(*_IMAGES), array(*_IMAGES)
+        for size in _DEPTHWISE:
+            w = array(size, size, _IMAGES[-1], 1)
+
+            def both(x: Any, w: Any) -> Any:
+                """Returns the gradient of the input."""
+                y = tf.nn.depthwise_conv2d(x, w, **_SAME)
+                return tf.raw_ops.DepthwiseConv2dNativeBackpropInput(
+                    input_sizes=x.shape, filter=w, out_backprop=y, **_SAME
+                )
+
+            def filters(x: Any, y: Any, sizes: Any = w.shape) -> Any:
+                return tf.raw_ops.DepthwiseConv2dNativeBackpropFilter(
+                    input=x, filter_sizes=sizes, out_backprop=y, **_SAME
+                )
+
+            flops = 2.0 * math.prod(_IMAGES) * size**2
+            moved = 4.0 * (2 * math.prod(_IMAGES) + w.shape.num_elements())
+            times = [self.of_each(both, x, w) / 2, self.of_each(filters, x, y)]
+            for points, whole in zip((forward, backward), times, strict=True):
+                speed = flops / rest(whole, self._convolution_s(), least=0.5)
+                points.append((flops / moved, speed))
+        return {"depthwise": forward, "depthwise_filter_gradients": backward}
 
     def _of_product(self, rows: int, size: int) -> Seconds:
         """Returns the time of a product with the same matrix in every iteration of a loop."""

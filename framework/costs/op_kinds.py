@@ -15,9 +15,14 @@ MATRIX_PRODUCTS = BATCH_PRODUCTS | {"MatMul", "Einsum"}
 _FORWARD_CONVOLUTIONS = frozenset({"Conv2D", "Conv3D", "DepthwiseConv2dNative"})
 PRODUCTS = MATRIX_PRODUCTS | _FORWARD_CONVOLUTIONS
 """Ops that multiply matrices, or convolve."""
-INPUT_GRADIENTS = frozenset({"Conv2DBackpropInput", "Conv3DBackpropInputV2"})
+_DEPTHWISE_INPUT, _DEPTHWISE_FILTER = (
+    f"DepthwiseConv2dNativeBackprop{of}" for of in ("Input", "Filter")
+)
+DEPTHWISE = frozenset({"DepthwiseConv2dNative", _DEPTHWISE_INPUT, _DEPTHWISE_FILTER})
+"""Convolutions of each channel with filters of its own, and their gradients."""
+INPUT_GRADIENTS = frozenset({"Conv2DBackpropInput", "Conv3DBackpropInputV2", _DEPTHWISE_INPUT})
 """Transposed convolutions."""
-FILTER_GRADIENTS = frozenset({"Conv2DBackpropFilter", "Conv3DBackpropFilterV2"})
+FILTER_GRADIENTS = frozenset({"Conv2DBackpropFilter", "Conv3DBackpropFilterV2", _DEPTHWISE_FILTER})
 CONVOLUTIONS = _FORWARD_CONVOLUTIONS | INPUT_GRADIENTS
 
 SUMS = frozenset({"Sum", "Mean", "Max", "Min", "Prod"})

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -35,8 +36,10 @@ class MachineSpeed:
       products: [(operations per byte, operations per second)] of matrix products, ascending; the
         time in which `streams` moves their bytes is not part of it.
       batch_products: the same of products of many small matrices.
-      convolutions: the same of convolutions.
+      convolutions: the same of convolutions; operations count for whole vectors of channels.
       filter_gradients: the same of gradients of filters of convolutions.
+      depthwise: the same of depthwise convolutions, whose operations count as they are.
+      depthwise_filter_gradients: the same of gradients of their filters.
       streams: [(distance, bytes per second)] of tensors that elementwise ops read and write,
         ascending; `tensor_reuse` has the distance.
       functions_per_s: elements of exponentials and similar functions.
@@ -51,6 +54,7 @@ class MachineSpeed:
       loop_products_per_s: operations of a product in a loop that XLA compiles.
       loop_matrices: [(bytes, bytes per second)] of a matrix that every iteration of such a loop
         reads, ascending.
+      lanes: channels of a vector, which a convolution computes at the same time.
       op_s: time of an op that does nothing.
       product_s: time of a product of very small matrices.
       cluster_s: time of a cluster that does nothing and has no arguments.
@@ -64,6 +68,8 @@ class MachineSpeed:
     batch_products: Sequence[tuple[float, float]]
     convolutions: Sequence[tuple[float, float]]
     filter_gradients: Sequence[tuple[float, float]]
+    depthwise: Sequence[tuple[float, float]]
+    depthwise_filter_gradients: Sequence[tuple[float, float]]
     streams: Sequence[tuple[float, float]]
     functions_per_s: float
     broadcasts_per_s: float
@@ -75,6 +81,7 @@ class MachineSpeed:
     cluster_column_sums_per_s: float
     loop_products_per_s: float
     loop_matrices: Sequence[tuple[float, float]]
+    lanes: float
     op_s: float
     product_s: float
     cluster_s: float
@@ -84,8 +91,8 @@ class MachineSpeed:
 
 
 POINTS = (
-    "products", "batch_products", "convolutions", "filter_gradients", "streams", "cluster_streams",
-    "loop_matrices",
+    "products", "batch_products", "convolutions", "filter_gradients", "depthwise",
+    "depthwise_filter_gradients", "streams", "cluster_streams", "loop_matrices",
 )  # fmt: skip
 """Fields of `MachineSpeed` that are a speed at several points."""
 
@@ -127,6 +134,7 @@ def only(**given: Any) -> MachineSpeed:
         **{field.name: _FAST for field in dataclasses.fields(MachineSpeed)},
         **{name: [(1.0, _FAST)] for name in POINTS},
         **dict.fromkeys(STARTS, 0.0),
+        "lanes": 1.0,
     }
     return MachineSpeed(**fields | given)
 
@@ -168,6 +176,16 @@ def rate(points: Sequence[tuple[float, float]], at: float) -> float:
             return before[1] + share * (point[1] - before[1])
         before = point
     return before[1]
+
+
+def filled(channels: int, lanes: float) -> float:
+    """Returns how many times the operations of some channels whole vectors of them take.
+
+    Args:
+      channels: number of channels; 0: unknown.
+      lanes: channels of a vector.
+    """
+    return math.ceil(channels / lanes) * lanes / channels if channels else 1.0
 
 
 @functools.cache

@@ -56,7 +56,7 @@ class Probe(NamedTuple):
 
 
 SMALL = Probe()
-DEEP = Probe(ops=150)
+DEEP = Probe(ops=300)  # about 600 with their gradients: few determine the time of one badly
 ARRAYS = Probe(arrays=9)
 WIDE = Probe(weights=17)
 SUMMED = Probe(weights=17, shards=True)

@@ -58,9 +58,10 @@ class LayerStack(NamedTuple):
         return self.flops / (4.0 * (2 * images + 9 * self.channels**2))
 
 
+# No fewer channels than a vector has numbers: the rest of it would be computed for nothing.
 FEW, MANY = LayerStack(64, 8, 16, 6), LayerStack(256, 8, 16, 6)
 STACKS = (
-    LayerStack(8, 32, 8, 6),
+    LayerStack(8, 32, 16, 3),
     FEW,
     MANY,
     LayerStack(64, 8, 32, 6),

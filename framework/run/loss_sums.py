@@ -9,6 +9,8 @@ It compares the sums of a few examples with those of two parts of them:
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -49,7 +51,7 @@ def check_is_sum(trial: Trial, batch: Batch, mode: Mode) -> list[str]:
 
     Raises:
       LossError: a loss, a loss weight, an auxiliary loss or a metric is no sum, or the task
-        computes another loss each time.
+        computes another one each time.
     """
     examples = rows_of(batch, [0, 1, -1] if len(next(iter(batch.values()))) > 2 else [0, -1])
     division = _Division(
@@ -99,7 +101,14 @@ def _check_losses(trial: Trial, division: _Division) -> None:
         is_mean = equals == [False, True]
         if not is_mean and not trial.differ(together, sum(apart), scale=sum(map(abs, apart))):
             continue
-        _check_repeats(trial, method, together, sum(apart), division.examples, division.mode)
+        _check_repeats(
+            trial,
+            method,
+            functools.partial(_sum_of, method),
+            together,
+            sum(apart),
+            division,
+        )
         when = " in training" if division.mode == "train" else ""
         raise LossError(
             f"{task_results.method_of(trial.task, method)} is not a sum over the examples of a "
@@ -117,6 +126,14 @@ def _check_auxiliary_losses(trial: Trial, division: _Division) -> None:
     for name, together in division.together.auxiliary.items():
         apart = [part.auxiliary.get(name, 0.0) for part in division.parts]
         if trial.differ(together, sum(apart), scale=sum(map(abs, apart))):
+            _check_repeats(
+                trial,
+                f"auxiliary loss {name!r}",
+                functools.partial(_auxiliary_of, name),
+                together,
+                sum(apart),
+                division,
+            )
             raise LossError(
                 f"the auxiliary loss {name!r} of ctx.collect_loss is not a sum over the examples: "
                 f"for {division.size} examples together it is {together:g}, and for two parts of "
@@ -133,6 +150,14 @@ def _check_metrics(trial: Trial, division: _Division) -> list[str]:
         together = _ratio(total, weight)
         added = _ratio(*(sum(column) for column in zip(*pairs, strict=True)))
         if trial.differ(together, added, scale=abs(together)):
+            _check_repeats(
+                trial,
+                f"metric {metric!r}",
+                functools.partial(_metric_of, metric),
+                together,
+                added,
+                division,
+            )
             raise LossError(
                 f"the metric {metric!r} of {task_results.method_of(trial.task, 'loss')} depends on "
                 f"how a batch is divided: for {division.size} examples together it is "
@@ -152,31 +177,47 @@ def _check_metrics(trial: Trial, division: _Division) -> list[str]:
 
 
 def _check_repeats(
-    trial: Trial, method: str, one: float, other: float, batch: Batch, mode: Mode
+    trial: Trial,
+    what: str,
+    of: Callable[[TrialSums], float],
+    one: float,
+    other: float,
+    division: _Division,
 ) -> None:
-    """Rejects a task that computes another sum for the same examples each time.
+    """Rejects a task that computes another number for the same examples each time.
 
     Args:
       trial: computes the sums.
-      method: of the task, loss or loss_weight.
-      one: its sum for the examples.
-      other: the sum that should be the same.
-      batch: the examples.
-      mode: in which it is computed.
+      what: the number: loss, loss_weight, an auxiliary loss or a metric.
+      of: returns it from sums.
+      one: its value for the examples.
+      other: the value that should be the same.
+      division: the examples, and the mode in which it is computed.
     """
 
     def compute() -> float:
-        found = trial.sums(batch, mode=mode)
-        return found.loss if method == "loss" else found.weight
+        return of(trial.sums(division.examples, mode=division.mode))
 
     if (again := different_repetition(one, other, repeated(compute))) is not None:
         raise LossError(
-            f"{type(trial.task).__name__} computes a different {method} each time for the same "
+            f"{type(trial.task).__name__} computes a different {what} each time for the same "
             f"examples and weights ({one:g}, then {again:g}): a layer or the task uses "
             "tf.random, np.random, Python's random, the time, or an attribute that it changes in "
             "a call. Checkpoints would not reproduce its figures. Take random numbers from "
             f"{RANDOM_NUMBERS}"
         )
+
+
+def _sum_of(method: str, sums: TrialSums) -> float:
+    return sums.loss if method == "loss" else sums.weight
+
+
+def _auxiliary_of(name: str, sums: TrialSums) -> float:
+    return sums.auxiliary.get(name, np.nan)
+
+
+def _metric_of(metric: str, sums: TrialSums) -> float:
+    return _ratio(*sums.metrics.get(metric, (np.nan, np.nan)))
 
 
 def _ratio(one: float, weight: float) -> float:

@@ -19,6 +19,8 @@ SPEED = MachineSpeed(
     batch_products=POINTS,
     convolutions=POINTS,
     filter_gradients=[(1.0, 1e8)],
+    depthwise=[(1.0, 1e7)],
+    depthwise_filter_gradients=[(1.0, 1e6)],
     streams=FREE,
     functions_per_s=math.inf,
     broadcasts_per_s=math.inf,
@@ -30,6 +32,7 @@ SPEED = MachineSpeed(
     cluster_column_sums_per_s=math.inf,
     loop_products_per_s=math.inf,
     loop_matrices=FREE,
+    lanes=1.0,
     op_s=0.0,
     product_s=0.0,
     cluster_s=0.0,
@@ -74,6 +77,55 @@ def test_the_gradient_of_a_filter_has_its_own_rate() -> None:
     flops = 2 * (2 * 8 * 8 * 5) * (3 * 3 * 4)
     found = graph_time.seconds(graph(gradient, [2, 8, 8, 4], [2, 8, 8, 5]), SPEED)
     assert found == pytest.approx(flops / 1e8)
+
+
+def gradients(x: tf.Tensor, w: tf.Tensor, strides: int = 1) -> list[tf.Tensor]:
+    """Returns a convolution and its gradients."""
+    y = tf.nn.conv2d(x, w, strides, "SAME")
+    return [y, *tf.gradients(y, [x, w])]
+
+
+def test_few_operations_per_byte_slow_a_convolution_only_if_its_bytes_take_longer() -> None:
+    """A filter of one pixel has fewer operations per byte than any that is measured."""
+    fast = {"convolutions": [(1e3, 1e9)], "filter_gradients": [(1e3, 1e9)]}
+    made = graph(gradients, [2, 8, 8, 4], [1, 1, 4, 5])
+    flops, moved = 2 * (2 * 8 * 8) * 4 * 5, 4 * (2 * 8 * 8 * (4 + 5) + 4 * 5)
+    assert graph_time.seconds(made, changed(**fast)) == pytest.approx(3 * flops / 1e9, rel=1e-3)
+    slow = changed(**fast, streams=[(1.0, 1e6)])
+    assert graph_time.seconds(made, slow) >= 3 * moved / 1e6
+
+
+@pytest.mark.parametrize(
+    ("channels", "groups", "vectors"),
+    [
+        ((3, 16), 1, (16, 16, 16)),  # of the image, one vector is computed for 3 channels
+        ((16, 20), 1, (32, 16, 32)),
+        ((32, 32), 1, (32, 32, 32)),
+        ((32, 64), 8, (16 * 8, 16 * 8, 16 * 8)),  # a vector for each group
+    ],
+    ids=["few before", "part of the last", "full", "groups"],
+)
+def test_a_convolution_computes_whole_vectors_of_channels(
+    channels: tuple[int, int], groups: int, vectors: tuple[int, int, int]
+) -> None:
+    before, after = channels
+    made = graph(gradients, [2, 8, 8, before], [3, 3, before // groups, after])
+    each = 2 * (2 * 8 * 8) * 9 / 1e9
+    of_y, of_x, of_w = vectors
+    expected = each * (of_y * before + of_x * after + of_w * before) / groups
+    rates = {"filter_gradients": [(1.0, 1e9)], "lanes": 16.0}
+    found = graph_time.seconds(made, changed(**rates))
+    assert found == pytest.approx(expected, rel=1e-3)
+
+
+def test_depthwise_convolutions_and_their_gradients_have_rates_of_their_own() -> None:
+    def depthwise(x: tf.Tensor, w: tf.Tensor) -> list[tf.Tensor]:
+        y = tf.nn.depthwise_conv2d(x, w, [1] * 4, "SAME")
+        return [y, *tf.gradients(y, [x, w])]
+
+    made = graph(depthwise, [2, 8, 8, 4], [3, 3, 4, 1])
+    flops = 2 * (2 * 8 * 8 * 4) * 9
+    assert graph_time.seconds(made, SPEED) == pytest.approx(2 * flops / 1e7 + flops / 1e6, rel=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -71,6 +71,33 @@ def test_a_product_counts_two_for_each_pair_of_numbers(
     assert count(function, *shapes).flops == 2 * products
 
 
+@pytest.mark.parametrize("strides", [1, 2])
+@pytest.mark.parametrize(
+    ("filters", "groups"),
+    [((3, 2, 6, 9), 1), ((3, 2, 2, 9), 3), ((3, 2, 1, 12), 6), ((3, 2, 6, 2), "depthwise")],
+    ids=["one group", "three groups", "a group a channel", "depthwise"],
+)
+def test_gradients_of_a_convolution_are_as_many_products_as_the_convolution(
+    filters: tuple[int, ...], groups: int | str, strides: int
+) -> None:
+    """Each pair of an input and a filter's number that is multiplied is used once in each."""
+
+    def gradients(x: Any, w: Any) -> None:
+        if groups == "depthwise":
+            y = tf.nn.depthwise_conv2d(x, w, [1, strides, strides, 1], "SAME")
+        else:
+            y = tf.nn.conv2d(x, w, strides, "SAME")
+        made.extend([y.op, *(dx.op for dx in tf.gradients(y, [x, w]))])
+
+    made: list[Any] = []
+    count(gradients, (2, 8, 4, 6), filters)
+    height, width, before, after = filters
+    outputs = before * after if groups == "depthwise" else after
+    summed = height * width * (1 if groups == "depthwise" else before)
+    products = 2 * (8 // strides) * (4 // strides) * outputs * summed
+    assert [graph_work.op_flops(op) for op in made] == [2 * products] * 3
+
+
 @pytest.mark.parametrize(
     ("function", "shape", "flops"),
     [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import os
 from collections import Counter
 from pathlib import Path
@@ -16,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tensorflow.python.eager import context
 
-from tekso.framework.costs import graph_work, machine_probes, probe_runs, this_machine
+from tekso.framework.costs import graph_work, machine_probes, op_kinds, probe_runs, this_machine
 from tekso.framework.costs.machine_probes import Probes
 from tekso.framework.run import convolution_probes, step_probes
 from tekso.framework.run.convolution_probes import STACKS
@@ -281,11 +282,37 @@ def test_rates_of_products_and_convolutions_are_those_of_a_machine_with_such_rat
     monkeypatch.setattr(machine_probes, "_CONVOLUTIONS", ((2, 4, 3, 5),))
     monkeypatch.setattr(probes, "of_each", lambda one, a, b: times.pop(0))
     monkeypatch.setattr(probes, "of_nothing", lambda one, x: 1e-9 * both)
+    monkeypatch.setattr(probes, "_lanes", lambda _: both)
     found = probes._convolutions()
     ((at, forward),), ((_, backward),) = found["convolutions"], found["filter_gradients"]
     assert at == pytest.approx(flops / (4 * (2 * 4 * 4 * 3 + 2 * 4 * 4 * 5 + 3 * 3 * 3 * 5)))
     assert list(forward) == pytest.approx([1e11] * 2)
     assert list(backward) == pytest.approx([5e10] * 2)
+
+
+def test_operations_of_convolutions_count_for_whole_vectors_of_channels(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    probes = Probes(1)
+    vector, ones = 16.0, np.ones(2)
+
+    def of_each(one: Any, a: Any, b: Any) -> Any:
+        """Two vectors of channels take twice as long as one, or as a single channel."""
+        graph = tf.function(one, autograph=False).get_concrete_function(a, b).graph
+        seconds = 0.0
+        for op in graph.get_operations():
+            if op.type in op_kinds.CONVOLUTIONS | op_kinds.FILTER_GRADIENTS:
+                vectors = math.ceil(graph_work.summed_channels(op) / vector)
+                part = vectors * vector / graph_work.summed_channels(op)
+                seconds += graph_work.op_flops(op) * part / 1e11
+        return seconds * ones
+
+    monkeypatch.setattr(probes, "of_each", of_each)
+    monkeypatch.setattr(probes, "of_nothing", lambda one, x: 0.0 * ones)
+    found = probes._convolutions()
+    assert list(found["lanes"]) == [16.0, 16.0]
+    for name in ("convolutions", "filter_gradients"):
+        assert [speed[0] for _, speed in found[name]] == pytest.approx([1e11] * 5)
 
 
 @pytest.mark.slow

@@ -105,6 +105,8 @@ class Squares(Task):
             ctx.collect_loss("l2", float(x.shape[0]) * tf.nn.l2_loss(theta.w))
         if way == "metric of 16":
             return LossSums(tf.reduce_sum(batch["weights"] * squares), {"size": (0.0, 16.0)})
+        if way == "penalty of NumPy":
+            ctx.collect_loss("l2", tf.constant(np.random.default_rng().uniform(1.0, 9.0)))
         if way == "penalty":
             return LossSums(tf.reduce_sum(batch["weights"] * squares) + 0.02 * tf.norm(theta.w))
         if way == "mean":
@@ -127,6 +129,8 @@ class Squares(Task):
                 pair = (tf.reduce_sum(tf.cast(batch["x"][:, 0] > 1, tf.float32)), weight)
             elif way == "metric is no number on padding":
                 pair = (tf.reduce_sum(squares * weights / weights), weight)
+            elif way == "metric of NumPy":
+                pair = (total * np.random.default_rng().uniform(1.0, 9.0), weight)
             elif way == "metric is a mean":
                 pair = (tf.reduce_mean(squares), tf.constant(1.0))
             elif way == "metric of the weights":
@@ -308,6 +312,17 @@ def test_a_loss_that_differs_each_time_is_refused(way: str) -> None:
     with pytest.raises(
         LossError, match=r"^Squares computes a different loss each time .*tf.random, .*ctx.uniform"
     ):
+        check(way)
+
+
+@pytest.mark.parametrize(
+    ("way", "what"),
+    [("metric of NumPy", "metric 'size'"), ("penalty of NumPy", "auxiliary loss 'l2'")],
+)
+def test_a_metric_or_an_auxiliary_loss_that_differs_each_time_is_called_so(
+    way: str, what: str
+) -> None:
+    with pytest.raises(LossError, match=rf"^Squares computes a different {what} each time"):
         check(way)
 
 
