@@ -209,7 +209,10 @@ class Subgraph:
     Attributes:
       feeds: names of its inputs.
       has_loops: whether the graph from which it was cut has loops.
+      concrete: the concrete function; None if it is inlined.
     """
+
+    concrete: Any = None
 
     def __init__(
         self,
@@ -234,11 +237,14 @@ class Subgraph:
     def trace_again(self) -> None:
         """Makes another function of the same ops."""
         function = tf.function(self._run, autograph=False)
-        self._call = function.get_concrete_function(*self._signature)
+        self._call = self.concrete = function.get_concrete_function(*self._signature)
 
     def __call__(
         self, known: Mapping[str, tf.Tensor]
     ) -> tuple[list[tf.Tensor], dict[str, tf.Tensor]]:
         """Returns the fetches in order, and the saved tensors by name."""
-        found = self._call(*[known[name] for name in self.feeds])
+        return self.arranged(self._call(*[known[name] for name in self.feeds]))
+
+    def arranged(self, found: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
+        """Returns the outputs of the concrete function as `__call__` does."""
         return [found[i] for i in self._fetches], {n: found[i] for n, i in self._saved.items()}
