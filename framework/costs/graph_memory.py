@@ -135,15 +135,26 @@ def changes_of(
         yield Change(takes, inside, (before, own[0]) if before else None, frees, assigns)
 
 
-def names_of_outputs(graph: Any) -> list[str]:
-    """Returns for each output of a graph the tensor whose memory it has, as in `changes`.
+def memory_of(graph: Any, ops: Sequence[Any], tensors: Sequence[Any]) -> list[str]:
+    """Returns for each of some tensors the name of the one whose memory it has, as in `changes_of`.
 
-    It may be an input, or the handle of a variable.
+    It may be a tensor that exists before, such as an input, or the handle of a variable.
+
+    Args:
+      graph: the graph.
+      ops: the ops that run.
+      tensors: the tensors.
     """
     merged = equal_ops.merged(graph)
-    ops = [op for op in needed(graph) if op.name not in merged.ops]
-    root, _ = _roots(ops, merged, 0.0)
-    return [root.get(merged.name(tensor), tensor.name) for tensor in graph.outputs]
+    root, _ = _roots([op for op in ops if op.name not in merged.ops], merged, 0.0)
+    found = []
+    for tensor in tensors:
+        name = merged.name(tensor)
+        name = root.get(name, name)
+        made = graph.get_tensor_by_name(name).op
+        is_given = name in root and made.type in _ALIASES and len(made.inputs)
+        found.append(merged.name(made.inputs[0]) if is_given else name)
+    return found
 
 
 def _roots(

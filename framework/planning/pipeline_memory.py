@@ -26,6 +26,7 @@ import tensorflow as tf
 from tekso.framework.costs import graph_memory
 from tekso.framework.costs.best_fit import BestFit
 from tekso.framework.costs.graph_memory import Change
+from tekso.framework.costs.graph_walks import needed
 from tekso.framework.execution.pipeline.actions import Action, Event, Kind
 from tekso.framework.execution.pipeline.graph_cut import Subgraph
 from tekso.framework.execution.pipeline.plan import PipelinePlan
@@ -249,13 +250,17 @@ class _Backend(DeviceBackend):
         """See `StageBackend`."""
         if isinstance(function, Subgraph):
             (known,) = args
-            call = self._devices.called(function.concrete, [known[n] for n in function.feeds])
+            given = [known[name] for name in function.feeds]
+            parts = (function.ops, function.feeds, function.outputs)
+            call = self._devices.called(function, parts, given)
             return function.arranged(call.outputs)
         if function is tf.add_n:
             function = self._devices.add_n
         specs = tf.nest.map_structure(lambda x: x.spec if isinstance(x, _Array) else x, args)
         concrete = function.get_concrete_function(*specs)
-        call = self._devices.called(concrete, tf.nest.flatten(args))
+        names = [tensor.name for tensor in concrete.inputs]
+        parts = (needed(concrete.graph), names, concrete.outputs)
+        call = self._devices.called(concrete, parts, tf.nest.flatten(args))
         structure = concrete.structured_outputs
         return tf.nest.pack_sequence_as(structure, call.outputs) if call.outputs else structure
 
@@ -275,7 +280,7 @@ class _Devices:
         self.variables: dict[str, _Memory] = {}
         self.add_n = tf.function(tf.add_n, autograph=False)
         self._sizes: dict[str, float] = {}
-        self._graphs: dict[tuple[int, float], _Graph] = {}
+        self._graphs: dict[tuple[Any, float], _Graph] = {}
         self._random = random.Random(0)
         self._calls: list[_Call] = []
         self._plan: PipelinePlan | None = None
@@ -301,11 +306,11 @@ class _Devices:
             self.variables[name] = _Memory(self.arrays)
             self.arrays.take(id(self.variables[name]), self._sizes[name])
 
-    def called(self, concrete: Any, given: Sequence[Any]) -> _Call:
-        """Begins a call."""
-        key = id(concrete), self.least
+    def called(self, function: Any, parts: Any, given: Sequence[Any]) -> _Call:
+        """Begins a call of a function with these ops, names of inputs, and outputs."""
+        key = function, self.least
         if key not in self._graphs:
-            self._graphs[key] = _graph(concrete, self.least)
+            self._graphs[key] = _graph(*parts, self.least)
         call = _Call(self, self._graphs[key], given)
         self._calls.append(call)
         return call
@@ -409,9 +414,11 @@ class _Program(PipelineProgram):
         self.assign(lambda key, where: np.zeros((), np.int64))
 
 
-def _graph(concrete: Any, least: float) -> _Graph:
-    graph = concrete.graph
-    names = graph_memory.names_of_outputs(graph)
-    specs = [tf.TensorSpec(t.shape, t.dtype) for t in concrete.outputs]
-    changes = list(graph_memory.changes(graph, least=least))
-    return _Graph(changes, [t.name for t in concrete.inputs], list(zip(specs, names, strict=True)))
+def _graph(ops: Sequence[Any], inputs: Sequence[str], outputs: Sequence[Any], least: float) -> _Graph:
+    if not ops and not outputs:
+        return _Graph([], inputs, [])
+    graph = (outputs[0] if outputs else ops[0]).graph
+    names = graph_memory.memory_of(graph, ops, outputs)
+    specs = [tf.TensorSpec(t.shape, t.dtype) for t in outputs]
+    changes = list(graph_memory.changes_of(graph, ops, outputs, least=least))
+    return _Graph(changes, inputs, list(zip(specs, names, strict=True)))

@@ -194,7 +194,14 @@ class GraphCut:
             return [given[t.name] for t in wanted]
 
         return Subgraph(
-            run, feeds, wanted, fetches, saved, has_loops=self._has_loops, inlined=inlined
+            run,
+            feeds,
+            wanted,
+            fetches,
+            saved,
+            ops=[op for op in self._graph.get_operations() if op.name in ops],
+            has_loops=self._has_loops,
+            inlined=inlined,
         )
 
 
@@ -209,10 +216,9 @@ class Subgraph:
     Attributes:
       feeds: names of its inputs.
       has_loops: whether the graph from which it was cut has loops.
-      concrete: the concrete function; None if it is inlined.
+      ops: its ops in the traced graph.
+      outputs: tensors of this graph that it returns.
     """
-
-    concrete: Any = None
 
     def __init__(
         self,
@@ -222,9 +228,11 @@ class Subgraph:
         fetches: Sequence[tf.Tensor],
         saved: Sequence[tf.Tensor],
         *,
+        ops: Sequence[tf.Operation],
         has_loops: bool,
         inlined: bool,
     ) -> None:
+        self.ops, self.outputs = ops, wanted
         self._run, self._call, self.has_loops = run, run, has_loops
         self.feeds = [t.name for t in feeds]
         self._signature = [tf.TensorSpec(t.shape, t.dtype) for t in feeds]
@@ -237,7 +245,7 @@ class Subgraph:
     def trace_again(self) -> None:
         """Makes another function of the same ops."""
         function = tf.function(self._run, autograph=False)
-        self._call = self.concrete = function.get_concrete_function(*self._signature)
+        self._call = function.get_concrete_function(*self._signature)
 
     def __call__(
         self, known: Mapping[str, tf.Tensor]
@@ -246,5 +254,5 @@ class Subgraph:
         return self.arranged(self._call(*[known[name] for name in self.feeds]))
 
     def arranged(self, found: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
-        """Returns the outputs of the concrete function as `__call__` does."""
+        """Returns values of `outputs` as `__call__` does: the fetches, and {name: saved tensor}."""
         return [found[i] for i in self._fetches], {n: found[i] for n, i in self._saved.items()}
