@@ -40,6 +40,7 @@ class Change(NamedTuple):
       overwrites: (input, output) in the same memory; None: there is no such pair.
       frees: tensors that nothing reads after it.
       assigns: (tensor, name of the variable whose value it becomes); None: there is none.
+      op: name of the op.
     """
 
     takes: Mapping[str, float]
@@ -47,6 +48,7 @@ class Change(NamedTuple):
     overwrites: tuple[str, str] | None
     frees: Sequence[str]
     assigns: tuple[str, str] | None = None
+    op: str = ""
 
 
 def peak_bytes(graph: Any, *, least: float = 0.0) -> float:
@@ -132,7 +134,7 @@ def changes_of(
         assigns = None
         if op.type == _ASSIGNS:
             assigns = root[merged.name(op.inputs[1])], _variable(op.inputs[0].op)
-        yield Change(takes, inside, (before, own[0]) if before else None, frees, assigns)
+        yield Change(takes, inside, (before, own[0]) if before else None, frees, assigns, op.name)
 
 
 def memory_of(graph: Any, ops: Sequence[Any], tensors: Sequence[Any]) -> list[str]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -26,7 +27,9 @@ import tensorflow as tf
 from tekso.framework.costs import graph_memory
 from tekso.framework.costs.best_fit import BestFit
 from tekso.framework.costs.graph_memory import Change
+from tekso.framework.costs.graph_time import op_seconds
 from tekso.framework.costs.graph_walks import needed
+from tekso.framework.costs.this_machine import MachineSpeed
 from tekso.framework.execution.pipeline.actions import Action, Event, Kind
 from tekso.framework.execution.pipeline.graph_cut import Subgraph
 from tekso.framework.execution.pipeline.plan import PipelinePlan
@@ -42,7 +45,7 @@ from tekso.framework.weight_spec import WeightSpec
 Durations = Mapping[tuple[int, Kind], float]
 """{(stage, kind): seconds of an action}."""
 
-_STEPS = 5
+_STEPS = 8
 _FIRST_STEPS = 2  # memory that nothing has divided into pieces yet
 _VARIATION = 0.1  # of the time of an action, from step to step
 
@@ -54,10 +57,13 @@ class PipelineMemory:
       step: steps of the task and the learner.
       plan: plan of the pipeline.
       batch: signature of the global batch.
+      machine: speed of a core, for the times of ops.
     """
 
-    def __init__(self, step: Step, plan: PipelinePlan, batch: Signature) -> None:
-        self._plan, self._devices = plan, _Devices()
+    def __init__(
+        self, step: Step, plan: PipelinePlan, batch: Signature, machine: MachineSpeed
+    ) -> None:
+        self._plan, self._devices = plan, _Devices(machine)
         self._batch = {name: np.zeros(shape, dtype) for name, (shape, dtype) in batch.items()}
         compiles = plan.xla == "clusters"
         backends = [
@@ -108,11 +114,13 @@ class _Graph(NamedTuple):
 
     Attributes:
       changes: changes of its ops.
+      seconds: time of each op.
       inputs: names of its inputs, in order.
       outputs: for each output, its spec and the tensor of the graph whose memory it has.
     """
 
     changes: Sequence[Change]
+    seconds: Sequence[float]
     inputs: Sequence[str]
     outputs: Sequence[tuple[tf.TensorSpec, str]]
 
@@ -128,7 +136,7 @@ class _Call:
 
     def __init__(self, devices: _Devices, graph: _Graph, given: Sequence[Any]) -> None:
         self._devices, self._given, self._held = devices, given, dict[str, _Memory]()
-        self.changes = graph.changes
+        self.ops = list(zip(graph.changes, graph.seconds, strict=True))
         kept = {
             name: array.memory
             for name, array in zip(graph.inputs, given, strict=False)
@@ -275,8 +283,8 @@ class _Devices:
       add_n: tf.add_n as a function that can be traced.
     """
 
-    def __init__(self) -> None:
-        self.arrays, self.least = BestFit(), 0.0
+    def __init__(self, machine: MachineSpeed) -> None:
+        self.arrays, self.least, self._machine = BestFit(), 0.0, machine
         self.variables: dict[str, _Memory] = {}
         self.add_n = tf.function(tf.add_n, autograph=False)
         self._sizes: dict[str, float] = {}
@@ -310,7 +318,7 @@ class _Devices:
         """Begins a call of a function with these ops, names of inputs, and outputs."""
         key = function, self.least
         if key not in self._graphs:
-            self._graphs[key] = _graph(*parts, self.least)
+            self._graphs[key] = _graph(*parts, self._machine, self.least)
         call = _Call(self, self._graphs[key], given)
         self._calls.append(call)
         return call
@@ -391,14 +399,15 @@ def _run(spans: Any) -> None:
 
 def _ops(start: float, end: float, calls: list[_Call]) -> Iterator[float]:
     """Runs the ops of calls; yields the time when the one that has begun ends."""
-    count = sum(len(call.changes) for call in calls)
-    done = 0
+    left = math.fsum(seconds for call in calls for _, seconds in call.ops)
+    now = start
     while calls:
         call = calls.pop(0)
-        for change in call.changes:
-            done += 1
+        for change, seconds in call.ops:
             call.begin(change)
-            yield end if done == count else start + (end - start) * done / count
+            now = min(end, now + (end - now) * (seconds / left if left > 0.0 else 0.0))
+            left -= seconds
+            yield now
             call.end(change)
 
 
@@ -414,11 +423,18 @@ class _Program(PipelineProgram):
         self.assign(lambda key, where: np.zeros((), np.int64))
 
 
-def _graph(ops: Sequence[Any], inputs: Sequence[str], outputs: Sequence[Any], least: float) -> _Graph:
+def _graph(
+    ops: Sequence[Any],
+    inputs: Sequence[str],
+    outputs: Sequence[Any],
+    machine: MachineSpeed,
+    least: float,
+) -> _Graph:
     if not ops and not outputs:
-        return _Graph([], inputs, [])
+        return _Graph([], [], inputs, [])
     graph = (outputs[0] if outputs else ops[0]).graph
     names = graph_memory.memory_of(graph, ops, outputs)
     specs = [tf.TensorSpec(t.shape, t.dtype) for t in outputs]
     changes = list(graph_memory.changes_of(graph, ops, outputs, least=least))
-    return _Graph(changes, inputs, list(zip(specs, names, strict=True)))
+    times = op_seconds(graph, ops, machine)
+    return _Graph(changes, [times[change.op] for change in changes], inputs, list(zip(specs, names, strict=True)))
