@@ -125,6 +125,20 @@ class _Graph(NamedTuple):
     outputs: Sequence[tuple[tf.TensorSpec, str]]
 
 
+class _Parts(NamedTuple):
+    """The parts of a function.
+
+    Attributes:
+      ops: the ops that it runs.
+      inputs: names of its inputs, in order.
+      outputs: tensors that it returns.
+    """
+
+    ops: Sequence[Any]
+    inputs: Sequence[str]
+    outputs: Sequence[Any]
+
+
 class _Call:
     """A call that has not ended yet.
 
@@ -259,7 +273,7 @@ class _Backend(DeviceBackend):
         if isinstance(function, Subgraph):
             (known,) = args
             given = [known[name] for name in function.feeds]
-            parts = (function.ops, function.feeds, function.outputs)
+            parts = _Parts(function.ops, function.feeds, function.outputs)
             call = self._devices.called(function, parts, given)
             return function.arranged(call.outputs)
         if function is tf.add_n:
@@ -267,7 +281,7 @@ class _Backend(DeviceBackend):
         specs = tf.nest.map_structure(lambda x: x.spec if isinstance(x, _Array) else x, args)
         concrete = function.get_concrete_function(*specs)
         names = [tensor.name for tensor in concrete.inputs]
-        parts = (needed(concrete.graph), names, concrete.outputs)
+        parts = _Parts(needed(concrete.graph), names, concrete.outputs)
         call = self._devices.called(concrete, parts, tf.nest.flatten(args))
         structure = concrete.structured_outputs
         return tf.nest.pack_sequence_as(structure, call.outputs) if call.outputs else structure
@@ -288,7 +302,7 @@ class _Devices:
         self.variables: dict[str, _Memory] = {}
         self.add_n = tf.function(tf.add_n, autograph=False)
         self._sizes: dict[str, float] = {}
-        self._graphs: dict[tuple[Any, float], _Graph] = {}
+        self._graphs: dict[tuple[Any, float], _Graph] = {}  # by function and `least`
         self._random = random.Random(0)
         self._calls: list[_Call] = []
         self._plan: PipelinePlan | None = None
@@ -314,11 +328,11 @@ class _Devices:
             self.variables[name] = _Memory(self.arrays)
             self.arrays.take(id(self.variables[name]), self._sizes[name])
 
-    def called(self, function: Any, parts: Any, given: Sequence[Any]) -> _Call:
-        """Begins a call of a function with these ops, names of inputs, and outputs."""
+    def called(self, function: Any, parts: _Parts, given: Sequence[Any]) -> _Call:
+        """Begins a call of a function that consists of these parts."""
         key = function, self.least
         if key not in self._graphs:
-            self._graphs[key] = _graph(*parts, self._machine, self.least)
+            self._graphs[key] = _graph(parts, self._machine, self.least)
         call = _Call(self, self._graphs[key], given)
         self._calls.append(call)
         return call
@@ -423,13 +437,8 @@ class _Program(PipelineProgram):
         self.assign(lambda key, where: np.zeros((), np.int64))
 
 
-def _graph(
-    ops: Sequence[Any],
-    inputs: Sequence[str],
-    outputs: Sequence[Any],
-    machine: MachineSpeed,
-    least: float,
-) -> _Graph:
+def _graph(parts: _Parts, machine: MachineSpeed, least: float) -> _Graph:
+    ops, inputs, outputs = parts
     if not ops and not outputs:
         return _Graph([], [], inputs, [])
     graph = (outputs[0] if outputs else ops[0]).graph
@@ -437,4 +446,5 @@ def _graph(
     specs = [tf.TensorSpec(t.shape, t.dtype) for t in outputs]
     changes = list(graph_memory.changes_of(graph, ops, outputs, least=least))
     times = op_seconds(graph, ops, machine)
-    return _Graph(changes, [times[change.op] for change in changes], inputs, list(zip(specs, names, strict=True)))
+    seconds = [times[change.op] for change in changes]
+    return _Graph(changes, seconds, inputs, list(zip(specs, names, strict=True)))

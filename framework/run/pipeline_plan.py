@@ -49,15 +49,20 @@ def check_can_be_traced(tree: Tree.Params) -> None:
 
 
 def figures(
-    tree: Tree.Params, *, assets_dir: str | None = None, machine: MachineSpeed | None = None
+    tree: Tree.Params,
+    *,
+    assets_dir: str | None = None,
+    machine: MachineSpeed | None = None,
+    runs_here: bool = False,
 ) -> PipelineFigures:
     """Returns the memory and the work of the stages of an experiment, and its schedule's timeline.
 
     Args:
       tree: the Params.
       assets_dir: folder of the assets of a run, if there was one.
-      machine: speed of a core of this machine, for the times of stages, whose devices share the
-        memory of this process; None: they have no times.
+      machine: speed of a core of this machine, for the times of stages; None: they have none.
+      runs_here: whether the memory that the devices share is simulated step by step, if there is
+        a machine: each stage has a device of this process.
 
     Raises:
       ExecutionError: the experiment is not a pipeline, or stages, micro-batches and schedule do not
@@ -84,7 +89,7 @@ def figures(
         fuse=XlaFusion() if plan.xla == "clusters" else no_fusion,
     )
     found = figures_of(_schedule_name(execution), plan, learner, specs, saved)
-    if machine is not None:
+    if machine is not None and runs_here:
         step = Step(task, learner, seed=0, dtype=dtype)
         memory = PipelineMemory(step, plan, batch, machine)
         times = {

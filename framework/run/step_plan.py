@@ -68,7 +68,7 @@ def step_plan(parts: StepParts, num_devices: int | None = None) -> StepPlan:
     """
     owner: Any = parts.tree.execution.owner
     if issubclass(owner, StagedExecution):
-        found = _pipelined(parts, parts.tree)
+        found = _pipelined(parts, parts.tree, simulates=True)
         if num_devices in (None, found.devices):
             return found
         own = f"has its own number of devices, {found.devices}: --devices={num_devices} counts only"
@@ -138,11 +138,14 @@ def _of_ranked(ranked: Ranked, name: str, device: str) -> StepPlan:
     )  # fmt: skip
 
 
-def _pipelined(parts: StepParts, tree: Tree.Params) -> StepPlan:
+def _pipelined(parts: StepParts, tree: Tree.Params, *, simulates: bool) -> StepPlan:
+    """Returns a step of a pipeline; `simulates`: its memory on this machine, op by op."""
     execution, device = tree.execution.instantiate(), parts.device
     is_measured = device.name == THIS_MACHINE and _runs_on_this_machine(execution)
     machine = this_machine.measured().side_by_side if is_measured else None
-    figures = pipeline_plan.figures(tree, assets_dir=parts.assets_dir, machine=machine)
+    figures = pipeline_plan.figures(
+        tree, assets_dir=parts.assets_dir, machine=machine, runs_here=simulates
+    )
     plan = figures.plan
     dtype = parts.dtype(execution)
     itemsize = {"bfloat16": 2, "float16": 2}.get(dtype, 4)
@@ -333,4 +336,4 @@ def _pipeline_over(
     tree.execution = owner.Params(
         num_stages=stages, num_replicas=replicas, num_micro_batches=micro[0]
     )
-    return _pipelined(parts, tree)
+    return _pipelined(parts, tree, simulates=False)
