@@ -9,8 +9,8 @@ weights of each stage, it is
 because a micro-batch has two actions for each stage, forward and backward. Real pipelines are
 measured, since their calls are spread over the engine, the step and TensorFlow.
 
-The steps are measured in turns, each after a pause, as in training: the threads of the stages and of
-TensorFlow sleep while a step waits for its batch, and a step right after another one is faster.
+The steps are measured in turns, each after a pause, as in training: the threads of the stages and
+of TensorFlow sleep while a step waits for its batch, and a step right after another one is faster.
 """
 
 from __future__ import annotations
