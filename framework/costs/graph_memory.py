@@ -20,9 +20,10 @@ from tekso.framework.costs.equal_ops import Merged
 from tekso.framework.costs.graph_clusters import CompiledCluster
 from tekso.framework.costs.graph_walks import is_cluster, needed
 
-_ALIASES = op_kinds.SAME_MEMORY | {"Placeholder", "Const", "ReadVariableOp"}
+_ALIASES = op_kinds.SAME_MEMORY | {"Placeholder", "Const", "ReadVariableOp", "VarHandleOp"}
 _NEW = op_kinds.PRODUCTS | op_kinds.INPUT_GRADIENTS | op_kinds.FILTER_GRADIENTS
 _NEW |= {"Transpose", "GatherV2", "ConcatV2", "Pack", "Pad", "Cumsum", "ReverseV2"}
+_ASSIGNS = "AssignVariableOp"
 _FILLS = frozenset({"TensorListPushBack", "TensorListSetItem"})
 
 
@@ -38,12 +39,16 @@ class Change(NamedTuple):
       temporary: bytes that it needs besides, while it runs.
       overwrites: (input, output) in the same memory; None: there is no such pair.
       frees: tensors that nothing reads after it.
+      assigns: (tensor, name of the variable whose value it becomes); None: there is none.
+      op: name of the op.
     """
 
     takes: Mapping[str, float]
     temporary: float
     overwrites: tuple[str, str] | None
     frees: Sequence[str]
+    assigns: tuple[str, str] | None = None
+    op: str = ""
 
 
 def peak_bytes(graph: Any, *, least: float = 0.0) -> float:
@@ -105,23 +110,12 @@ def changes_of(
     """
     merged = equal_ops.merged(graph)
     ops = _as_they_get_ready([op for op in ops if op.name not in merged.ops], merged)
-    root: dict[str, str] = {}  # tensor: the tensor whose memory it has
+    root, sizes = _roots(ops, merged, least)
     readers: dict[str, int] = {}
-    sizes: dict[str, float] = {}
-    for op in ops:
-        lists = _lists(op, least)
-        for number, tensor in enumerate(op.outputs):
-            source = None
-            if len(op.inputs):
-                source = merged.name(op.inputs[min(number, len(op.inputs) - 1)])
-            is_alias = op.type in _ALIASES or lists.get(number) == 0.0
-            root[tensor.name] = root[source] if is_alias and source in root else tensor.name
-            held = 0.0 if is_alias else float(graph_work.size(tensor) * (tensor.dtype.size or 0))
-            held = held if held >= least else 0.0
-            sizes.setdefault(root[tensor.name], lists.get(number) or held)
     sizes |= given or {}
     reads = _reads(ops, outputs, merged)
-    for name in [*(n for names in reads.values() for n in names), *map(merged.name, outputs)]:
+    kept = [*outputs, *(op.inputs[1] for op in ops if op.type == _ASSIGNS)]
+    for name in [*(n for names in reads.values() for n in names), *map(merged.name, kept)]:
         if name in root:
             readers[root[name]] = readers.get(root[name], 0) + 1
     for op in ops:
@@ -137,7 +131,57 @@ def changes_of(
                 frees.append(name)
         frees += [name for name in own if not readers.get(name)]
         takes = {} if before else {name: sizes[name] for name in own}
-        yield Change(takes, inside, (before, own[0]) if before else None, frees)
+        assigns = None
+        if op.type == _ASSIGNS:
+            assigns = root[merged.name(op.inputs[1])], _variable(op.inputs[0].op)
+        yield Change(takes, inside, (before, own[0]) if before else None, frees, assigns, op.name)
+
+
+def memory_of(graph: Any, ops: Sequence[Any], tensors: Sequence[Any]) -> list[str]:
+    """Returns for each of some tensors the name of the one whose memory it has, as in `changes_of`.
+
+    It may be a tensor that exists before, such as an input, or the handle of a variable.
+
+    Args:
+      graph: the graph.
+      ops: the ops that run.
+      tensors: the tensors.
+    """
+    merged = equal_ops.merged(graph)
+    root, _ = _roots([op for op in ops if op.name not in merged.ops], merged, 0.0)
+    found = []
+    for tensor in tensors:
+        name = merged.name(tensor)
+        name = root.get(name, name)
+        made = graph.get_tensor_by_name(name).op
+        is_given = name in root and made.type in _ALIASES and len(made.inputs)
+        found.append(merged.name(made.inputs[0]) if is_given else name)
+    return found
+
+
+def _roots(
+    ops: Sequence[Any], merged: Merged, least: float
+) -> tuple[dict[str, str], dict[str, float]]:
+    """Returns {tensor: the tensor whose memory it has}, and the bytes of these."""
+    root: dict[str, str] = {}
+    sizes: dict[str, float] = {}
+    for op in ops:
+        lists = _lists(op, least)
+        for number, tensor in enumerate(op.outputs):
+            source = None
+            if len(op.inputs):
+                source = merged.name(op.inputs[min(number, len(op.inputs) - 1)])
+            is_alias = op.type in _ALIASES or lists.get(number) == 0.0
+            root[tensor.name] = root[source] if is_alias and source in root else tensor.name
+            held = 0.0 if is_alias else float(graph_work.size(tensor) * (tensor.dtype.size or 0))
+            held = held if held >= least else 0.0
+            sizes.setdefault(root[tensor.name], lists.get(number) or held)
+    return root, sizes
+
+
+def _variable(handle: Any) -> str:
+    """Returns the name of a variable that the graph of a plan has instead of a captured one."""
+    return str(handle.node_def.attr["shared_name"].s.decode()) or str(handle.name)
 
 
 def _reads(ops: Sequence[Any], outputs: Sequence[Any], merged: Merged) -> dict[str, list[str]]:

@@ -8,12 +8,16 @@ weights of each stage, it is
 
 because a micro-batch has two actions for each stage, forward and backward. Real pipelines are
 measured, since their calls are spread over the engine, the step and TensorFlow.
+
+The steps are measured in turns, each after a pause, as in training: the threads of the stages and
+of TensorFlow sleep while a step waits for its batch, and a step right after another one is faster.
 """
 
 from __future__ import annotations
 
 import functools
 import json
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -30,14 +34,18 @@ from tekso.framework.theta import Theta
 
 _SHAPES = ((2, 1, 1), (2, 8, 1), (2, 1, 9), (2, 8, 9), (4, 1, 1))
 """(stages, micro-batches, weights of a stage): as many as there are unknown times."""
-_REPEATS = 4
+_REPEATS = 30
+_WARMUP_STEPS = 12  # TensorFlow learns in some 90 runs which ops need no other thread
 
 
 def main() -> None:
     """Measures pipelines; prints the fields of `PipelineStarts` as JSON."""
     largest = max(stages for stages, _, _ in _SHAPES)
     Pipelined.Params(num_stages=largest).instantiate().setup_devices()
-    print(json.dumps(starts_of(dict(zip(_SHAPES, map(_seconds, _SHAPES), strict=True)))))
+    steps = [_step(shape) for shape in _SHAPES]
+    times = start_probes.typical_times(steps, warmup_steps=_WARMUP_STEPS, repeats=_REPEATS)
+    found = {shape: one.cpu_s for shape, one in zip(_SHAPES, times, strict=True)}
+    print(json.dumps(starts_of(found)))
 
 
 def starts_of(times: dict[tuple[int, int, int], float]) -> dict[str, float]:
@@ -64,16 +72,14 @@ def starts_of(times: dict[tuple[int, int, int], float]) -> dict[str, float]:
     }
 
 
-def _seconds(shape: tuple[int, int, int]) -> float:
-    """Returns the CPU time of a step."""
+def _step(shape: tuple[int, int, int]) -> Callable[[], float]:
+    """Returns a function that trains a step."""
     stages, micro_batches, weights = shape
     execution = Pipelined.Params(num_stages=stages, num_micro_batches=micro_batches).instantiate()
     task = _Chain.Params(num_links=stages, link=Products.Params(num_weights=weights)).instantiate()
     batch = start_probes.batch()
     program = execution.build(task, start_probes.learner(), seed=0, batch=signature_of(batch))
-    train = start_probes.training_step(program, batch)
-    (seconds,) = start_probes.least_seconds([train], warmup_steps=1, repeats=_REPEATS)
-    return seconds
+    return start_probes.training_step(program, batch)
 
 
 class _Chain(ProbeTask):

@@ -100,7 +100,7 @@ def pipeline_time(
     plan, times, calls = figures.plan, {}, {}
     for stage in figures.stages:
         call = starts.action_s + starts.argument_s * len(stage.stage.weights)
-        for kind, seconds in _ops_seconds(figures, stage, machine).items():
+        for kind, seconds in ops_seconds(figures, stage, machine).items():
             times[stage.stage.index, kind] = seconds + call
             calls[stage.stage.index, kind] = call
     actions = [action for order in plan.by_device for action in order]
@@ -118,7 +118,7 @@ def pipeline_time(
     return StepTime(schedule + update + fixed, work + update_s + fixed, in_calls + fixed)
 
 
-def _ops_seconds(
+def ops_seconds(
     figures: PipelineFigures, stage: StageFigures, machine: MachineSpeed
 ) -> dict[Kind, float]:
     """Returns the time of the ops of each action of a stage, a mean over the micro-batches."""

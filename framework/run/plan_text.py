@@ -14,8 +14,8 @@ from tekso.framework.run.step_parts import StepPlan
 from tekso.framework.tables import table
 
 _PIPELINES = (
-    "The times of pipelines are without communication and temporary memory, those of other "
-    "executions with both."
+    "The memory of pipelines is without temporary memory of their updates, that of other "
+    "executions with it."
 )
 _EXPLAINED = 3  # of the ranked executions
 _NAMES = {"used_weights": "copies of weights"}

@@ -35,9 +35,11 @@ from tekso.framework.experiment import Tree
 from tekso.framework.planning import collectives, layout_ranking, layout_search
 from tekso.framework.planning.layout_search import Ranked
 from tekso.framework.planning.pipeline_time import measured_starts, pipeline_time
+from tekso.framework.planning.simulator import simulate
 from tekso.framework.planning.stage_figures import (
     PipelineFigures,
     StageFigures,
+    durations,
     recomputed_share,
 )
 from tekso.framework.planning.step_time import StepTime
@@ -68,7 +70,7 @@ def step_plan(parts: StepParts, num_devices: int | None = None) -> StepPlan:
     """
     owner: Any = parts.tree.execution.owner
     if issubclass(owner, StagedExecution):
-        found = _pipelined(parts, parts.tree)
+        found = _pipelined(parts, parts.tree, simulates=True)
         if num_devices in (None, found.devices):
             return found
         own = f"has its own number of devices, {found.devices}: --devices={num_devices} counts only"
@@ -138,11 +140,14 @@ def _of_ranked(ranked: Ranked, name: str, device: str) -> StepPlan:
     )  # fmt: skip
 
 
-def _pipelined(parts: StepParts, tree: Tree.Params) -> StepPlan:
+def _pipelined(parts: StepParts, tree: Tree.Params, *, simulates: bool) -> StepPlan:
+    """Returns a step of a pipeline; `simulates`: its memory on this machine, op by op."""
     execution, device = tree.execution.instantiate(), parts.device
     is_measured = device.name == THIS_MACHINE and _runs_on_this_machine(execution)
     machine = this_machine.measured().side_by_side if is_measured else None
-    figures = pipeline_plan.figures(tree, assets_dir=parts.assets_dir, machine=machine)
+    figures = pipeline_plan.figures(
+        tree, assets_dir=parts.assets_dir, machine=machine, runs_here=simulates
+    )
     plan = figures.plan
     dtype = parts.dtype(execution)
     itemsize = {"bfloat16": 2, "float16": 2}.get(dtype, 4)
@@ -195,12 +200,49 @@ def _flops(figures: PipelineFigures, stage: StageFigures) -> float:
 def _modelled_seconds(
     figures: PipelineFigures, device: DeviceType, memory: Mapping[str, float], *, itemsize: int
 ) -> float:
-    """Returns the time by the cost model: of the slowest stage in the schedule, and the update."""
+    """Returns the time by the cost model.
+
+    It is that of the schedule with the slowest stage and the handovers, of the exchange between
+    replicas, and of the update. A handover takes the time of the stage that sends most; devices
+    compute meanwhile, if the schedule has work for them. With stages on meshes, it is left out.
+    """
+    plan = figures.plan
     peak = device.flops_per_s["bfloat16" if itemsize == 2 else "float32"] * device.reached
     slowest = max(_flops(figures, stage) for stage in figures.stages) / peak
+    bytes_per_s, latency_s = device.link(plan.num_devices * plan.num_replicas)
+    handed = max(stage.handed_bytes for stage in figures.stages)
+    handover = 0.0
+    if figures.on_mesh is None or figures.on_mesh.is_program:
+        handover = (handed / bytes_per_s + latency_s) / slowest
+    timeline = simulate(
+        (action for order in plan.by_device for action in order),
+        num_devices=plan.num_devices,
+        durations=durations(plan, [stage.forward_cost for stage in figures.stages]),
+        handover=handover,
+    )
     moved = 3 * memory["weights"] + 2 * memory["slots"]
-    work = figures.timeline.makespan * slowest * figures.plan.num_parts
-    return work + moved / device.memory_bytes_per_s
+    work = timeline.makespan * slowest * plan.num_parts
+    return work + _exchange_seconds(figures, device) + moved / device.memory_bytes_per_s
+
+
+def _exchange_seconds(figures: PipelineFigures, device: DeviceType) -> float:
+    """Returns the time in which replicas exchange gradients and weights.
+
+    One program reduces the gradients of a stage in a ring. Otherwise the first replica gets the
+    gradients of all others, one after the other, and sends its weights to them.
+    """
+    plan = figures.plan
+    others = plan.num_replicas - 1
+    if not others:
+        return 0.0
+    bytes_per_s, latency_s = device.link(plan.num_devices * plan.num_replicas)
+    largest = max(
+        math.fsum(stage.gradient_bytes for stage in figures.on_device(i))
+        for i in range(plan.num_devices)
+    )
+    is_program = figures.on_mesh is not None and figures.on_mesh.is_program
+    sent = largest / plan.num_replicas if is_program else largest
+    return 2 * others * (sent / bytes_per_s + latency_s)
 
 
 def _pipeline_notes(
@@ -210,13 +252,18 @@ def _pipeline_notes(
     sent = _sent_bytes(figures)
     sent_s = sent / device.link(plan.num_devices * plan.num_replicas)[0]
     idle = 100 * figures.timeline.idle_share
+    in_time = "in the time, as far as the schedule waits for it"
+    if time is not None:
+        in_time = "not in the time: on one machine, they are passed on without a copy"
+    elif figures.on_mesh is not None and not figures.on_mesh.is_program:
+        in_time = "not in the time"
     yield (
         f"is idle for {idle:.0f}% of the time (the bubble of {figures.schedule}, and waiting for "
         "longer stages)"
     )
     yield (
         f"sends {layout_ranking.bytes_text(sent)} per device, {seconds_text(sent_s)} if nothing is "
-        "computed meanwhile; not in the time"
+        "computed meanwhile; " + in_time
     )
     if figures.on_mesh is not None:
         yield "every stage is on a mesh: time and memory are those of a stage on one device"
@@ -333,4 +380,4 @@ def _pipeline_over(
     tree.execution = owner.Params(
         num_stages=stages, num_replicas=replicas, num_micro_batches=micro[0]
     )
-    return _pipelined(parts, tree)
+    return _pipelined(parts, tree, simulates=False)

@@ -194,7 +194,14 @@ class GraphCut:
             return [given[t.name] for t in wanted]
 
         return Subgraph(
-            run, feeds, wanted, fetches, saved, has_loops=self._has_loops, inlined=inlined
+            run,
+            feeds,
+            wanted,
+            fetches,
+            saved,
+            ops=[op for op in self._graph.get_operations() if op.name in ops],
+            has_loops=self._has_loops,
+            inlined=inlined,
         )
 
 
@@ -209,6 +216,8 @@ class Subgraph:
     Attributes:
       feeds: names of its inputs.
       has_loops: whether the graph from which it was cut has loops.
+      ops: its ops in the traced graph.
+      outputs: tensors of this graph that it returns.
     """
 
     def __init__(
@@ -219,9 +228,11 @@ class Subgraph:
         fetches: Sequence[tf.Tensor],
         saved: Sequence[tf.Tensor],
         *,
+        ops: Sequence[tf.Operation],
         has_loops: bool,
         inlined: bool,
     ) -> None:
+        self.ops, self.outputs = ops, wanted
         self._run, self._call, self.has_loops = run, run, has_loops
         self.feeds = [t.name for t in feeds]
         self._signature = [tf.TensorSpec(t.shape, t.dtype) for t in feeds]
@@ -240,5 +251,8 @@ class Subgraph:
         self, known: Mapping[str, tf.Tensor]
     ) -> tuple[list[tf.Tensor], dict[str, tf.Tensor]]:
         """Returns the fetches in order, and the saved tensors by name."""
-        found = self._call(*[known[name] for name in self.feeds])
+        return self.arranged(self._call(*[known[name] for name in self.feeds]))
+
+    def arranged(self, found: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
+        """Returns values of `outputs` as `__call__` does: the fetches, and {name: saved tensor}."""
         return [found[i] for i in self._fetches], {n: found[i] for n, i in self._saved.items()}

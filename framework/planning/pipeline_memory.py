@@ -1,0 +1,450 @@
+"""Simulates the memory of a pipeline whose stages are logical devices of this process.
+
+The program of the pipeline runs its steps, but on devices that compute nothing. A call of a
+function allocates and frees what its ops would, from the start of the action to its end:
+
+    program        the real one: its references say how long a tensor lives
+    schedule       simulated, with the times of the actions
+    ops            `graph_memory.py`; those of actions at the same time take turns
+    allocator      `best_fit.py`; the devices share it, and hand tensors over without a copy
+
+So all that the program holds counts: saved tensors of every micro-batch, values on their way, sums
+of gradients, and what is new in the update before it replaces the old.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from tekso.framework.costs import graph_memory
+from tekso.framework.costs.best_fit import BestFit
+from tekso.framework.costs.graph_memory import Change
+from tekso.framework.costs.graph_time import op_seconds
+from tekso.framework.costs.graph_walks import needed
+from tekso.framework.costs.this_machine import MachineSpeed
+from tekso.framework.execution.pipeline.actions import Action, Event, Kind
+from tekso.framework.execution.pipeline.graph_cut import Subgraph
+from tekso.framework.execution.pipeline.plan import PipelinePlan
+from tekso.framework.execution.pipeline.program import PipelineProgram
+from tekso.framework.execution.pipeline.stage_backend import DeviceBackend, Part
+from tekso.framework.execution.pipeline.stage_backend import Kind as VariableKind
+from tekso.framework.execution.pipeline.workers import Worker, Workers
+from tekso.framework.planning.simulator import simulate
+from tekso.framework.signature import Signature
+from tekso.framework.step import Step
+from tekso.framework.weight_spec import WeightSpec
+
+Durations = Mapping[tuple[int, Kind], float]
+"""{(stage, kind): seconds of an action}."""
+
+_STEPS = 8
+_FIRST_STEPS = 2  # memory that nothing has divided into pieces yet
+_VARIATION = 0.1  # of the time of an action, from step to step
+
+
+class PipelineMemory:
+    """The memory of a pipeline; traces its functions once.
+
+    Args:
+      step: steps of the task and the learner.
+      plan: plan of the pipeline.
+      batch: signature of the global batch.
+      machine: speed of a core, for the times of ops.
+    """
+
+    def __init__(
+        self, step: Step, plan: PipelinePlan, batch: Signature, machine: MachineSpeed
+    ) -> None:
+        self._plan, self._devices = plan, _Devices(machine)
+        self._batch = {name: np.zeros(shape, dtype) for name, (shape, dtype) in batch.items()}
+        compiles = plan.xla == "clusters"
+        backends = [
+            [_Backend(self._devices, compiles=compiles) for _ in plan.stage_plan.stages]
+            for _ in range(plan.num_replicas)
+        ]
+        self._program = _Program(step, plan, backends, self._devices, batch)
+
+    def peak_bytes(self, durations: Durations, *, least: float = 0.0) -> float:
+        """Returns the largest number of bytes in use during a few steps.
+
+        Args:
+          durations: times of actions; only ratios matter.
+          least: tensors of fewer bytes do not count.
+        """
+        self._devices.start(self._plan, durations, least)
+        for step in range(_STEPS):
+            if step == _FIRST_STEPS:
+                self._devices.arrays.forget_peak()
+            self._program.train_step(self._batch, step)
+        return self._devices.arrays.peak
+
+
+class _Array:
+    """A tensor of the simulation; its memory is free when nothing refers to it.
+
+    Attributes:
+      spec: its shape and type.
+      memory: the array whose memory it has; None: that of a variable.
+    """
+
+    def __init__(self, spec: tf.TensorSpec, memory: _Memory | None) -> None:
+        self.spec, self.memory = spec, memory
+
+
+class _Memory:
+    """Memory that is allocated when an op runs."""
+
+    def __init__(self, arrays: BestFit) -> None:
+        self._arrays = arrays
+
+    def __del__(self) -> None:
+        self._arrays.give_back(id(self))
+
+
+class _Graph(NamedTuple):
+    """What a call of a function does.
+
+    Attributes:
+      changes: changes of its ops.
+      seconds: time of each op.
+      inputs: names of its inputs, in order.
+      outputs: for each output, its spec and the tensor of the graph whose memory it has.
+    """
+
+    changes: Sequence[Change]
+    seconds: Sequence[float]
+    inputs: Sequence[str]
+    outputs: Sequence[tuple[tf.TensorSpec, str]]
+
+
+class _Parts(NamedTuple):
+    """The parts of a function.
+
+    Attributes:
+      ops: the ops that it runs.
+      inputs: names of its inputs, in order.
+      outputs: tensors that it returns.
+    """
+
+    ops: Sequence[Any]
+    inputs: Sequence[str]
+    outputs: Sequence[Any]
+
+
+class _Call:
+    """A call that has not ended yet.
+
+    Args:
+      devices: the devices.
+      graph: what it does.
+      given: its arguments, which live until it ends.
+    """
+
+    def __init__(self, devices: _Devices, graph: _Graph, given: Sequence[Any]) -> None:
+        self._devices, self._given, self._held = devices, given, dict[str, _Memory]()
+        self.ops = list(zip(graph.changes, graph.seconds, strict=True))
+        kept = {
+            name: array.memory
+            for name, array in zip(graph.inputs, given, strict=False)
+            if isinstance(array, _Array)
+        }
+        computed = {name for change in graph.changes for name in _made(change)}
+        for _, name in graph.outputs:
+            if name in computed and name not in kept:
+                kept[name] = _Memory(devices.arrays)
+        self._kept = {name: one for name, one in kept.items() if name in computed}
+        self.outputs = [_Array(spec, kept.get(name)) for spec, name in graph.outputs]
+
+    def begin(self, change: Change) -> None:
+        """Begins an op."""
+        arrays = self._devices.arrays
+        for name, size in change.takes.items():
+            if size:
+                self._held[name] = self._memory(name)
+                arrays.take(id(self._held[name]), size)
+        if change.temporary:
+            arrays.take((id(self), ""), change.temporary)
+
+    def end(self, change: Change) -> None:
+        """Ends it."""
+        arrays = self._devices.arrays
+        arrays.give_back((id(self), ""))
+        if change.overwrites:
+            before, after = change.overwrites
+            old = self._held.pop(before)
+            self._held[after] = self._memory(after)
+            arrays.rename(id(old), id(self._held[after]))
+        if change.assigns and change.assigns[0] in self._held:
+            name, variable = change.assigns
+            self._devices.variables[variable] = self._held.pop(name)
+        for name in change.frees:
+            self._held.pop(name, None)
+
+    def _memory(self, name: str) -> _Memory:
+        return self._kept.get(name) or _Memory(self._devices.arrays)
+
+
+def _made(change: Change) -> Iterator[str]:
+    yield from change.takes
+    if change.overwrites:
+        yield change.overwrites[1]
+
+
+class _Variable:
+    """A variable of the simulation."""
+
+    def __init__(self, name: str, spec: WeightSpec) -> None:
+        self.name, self.shape = name, tf.TensorShape(spec.shape)
+        self.dtype = tf.as_dtype(spec.dtype)
+
+    def _handle(self) -> Any:
+        return tf.raw_ops.VarHandleOp(dtype=self.dtype, shape=self.shape, shared_name=self.name)
+
+    def __tf_tensor__(self, dtype: Any = None, name: Any = None) -> tf.Tensor:
+        return self.read_value()
+
+    def read_value(self) -> tf.Tensor:
+        """See tf.Variable; in a graph."""
+        return tf.raw_ops.ReadVariableOp(resource=self._handle(), dtype=self.dtype)
+
+    def assign(self, value: Any, read_value: bool = False) -> Any:
+        """See tf.Variable; in a graph."""
+        value = tf.convert_to_tensor(value, self.dtype)
+        return tf.raw_ops.AssignVariableOp(resource=self._handle(), value=value)
+
+    def assign_add(self, value: Any, read_value: bool = False) -> Any:
+        """See tf.Variable; in a graph."""
+        return tf.raw_ops.AssignAddVariableOp(resource=self._handle(), value=value)
+
+
+class _Backend(DeviceBackend):
+    """A device that computes nothing."""
+
+    def __init__(self, devices: _Devices, *, compiles: bool) -> None:
+        super().__init__("CPU:0", compiles=compiles)
+        self.fuse_update = self.fuse  # what shares a trace is inlined when it runs
+        self._devices = devices
+
+    def put(self, array: Any) -> Any:
+        """See `StageBackend`."""
+        memory = _Memory(self._devices.arrays)
+        if array.nbytes >= max(self._devices.least, 1):
+            self._devices.arrays.take(id(memory), array.nbytes)
+        return _Array(tf.TensorSpec(array.shape, array.dtype), memory)
+
+    def scalar(self, value: Any, dtype: tf.DType) -> Any:
+        """See `StageBackend`."""
+        return tf.cast(value, dtype)
+
+    def take(self, sent: Any) -> Any:
+        """See `StageBackend`."""
+        return sent
+
+    def local(self, x: Any) -> Any:
+        """See `StageBackend`; the sums of a micro-batch are zeros."""
+        return tf.zeros(x.spec.shape, x.spec.dtype) if isinstance(x, _Array) else x
+
+    def variable(self, part: Part, spec: WeightSpec, kind: VariableKind) -> Any:
+        """See `StageBackend`."""
+        return self._devices.variable(spec)
+
+    def read(self, variable: Any) -> Any:
+        """See `StageBackend`."""
+        return _Array(tf.TensorSpec(variable.shape, variable.dtype), None)
+
+    def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """See `StageBackend`."""
+        compiled: Callable[..., Any] = tf.function(function, autograph=False)
+        return compiled
+
+    def trace(self, function: Callable[..., Any], *args: Any) -> None:
+        """See `StageBackend`; a call traces it."""
+
+    def call(self, function: Any, *args: Any) -> Any:
+        """See `StageBackend`."""
+        if isinstance(function, Subgraph):
+            (known,) = args
+            given = [known[name] for name in function.feeds]
+            parts = _Parts(function.ops, function.feeds, function.outputs)
+            call = self._devices.called(function, parts, given)
+            return function.arranged(call.outputs)
+        if function is tf.add_n:
+            function = self._devices.add_n
+        specs = tf.nest.map_structure(lambda x: x.spec if isinstance(x, _Array) else x, args)
+        concrete = function.get_concrete_function(*specs)
+        names = [tensor.name for tensor in concrete.inputs]
+        parts = _Parts(needed(concrete.graph), names, concrete.outputs)
+        call = self._devices.called(concrete, parts, tf.nest.flatten(args))
+        structure = concrete.structured_outputs
+        return tf.nest.pack_sequence_as(structure, call.outputs) if call.outputs else structure
+
+
+class _Devices:
+    """The devices, which share their memory, and the calls that they run.
+
+    Attributes:
+      arrays: the allocator.
+      variables: memory of each variable that has some, by name.
+      least: tensors of fewer bytes do not count.
+      add_n: tf.add_n as a function that can be traced.
+    """
+
+    def __init__(self, machine: MachineSpeed) -> None:
+        self.arrays, self.least, self._machine = BestFit(), 0.0, machine
+        self.variables: dict[str, _Memory] = {}
+        self.add_n = tf.function(tf.add_n, autograph=False)
+        self._sizes: dict[str, float] = {}
+        self._graphs: dict[tuple[Any, float], _Graph] = {}  # by function and `least`
+        self._random = random.Random(0)
+        self._calls: list[_Call] = []
+        self._plan: PipelinePlan | None = None
+        self._durations: Durations = {}
+
+    def start(self, plan: PipelinePlan, durations: Durations, least: float) -> None:
+        """Begins a simulation, with the variables in memory."""
+        self.variables = {}
+        self.arrays, self.least, self._random = BestFit(), least, random.Random(0)
+        self._plan, self._durations = plan, durations
+        for name in self._sizes:
+            self._place(name)
+
+    def variable(self, spec: WeightSpec) -> _Variable:
+        """Creates a variable."""
+        name = f"variable{len(self._sizes)}"
+        self._sizes[name] = float(spec.size_bytes)
+        self._place(name)
+        return _Variable(name, spec)
+
+    def _place(self, name: str) -> None:
+        if self._sizes[name] >= max(self.least, 1):
+            self.variables[name] = _Memory(self.arrays)
+            self.arrays.take(id(self.variables[name]), self._sizes[name])
+
+    def called(self, function: Any, parts: _Parts, given: Sequence[Any]) -> _Call:
+        """Begins a call of a function that consists of these parts."""
+        key = function, self.least
+        if key not in self._graphs:
+            self._graphs[key] = _graph(parts, self._machine, self.least)
+        call = _Call(self, self._graphs[key], given)
+        self._calls.append(call)
+        return call
+
+    def new_calls(self) -> list[_Call]:
+        """Returns the calls that have begun since the last time."""
+        found, self._calls = self._calls, []
+        return found
+
+    def events(self) -> Iterator[tuple[Worker, Event]]:
+        """Yields the actions of a schedule; times vary a little, as they do in steps."""
+        plan = self._plan
+        if plan is None:
+            raise ValueError("the simulation has not begun")
+        for replica in range(plan.num_replicas):
+            times = {
+                key: max(time, 1e-9) * self._random.uniform(1.0 - _VARIATION, 1.0 + _VARIATION)
+                for key, time in self._durations.items()
+            }
+            actions = [action for order in plan.by_device for action in order]
+            timeline = simulate(actions, num_devices=plan.num_devices, durations=times)
+            for event in timeline.events:
+                yield (replica, event.action.device), event
+
+
+class _Workers(Workers):
+    """Runs calls at the same time, in simulated time."""
+
+    def __init__(self, devices: _Devices) -> None:
+        self._devices = devices
+
+    def map(self, function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
+        """See `Workers`."""
+        found = [function(item) for item in items]
+        spans = ((0.0, 1.0, lambda call=call: [call]) for call in self._devices.new_calls())
+        _run(spans)
+        return found
+
+    def run(
+        self, orders: Any, perform: Callable[[Worker, Action], None], **others: Any
+    ) -> dict[Worker, list[Event]]:
+        """See `Workers`."""
+        found: dict[Worker, list[Event]] = {worker: [] for worker in orders}
+
+        def started(worker: Worker, action: Action) -> list[_Call]:
+            perform(worker, action)
+            return self._devices.new_calls()
+
+        spans = []
+        for worker, event in self._devices.events():
+            found[worker].append(event)
+            call = lambda worker=worker, event=event: started(worker, event.action)  # noqa: E731
+            spans.append((event.start, event.end, call))
+        _run(spans)
+        return found
+
+
+_END, _START = 0, 1  # what ends at a time, ends before other things start
+
+
+def _run(spans: Any) -> None:
+    """Runs calls, each from a start to an end; those of a span one after the other."""
+    number = itertools.count()
+    # (time, _END or _START, number, what)
+    todo: list[tuple[float, int, int, Any]] = []
+    for start, end, calls in spans:
+        heapq.heappush(todo, (start, _START, next(number), (end, calls)))
+    while todo:
+        now, kind, _, what = heapq.heappop(todo)
+        if kind == _START:
+            end, calls = what
+            heapq.heappush(todo, (now, _END, next(number), _ops(now, end, calls())))
+            continue
+        following = next(what, None)
+        if following is not None:
+            heapq.heappush(todo, (following, _END, next(number), what))
+
+
+def _ops(start: float, end: float, calls: list[_Call]) -> Iterator[float]:
+    """Runs the ops of calls; yields the time when the one that has begun ends."""
+    left = math.fsum(seconds for call in calls for _, seconds in call.ops)
+    now = start
+    while calls:
+        call = calls.pop(0)
+        for change, seconds in call.ops:
+            call.begin(change)
+            now = min(end, now + (end - now) * (seconds / left if left > 0.0 else 0.0))
+            left -= seconds
+            yield now
+            call.end(change)
+
+
+class _Program(PipelineProgram):
+    """The program on devices that compute nothing."""
+
+    def __init__(
+        self, step: Step, plan: PipelinePlan, backends: Any, devices: _Devices, batch: Signature
+    ) -> None:
+        super().__init__(step, plan, backends, batch=batch, replan=lambda _: plan)
+        self._workers = _Workers(devices)
+        self._devices = devices
+        self.assign(lambda key, where: np.zeros((), np.int64))
+
+
+def _graph(parts: _Parts, machine: MachineSpeed, least: float) -> _Graph:
+    ops, inputs, outputs = parts
+    if not ops and not outputs:
+        return _Graph([], [], inputs, [])
+    graph = (outputs[0] if outputs else ops[0]).graph
+    names = graph_memory.memory_of(graph, ops, outputs)
+    specs = [tf.TensorSpec(t.shape, t.dtype) for t in outputs]
+    changes = list(graph_memory.changes_of(graph, ops, outputs, least=least))
+    times = op_seconds(graph, ops, machine)
+    seconds = [times[change.op] for change in changes]
+    return _Graph(changes, seconds, inputs, list(zip(specs, names, strict=True)))
