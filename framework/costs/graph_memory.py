@@ -3,7 +3,9 @@
 Ops run in the order in which their inputs are ready, as TensorFlow runs them. A tensor is allocated
 by its op and freed after the last op that reads it. An elementwise op writes its output over an
 input that nothing else reads. Equal ops run once, because TensorFlow merges them. The inputs and
-outputs of the graph are counted by the caller. The lists of a loop have an item per iteration.
+outputs of the graph are counted by the caller. The lists of a loop have an item per iteration. A list
+that is made of a tensor or filled with zeros has all its items from the beginning, and a loop that
+replaces them needs no memory for others.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ from tekso.framework.costs.graph_walks import is_cluster, needed
 _ALIASES = op_kinds.SAME_MEMORY | {"Placeholder", "Const", "ReadVariableOp"}
 _NEW = op_kinds.PRODUCTS | op_kinds.INPUT_GRADIENTS | op_kinds.FILTER_GRADIENTS
 _NEW |= {"Transpose", "GatherV2", "ConcatV2", "Pack", "Pad", "Cumsum", "ReverseV2"}
-_FILLS = frozenset({"TensorListPushBack", "TensorListSetItem"})
+_NEW |= {"TensorListStack", "TensorListFromTensor"}
+_SAVES = "TensorListPushBack"
+_FILLS = frozenset({_SAVES, "TensorListSetItem"})
 
 
 COUNTED_BYTES = float(1 << 18)
@@ -129,7 +133,7 @@ def changes_of(
         own = [] if op.type == "Placeholder" else own
         new = sum(sizes[name] for name in own)
         before = _overwritten(op, merged, root, readers, sizes, new)
-        inside = _inside_bytes(graph, op, new, least)
+        inside = _inside_bytes(graph, op, new if op.type not in op_kinds.LOOPS else _state(op, own, sizes, least), least)
         frees = []
         for name in (root[n] for n in reads[op.name] if n in root):
             readers[name] -= 1
@@ -210,14 +214,38 @@ def _inside_bytes(graph: Any, op: Any, new: float, least: float) -> float:
     return max(0.0, max(peak_bytes(one, least=least) for one in inner) - new)
 
 
+def _state(op: Any, own: Sequence[str], sizes: Mapping[str, float], least: float) -> float:
+    """Returns the bytes of a loop's outputs that each of its iterations makes anew."""
+    found = 0.0
+    items = _filled(op)
+    for number, tensor in enumerate(op.outputs):
+        if tensor.name in own:
+            one = items[number].each if number in items else sizes[tensor.name]
+            found += one if one >= least else 0.0
+    return found
+
+
 def _lists(op: Any, least: float) -> dict[int, float]:
-    """Returns {output of a loop: bytes of the list that the loop fills}; 0: passed through."""
+    """Returns {output: bytes of the list that an op makes or fills}; 0: in the memory of its input.
+
+    An output that no iteration of a loop changes is in the memory of its input too.
+    """
+    if op.type in ("TensorListFromTensor", "ZerosLike") and op.outputs[0].dtype == tf.variant:
+        items = list_items(op.outputs[0])
+        return {0: _bytes(items)} if items and items.each >= max(least, 1.0) else {}
     if op.type not in op_kinds.LOOPS:
         return {}
-    found = _filled(op)
-    return {
-        number: _bytes(items) if items.each >= least else 0.0 for number, items in found.items()
-    }
+    body = graph_work.inside(op.graph, op)[1][0]
+    found = {}
+    for number, items in _filled(op).items():
+        adds = _origin(body.outputs[number]).op.type == _SAVES
+        given = None if adds else list_items(op.inputs[number])
+        is_full = given is not None and given.length > 0
+        found[number] = 0.0 if is_full or items.each < least else _bytes(items)
+    for number, tensor in enumerate(body.outputs):
+        if _origin(tensor) is body.inputs[number]:
+            found[number] = 0.0
+    return found
 
 
 class ListItems(NamedTuple):
@@ -226,12 +254,14 @@ class ListItems(NamedTuple):
     Attributes:
       name: the list; equal for names of the same list.
       length: number of items.
-      each: bytes of an item; 0 if the items are in the memory of other tensors.
+      each: bytes that an item adds; 0 if the items are in the memory of other tensors.
+      size: bytes of an item.
     """
 
     name: str
     length: int
     each: float
+    size: float
 
 
 def list_items(tensor: Any) -> ListItems | None:
@@ -240,14 +270,15 @@ def list_items(tensor: Any) -> ListItems | None:
     if op.type in op_kinds.SAME_MEMORY:
         return list_items(op.inputs[0])
     if op.type in ("EmptyTensorList", "TensorListReserve"):
-        return ListItems(tensor.name, 0, 0.0)
+        return ListItems(tensor.name, 0, 0.0, 0.0)
     if op.type == "ZerosLike":
         found = list_items(op.inputs[0])
-        return found and found._replace(name=tensor.name)
+        return found and found._replace(name=tensor.name, each=found.size)
     if op.type == "TensorListFromTensor" and op.inputs[0].shape.is_fully_defined():
         whole = op.inputs[0]
         count = whole.shape[0]
-        return ListItems(tensor.name, count, graph_work.size(whole) * whole.dtype.size / count)
+        each = graph_work.size(whole) * whole.dtype.size / max(count, 1)
+        return ListItems(tensor.name, count, each, each)
     if op.type not in op_kinds.LOOPS or graph_work.iterations(op) is None:
         return None
     number = tensor.value_index
@@ -263,21 +294,22 @@ def _filled(op: Any) -> dict[int, ListItems]:
     after = dict(zip((x.name for x in body.inputs), body.outputs, strict=True))
     seen = set()  # tensors whose memory a list has already
     found: dict[int, ListItems] = {}
-    for number, tensor in enumerate(body.outputs):
-        if tensor.dtype != tf.variant:
-            continue
+    lists = [(n, t) for n, t in enumerate(body.outputs) if t.dtype == tf.variant]
+    # What the gradient saves is held until it is computed, an array only until it is stacked.
+    for number, tensor in sorted(lists, key=lambda one: _origin(one[1]).op.type != _SAVES):
         made, list_name = _origin(tensor).op, op.outputs[number].name
-        found[number] = ListItems(list_name, times, 0.0)
+        found[number] = ListItems(list_name, times, 0.0, 0.0)
         if made.type not in _FILLS:
             continue
         item = _origin(made.inputs[-1])
+        each = float(graph_work.size(item) * (item.dtype.size or 0))
+        found[number] = ListItems(list_name, times, 0.0, each)
         # What an iteration is given is what the one before has computed, or what never changes.
         name = _origin(after.get(item.name, item)).name
         is_unchanged = item.name in after and name == item.name
         if not is_unchanged and name not in seen:
             seen.add(name)
-            each = float(graph_work.size(item) * (item.dtype.size or 0))
-            found[number] = ListItems(list_name, times, each)
+            found[number] = ListItems(list_name, times, each, each)
     return found
 
 
