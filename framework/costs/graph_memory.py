@@ -3,7 +3,9 @@
 Ops run in the order in which their inputs are ready, as TensorFlow runs them. A tensor is allocated
 by its op and freed after the last op that reads it. An elementwise op writes its output over an
 input that nothing else reads. Equal ops run once, because TensorFlow merges them. The inputs and
-outputs of the graph are counted by the caller. The lists of a loop have an item per iteration.
+outputs of the graph are counted by the caller. The lists of a loop have an item per iteration. A
+list that is made of a tensor or filled with zeros has all its items from the beginning, and a loop
+that replaces them needs no memory for others.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tekso.framework.costs import equal_ops, graph_work, op_kinds
+from tekso.framework.costs import equal_ops, graph_work, loop_walks, op_kinds
 from tekso.framework.costs.equal_ops import Merged
 from tekso.framework.costs.graph_clusters import CompiledCluster
 from tekso.framework.costs.graph_walks import is_cluster, needed
@@ -23,8 +25,10 @@ from tekso.framework.costs.graph_walks import is_cluster, needed
 _ALIASES = op_kinds.SAME_MEMORY | {"Placeholder", "Const", "ReadVariableOp", "VarHandleOp"}
 _NEW = op_kinds.PRODUCTS | op_kinds.INPUT_GRADIENTS | op_kinds.FILTER_GRADIENTS
 _NEW |= {"Transpose", "GatherV2", "ConcatV2", "Pack", "Pad", "Cumsum", "ReverseV2"}
+_NEW |= {"TensorListStack", "TensorListFromTensor"}
 _ASSIGNS = "AssignVariableOp"
-_FILLS = frozenset({"TensorListPushBack", "TensorListSetItem"})
+_SAVES = "TensorListPushBack"
+_FILLS = frozenset({_SAVES, "TensorListSetItem"})
 
 
 COUNTED_BYTES = float(1 << 18)
@@ -110,12 +114,12 @@ def changes_of(
     """
     merged = equal_ops.merged(graph)
     ops = _as_they_get_ready([op for op in ops if op.name not in merged.ops], merged)
-    root, sizes = _roots(ops, merged, least)
+    reads, live = _reads(ops, outputs, merged)
+    root, sizes = _roots(ops, merged, least, live)
     readers: dict[str, int] = {}
     sizes |= given or {}
-    reads = _reads(ops, outputs, merged)
-    kept = [*outputs, *(op.inputs[1] for op in ops if op.type == _ASSIGNS)]
-    for name in [*(n for names in reads.values() for n in names), *map(merged.name, kept)]:
+    held = [*outputs, *(op.inputs[1] for op in ops if op.type == _ASSIGNS)]
+    for name in [*(n for names in reads.values() for n in names), *map(merged.name, held)]:
         if name in root:
             readers[root[name]] = readers.get(root[name], 0) + 1
     for op in ops:
@@ -123,7 +127,8 @@ def changes_of(
         own = [] if op.type == "Placeholder" else own
         new = sum(sizes[name] for name in own)
         before = _overwritten(op, merged, root, readers, sizes, new)
-        inside = _inside_bytes(graph, op, new, least)
+        kept = live.get(op.name)
+        inside = _inside_bytes(graph, op, _made(op, own, sizes, least, kept), least, kept)
         frees = []
         for name in (root[n] for n in reads[op.name] if n in root):
             readers[name] -= 1
@@ -148,7 +153,7 @@ def memory_of(graph: Any, ops: Sequence[Any], tensors: Sequence[Any]) -> list[st
       tensors: the tensors.
     """
     merged = equal_ops.merged(graph)
-    root, _ = _roots([op for op in ops if op.name not in merged.ops], merged, 0.0)
+    root, _ = _roots([op for op in ops if op.name not in merged.ops], merged, 0.0, {})
     found = []
     for tensor in tensors:
         name = merged.name(tensor)
@@ -160,13 +165,20 @@ def memory_of(graph: Any, ops: Sequence[Any], tensors: Sequence[Any]) -> list[st
 
 
 def _roots(
-    ops: Sequence[Any], merged: Merged, least: float
+    ops: Sequence[Any], merged: Merged, least: float, live: Mapping[str, set[int]]
 ) -> tuple[dict[str, str], dict[str, float]]:
-    """Returns {tensor: the tensor whose memory it has}, and the bytes of these."""
+    """Returns {tensor: the tensor whose memory it has}, and the bytes of these.
+
+    Args:
+      ops: the ops that run.
+      merged: ops that TensorFlow merges.
+      least: tensors of fewer bytes do not count.
+      live: {loop: numbers of the values that it computes}; of other loops, all.
+    """
     root: dict[str, str] = {}
     sizes: dict[str, float] = {}
     for op in ops:
-        lists = _lists(op, least)
+        lists = _lists(op, least, live.get(op.name))
         for number, tensor in enumerate(op.outputs):
             source = None
             if len(op.inputs):
@@ -184,21 +196,28 @@ def _variable(handle: Any) -> str:
     return str(handle.node_def.attr["shared_name"].s.decode()) or str(handle.name)
 
 
-def _reads(ops: Sequence[Any], outputs: Sequence[Any], merged: Merged) -> dict[str, list[str]]:
-    """Returns {op: tensors that it reads}.
+def _reads(
+    ops: Sequence[Any], outputs: Sequence[Any], merged: Merged
+) -> tuple[dict[str, list[str]], dict[str, set[int]]]:
+    """Returns {op: tensors that it reads} and {loop: numbers of the values that it computes}.
 
-    TensorFlow divides an IdentityN, so it does not hold a tensor whose copy nothing reads.
+    TensorFlow divides an IdentityN, so it does not hold a tensor whose copy nothing reads. It
+    divides loops too: it does not compute a value that neither the graph nor another value needs.
     """
     found: dict[str, list[str]] = {}
+    live: dict[str, set[int]] = {}
     wanted = set(map(merged.name, outputs))
     for op in reversed(ops):
-        found[op.name] = [
-            merged.name(tensor)
-            for number, tensor in enumerate(op.inputs)
-            if op.type != "IdentityN" or op.outputs[number].name in wanted
-        ]
+        numbers: Iterable[int] = range(len(op.inputs))
+        read = {n for n, tensor in enumerate(op.outputs) if tensor.name in wanted}
+        if op.type == "IdentityN":
+            numbers = sorted(read)
+        elif op.type in op_kinds.LOOPS and graph_work.inside(op.graph, op)[1]:
+            live[op.name] = loop_walks.needed_values(op, read)
+            numbers = sorted(live[op.name])
+        found[op.name] = [merged.name(op.inputs[number]) for number in numbers]
         wanted.update(found[op.name])
-    return found
+    return found, live
 
 
 def _as_they_get_ready(ops: list[Any], merged: Merged) -> list[Any]:
@@ -241,7 +260,9 @@ def _overwritten(
     return None
 
 
-def _inside_bytes(graph: Any, op: Any, new: float, least: float) -> float:
+def _inside_bytes(
+    graph: Any, op: Any, new: float, least: float, live: set[int] | None = None
+) -> float:
     """Returns the bytes that the graphs inside an op need beyond its outputs."""
     _, inner = graph_work.inside(graph, op)
     if not inner:
@@ -251,17 +272,48 @@ def _inside_bytes(graph: Any, op: Any, new: float, least: float) -> float:
         # XLA allocates all temporary memory at once, so `least` is compared with the whole of it.
         temporary = CompiledCluster(inner[0], needed(inner[0])).peak_bytes() - made
         return temporary if temporary >= max(least, 0.0) else 0.0
+    if live is not None:
+        body = inner[0]
+        outputs = [body.outputs[number] for number in sorted(live)]
+        ops = loop_walks.needed_for(body, outputs)
+        return max(0.0, peak_of(changes_of(body, ops, outputs, least=least)) - new)
     return max(0.0, max(peak_bytes(one, least=least) for one in inner) - new)
 
 
-def _lists(op: Any, least: float) -> dict[int, float]:
-    """Returns {output of a loop: bytes of the list that the loop fills}; 0: passed through."""
+def _made(
+    op: Any, own: Sequence[str], sizes: Mapping[str, float], least: float, live: set[int] | None
+) -> float:
+    """Returns the bytes of an op's outputs; of a list that a loop fills, those of an item."""
+    items = {} if live is None else _filled(op, live)
+    return math.fsum(
+        (items[n].each if items[n].each >= least else 0.0) if n in items else sizes[tensor.name]
+        for n, tensor in enumerate(op.outputs)
+        if tensor.name in own
+    )
+
+
+def _lists(op: Any, least: float, live: set[int] | None = None) -> dict[int, float]:
+    """Returns {output: bytes of the list that an op makes or fills}; 0: in the memory of its input.
+
+    An output that no iteration of a loop changes is in the memory of its input too. Those that are
+    not `live` are not computed.
+    """
+    if op.type in ("TensorListFromTensor", "ZerosLike") and op.outputs[0].dtype == tf.variant:
+        items = list_items(op.outputs[0])
+        return {0: _bytes(items)} if items and items.each >= max(least, 1.0) else {}
     if op.type not in op_kinds.LOOPS:
         return {}
-    found = _filled(op)
-    return {
-        number: _bytes(items) if items.each >= least else 0.0 for number, items in found.items()
-    }
+    body = graph_work.inside(op.graph, op)[1][0]
+    found = {}
+    for number, items in _filled(op, live).items():
+        adds = _origin(body.outputs[number]).op.type == _SAVES
+        given = None if adds else list_items(op.inputs[number])
+        is_full = given is not None and given.length > 0
+        found[number] = 0.0 if is_full or items.each < least else _bytes(items)
+    for number, tensor in enumerate(body.outputs):
+        if _origin(tensor) is body.inputs[number] or (live is not None and number not in live):
+            found[number] = 0.0
+    return found
 
 
 class ListItems(NamedTuple):
@@ -270,12 +322,14 @@ class ListItems(NamedTuple):
     Attributes:
       name: the list; equal for names of the same list.
       length: number of items.
-      each: bytes of an item; 0 if the items are in the memory of other tensors.
+      each: bytes that an item adds; 0 if the items are in the memory of other tensors.
+      size: bytes of an item.
     """
 
     name: str
     length: int
     each: float
+    size: float
 
 
 def list_items(tensor: Any) -> ListItems | None:
@@ -284,14 +338,15 @@ def list_items(tensor: Any) -> ListItems | None:
     if op.type in op_kinds.SAME_MEMORY:
         return list_items(op.inputs[0])
     if op.type in ("EmptyTensorList", "TensorListReserve"):
-        return ListItems(tensor.name, 0, 0.0)
+        return ListItems(tensor.name, 0, 0.0, 0.0)
     if op.type == "ZerosLike":
         found = list_items(op.inputs[0])
-        return found and found._replace(name=tensor.name)
+        return found and found._replace(name=tensor.name, each=found.size)
     if op.type == "TensorListFromTensor" and op.inputs[0].shape.is_fully_defined():
         whole = op.inputs[0]
         count = whole.shape[0]
-        return ListItems(tensor.name, count, graph_work.size(whole) * whole.dtype.size / count)
+        each = graph_work.size(whole) * whole.dtype.size / max(count, 1)
+        return ListItems(tensor.name, count, each, each)
     if op.type not in op_kinds.LOOPS or graph_work.iterations(op) is None:
         return None
     number = tensor.value_index
@@ -301,27 +356,33 @@ def list_items(tensor: Any) -> ListItems | None:
     return _filled(op)[number]
 
 
-def _filled(op: Any) -> dict[int, ListItems]:
-    """Returns {output of a loop: items that the loop adds to this list}."""
+def _filled(op: Any, live: set[int] | None = None) -> dict[int, ListItems]:
+    """Returns {output of a loop: items that the loop adds to this list}.
+
+    Args:
+      op: the loop.
+      live: numbers of the values that it computes; None: all.
+    """
     times, (body, *_) = graph_work.inside(op.graph, op)
     after = dict(zip((x.name for x in body.inputs), body.outputs, strict=True))
     seen = set()  # tensors whose memory a list has already
     found: dict[int, ListItems] = {}
-    for number, tensor in enumerate(body.outputs):
-        if tensor.dtype != tf.variant:
-            continue
+    lists = [(n, t) for n, t in enumerate(body.outputs) if t.dtype == tf.variant]
+    # What the gradient saves is held until it is computed, an array only until it is stacked.
+    for number, tensor in sorted(lists, key=lambda one: _origin(one[1]).op.type != _SAVES):
         made, list_name = _origin(tensor).op, op.outputs[number].name
-        found[number] = ListItems(list_name, times, 0.0)
-        if made.type not in _FILLS:
+        found[number] = ListItems(list_name, times, 0.0, 0.0)
+        if made.type not in _FILLS or (live is not None and number not in live):
             continue
         item = _origin(made.inputs[-1])
+        each = float(graph_work.size(item) * (item.dtype.size or 0))
+        found[number] = ListItems(list_name, times, 0.0, each)
         # What an iteration is given is what the one before has computed, or what never changes.
         name = _origin(after.get(item.name, item)).name
         is_unchanged = item.name in after and name == item.name
         if not is_unchanged and name not in seen:
             seen.add(name)
-            each = float(graph_work.size(item) * (item.dtype.size or 0))
-            found[number] = ListItems(list_name, times, each)
+            found[number] = ListItems(list_name, times, each, each)
     return found
 
 

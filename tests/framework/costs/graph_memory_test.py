@@ -110,3 +110,30 @@ def test_the_items_of_a_list_count_if_each_has_the_least_bytes() -> None:
     whole, large = peak_bytes(made), peak_bytes(made, least=1000)
     assert whole - large > 20 * 400
     assert large % 40_000 == 0
+
+
+def test_the_list_of_a_tensor_that_a_loop_reads_has_a_copy_of_all_its_rows() -> None:
+    """A stack of 8 rows of 4 kB, its list, and the list of the sums."""
+
+    def scan(x: tf.Tensor) -> tf.Tensor:
+        return tf.scan(tf.add, tf.tanh(x))
+
+    found = peak_bytes(graph(scan, [8, 1000]), least=4000)
+    assert found >= 2 * 32_000
+
+
+def test_a_value_that_the_gradient_of_a_constant_needs_is_not_saved() -> None:
+    """The gradient reads the sigmoid, but not what is multiplied by a constant."""
+
+    def gradient(scaled: float | None) -> Any:
+        def one(x: tf.Tensor) -> list[tf.Tensor]:
+            y = tf.sigmoid(x)
+            return [y if scaled is None else scaled * y]
+
+        def loop(x: tf.Tensor) -> tf.Tensor:
+            last = tf.while_loop(lambda _: True, one, [x], maximum_iterations=10)[0]
+            return tf.gradients(last, x)[0]
+
+        return graph(loop, [1000])
+
+    assert peak_bytes(gradient(0.5), least=4000) <= peak_bytes(gradient(None), least=4000) + 8000
