@@ -69,7 +69,8 @@ def piece_gradients(
 
         def forward() -> tuple[list[tf.Tensor], Sums]:
             after = piece.run(piece.theta(theta), flow, ctx)
-            loss = tf.cast(after.get(LOSS_SUM, 0.0), tf.float32) + ctx.collected.total("loss")
+            loss = tf.reduce_sum(tf.cast(after.get(LOSS_SUM, 0.0), tf.float32))  # of all parts
+            loss += ctx.collected.total("loss")
             return [t for n in made for t in tensors(after[n])], Sums(loss, loss, {}, {}, {})
 
         *seeds, seed_of_total = values

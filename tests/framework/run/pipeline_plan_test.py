@@ -226,6 +226,27 @@ def test_equal_ops_of_a_piece_are_one_saved_tensor() -> None:
     assert sum(found[1].for_backward.values()) == 2 * 5 * 4
 
 
+def test_a_loss_of_several_parts_saves_what_their_sum_saves() -> None:
+    def learned(theta: Any, flow: Any, ctx: Any) -> Any:
+        return {**flow, "x": linear.fprop(theta.linear, flow["x"], ctx)}
+
+    def parts(theta: Any, flow: Any, ctx: Any) -> Any:
+        loss = tf.stack([tf.reduce_sum(tf.square(flow["x"])), tf.reduce_sum(tf.sin(flow["x"]))])
+        return {**flow, LOSS_SUM: loss, METRICS: {}}
+
+    def whole(theta: Any, flow: Any, ctx: Any) -> Any:
+        return {**flow, LOSS_SUM: tf.reduce_sum(parts(theta, flow, ctx)[LOSS_SUM]), METRICS: {}}
+
+    linear = Linear.Params(input_dim=3, output_dim=5).instantiate()
+    specs = {f"linear/{path}": spec for path, spec in linear.specs().items()}
+    batch, found = {"x": ((2, 3), "float32")}, []
+    for loss in (parts, whole):
+        pieces = [Piece("learned", {"linear": linear}, learned), Piece("loss", {}, loss)]
+        traces = trace_all(pieces, specs, batch)
+        found.append(saved_bytes(pieces, traces, specs, set(specs), batch)[1].for_backward)
+    assert found[0] == found[1] and sum(found[0].values()) > 0
+
+
 def looped_piece(most: int | None) -> Any:
     """Returns the saved tensors of a piece y = tanh(y) of 6 iterations, and all that it writes."""
     linear = Linear.Params(input_dim=3, output_dim=5, use_bias=False).instantiate()
