@@ -14,20 +14,14 @@ of gradients, and what is new in the update before it replaces the old.
 
 from __future__ import annotations
 
-import heapq
-import itertools
-import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from tekso.framework.costs import graph_memory
 from tekso.framework.costs.best_fit import BestFit
-from tekso.framework.costs.graph_memory import Change
-from tekso.framework.costs.graph_time import op_seconds
 from tekso.framework.costs.graph_walks import needed
 from tekso.framework.costs.this_machine import MachineSpeed
 from tekso.framework.execution.pipeline.actions import Action, Event, Kind
@@ -37,6 +31,15 @@ from tekso.framework.execution.pipeline.program import PipelineProgram
 from tekso.framework.execution.pipeline.stage_backend import DeviceBackend, Part
 from tekso.framework.execution.pipeline.stage_backend import Kind as VariableKind
 from tekso.framework.execution.pipeline.workers import Worker, Workers
+from tekso.framework.planning.simulated_calls import (
+    CallGraph,
+    CallParts,
+    HeldArray,
+    HeldMemory,
+    SimulatedCall,
+    graph_of,
+    run_calls,
+)
 from tekso.framework.planning.simulator import simulate
 from tekso.framework.signature import Signature
 from tekso.framework.step import Step
@@ -87,117 +90,6 @@ class PipelineMemory:
         return self._devices.arrays.peak
 
 
-class _Array:
-    """A tensor of the simulation; its memory is free when nothing refers to it.
-
-    Attributes:
-      spec: its shape and type.
-      memory: the array whose memory it has; None: that of a variable.
-    """
-
-    def __init__(self, spec: tf.TensorSpec, memory: _Memory | None) -> None:
-        self.spec, self.memory = spec, memory
-
-
-class _Memory:
-    """Memory that is allocated when an op runs."""
-
-    def __init__(self, arrays: BestFit) -> None:
-        self._arrays = arrays
-
-    def __del__(self) -> None:
-        self._arrays.give_back(id(self))
-
-
-class _Graph(NamedTuple):
-    """What a call of a function does.
-
-    Attributes:
-      changes: changes of its ops.
-      seconds: time of each op.
-      inputs: names of its inputs, in order.
-      outputs: for each output, its spec and the tensor of the graph whose memory it has.
-    """
-
-    changes: Sequence[Change]
-    seconds: Sequence[float]
-    inputs: Sequence[str]
-    outputs: Sequence[tuple[tf.TensorSpec, str]]
-
-
-class _Parts(NamedTuple):
-    """The parts of a function.
-
-    Attributes:
-      ops: the ops that it runs.
-      inputs: names of its inputs, in order.
-      outputs: tensors that it returns.
-    """
-
-    ops: Sequence[Any]
-    inputs: Sequence[str]
-    outputs: Sequence[Any]
-
-
-class _Call:
-    """A call that has not ended yet.
-
-    Args:
-      devices: the devices.
-      graph: what it does.
-      given: its arguments, which live until it ends.
-    """
-
-    def __init__(self, devices: _Devices, graph: _Graph, given: Sequence[Any]) -> None:
-        self._devices, self._given, self._held = devices, given, dict[str, _Memory]()
-        self.ops = list(zip(graph.changes, graph.seconds, strict=True))
-        kept = {
-            name: array.memory
-            for name, array in zip(graph.inputs, given, strict=False)
-            if isinstance(array, _Array)
-        }
-        computed = {name for change in graph.changes for name in _made(change)}
-        for _, name in graph.outputs:
-            if name in computed and name not in kept:
-                kept[name] = _Memory(devices.arrays)
-        self._kept = {name: one for name, one in kept.items() if name in computed}
-        self.outputs = [_Array(spec, kept.get(name)) for spec, name in graph.outputs]
-
-    def begin(self, change: Change) -> None:
-        """Begins an op."""
-        arrays = self._devices.arrays
-        for name, size in change.takes.items():
-            if size:
-                self._held[name] = self._memory(name)
-                arrays.take(id(self._held[name]), size)
-        if change.temporary:
-            arrays.take((id(self), ""), change.temporary)
-
-    def end(self, change: Change) -> None:
-        """Ends it."""
-        arrays = self._devices.arrays
-        arrays.give_back((id(self), ""))
-        if change.overwrites:
-            before, after = change.overwrites
-            old = self._held.pop(before)
-            self._held[after] = self._memory(after)
-            arrays.rename(id(old), id(self._held[after]))
-        if change.assigns and change.assigns[0] in self._held:
-            name, variable = change.assigns
-            self._devices.variables[variable] = self._held.pop(name)
-        for name in change.frees:
-            self._held.pop(name, None)
-
-    def _memory(self, name: str) -> _Memory:
-        return self._kept.get(name) or _Memory(self._devices.arrays)
-
-
-def _made(change: Change) -> Iterator[str]:
-    yield from change.takes
-    if change.overwrites:
-        yield change.overwrites[1]
-
-
 class _Variable:
     """A variable of the simulation."""
 
@@ -235,10 +127,10 @@ class _Backend(DeviceBackend):
 
     def put(self, array: Any) -> Any:
         """See `StageBackend`."""
-        memory = _Memory(self._devices.arrays)
+        memory = HeldMemory(self._devices.arrays)
         if array.nbytes >= max(self._devices.least, 1):
             self._devices.arrays.take(id(memory), array.nbytes)
-        return _Array(tf.TensorSpec(array.shape, array.dtype), memory)
+        return HeldArray(tf.TensorSpec(array.shape, array.dtype), memory)
 
     def scalar(self, value: Any, dtype: tf.DType) -> Any:
         """See `StageBackend`."""
@@ -250,7 +142,7 @@ class _Backend(DeviceBackend):
 
     def local(self, x: Any) -> Any:
         """See `StageBackend`; the sums of a micro-batch are zeros."""
-        return tf.zeros(x.spec.shape, x.spec.dtype) if isinstance(x, _Array) else x
+        return tf.zeros(x.spec.shape, x.spec.dtype) if isinstance(x, HeldArray) else x
 
     def variable(self, part: Part, spec: WeightSpec, kind: VariableKind) -> Any:
         """See `StageBackend`."""
@@ -258,7 +150,7 @@ class _Backend(DeviceBackend):
 
     def read(self, variable: Any) -> Any:
         """See `StageBackend`."""
-        return _Array(tf.TensorSpec(variable.shape, variable.dtype), None)
+        return HeldArray(tf.TensorSpec(variable.shape, variable.dtype), None)
 
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """See `StageBackend`."""
@@ -273,15 +165,15 @@ class _Backend(DeviceBackend):
         if isinstance(function, Subgraph):
             (known,) = args
             given = [known[name] for name in function.feeds]
-            parts = _Parts(function.ops, function.feeds, function.outputs)
+            parts = CallParts(function.ops, function.feeds, function.outputs)
             call = self._devices.called(function, parts, given)
             return function.arranged(call.outputs)
         if function is tf.add_n:
             function = self._devices.add_n
-        specs = tf.nest.map_structure(lambda x: x.spec if isinstance(x, _Array) else x, args)
+        specs = tf.nest.map_structure(lambda x: x.spec if isinstance(x, HeldArray) else x, args)
         concrete = function.get_concrete_function(*specs)
         names = [tensor.name for tensor in concrete.inputs]
-        parts = _Parts(needed(concrete.graph), names, concrete.outputs)
+        parts = CallParts(needed(concrete.graph), names, concrete.outputs)
         call = self._devices.called(concrete, parts, tf.nest.flatten(args))
         structure = concrete.structured_outputs
         return tf.nest.pack_sequence_as(structure, call.outputs) if call.outputs else structure
@@ -299,12 +191,12 @@ class _Devices:
 
     def __init__(self, machine: MachineSpeed) -> None:
         self.arrays, self.least, self._machine = BestFit(), 0.0, machine
-        self.variables: dict[str, _Memory] = {}
+        self.variables: dict[str, HeldMemory] = {}
         self.add_n = tf.function(tf.add_n, autograph=False)
         self._sizes: dict[str, float] = {}
-        self._graphs: dict[tuple[Any, float], _Graph] = {}  # by function and `least`
+        self._graphs: dict[tuple[Any, float], CallGraph] = {}  # by function and `least`
         self._random = random.Random(0)
-        self._calls: list[_Call] = []
+        self._calls: list[SimulatedCall] = []
         self._plan: PipelinePlan | None = None
         self._durations: Durations = {}
 
@@ -325,19 +217,19 @@ class _Devices:
 
     def _place(self, name: str) -> None:
         if self._sizes[name] >= max(self.least, 1):
-            self.variables[name] = _Memory(self.arrays)
+            self.variables[name] = HeldMemory(self.arrays)
             self.arrays.take(id(self.variables[name]), self._sizes[name])
 
-    def called(self, function: Any, parts: _Parts, given: Sequence[Any]) -> _Call:
+    def called(self, function: Any, parts: CallParts, given: Sequence[Any]) -> SimulatedCall:
         """Begins a call of a function that consists of these parts."""
         key = function, self.least
         if key not in self._graphs:
-            self._graphs[key] = _graph(parts, self._machine, self.least)
-        call = _Call(self, self._graphs[key], given)
+            self._graphs[key] = graph_of(parts, self._machine, self.least)
+        call = SimulatedCall(self.arrays, self.variables, self._graphs[key], given)
         self._calls.append(call)
         return call
 
-    def new_calls(self) -> list[_Call]:
+    def new_calls(self) -> list[SimulatedCall]:
         """Returns the calls that have begun since the last time."""
         found, self._calls = self._calls, []
         return found
@@ -368,7 +260,7 @@ class _Workers(Workers):
         """See `Workers`."""
         found = [function(item) for item in items]
         spans = ((0.0, 1.0, lambda call=call: [call]) for call in self._devices.new_calls())
-        _run(spans)
+        run_calls(spans)
         return found
 
     def run(
@@ -377,7 +269,7 @@ class _Workers(Workers):
         """See `Workers`."""
         found: dict[Worker, list[Event]] = {worker: [] for worker in orders}
 
-        def started(worker: Worker, action: Action) -> list[_Call]:
+        def started(worker: Worker, action: Action) -> list[SimulatedCall]:
             perform(worker, action)
             return self._devices.new_calls()
 
@@ -386,43 +278,8 @@ class _Workers(Workers):
             found[worker].append(event)
             call = lambda worker=worker, event=event: started(worker, event.action)  # noqa: E731
             spans.append((event.start, event.end, call))
-        _run(spans)
+        run_calls(spans)
         return found
-
-
-_END, _START = 0, 1  # what ends at a time, ends before other things start
-
-
-def _run(spans: Any) -> None:
-    """Runs calls, each from a start to an end; those of a span one after the other."""
-    number = itertools.count()
-    # (time, _END or _START, number, what)
-    todo: list[tuple[float, int, int, Any]] = []
-    for start, end, calls in spans:
-        heapq.heappush(todo, (start, _START, next(number), (end, calls)))
-    while todo:
-        now, kind, _, what = heapq.heappop(todo)
-        if kind == _START:
-            end, calls = what
-            heapq.heappush(todo, (now, _END, next(number), _ops(now, end, calls())))
-            continue
-        following = next(what, None)
-        if following is not None:
-            heapq.heappush(todo, (following, _END, next(number), what))
-
-
-def _ops(start: float, end: float, calls: list[_Call]) -> Iterator[float]:
-    """Runs the ops of calls; yields the time when the one that has begun ends."""
-    left = math.fsum(seconds for call in calls for _, seconds in call.ops)
-    now = start
-    while calls:
-        call = calls.pop(0)
-        for change, seconds in call.ops:
-            call.begin(change)
-            now = min(end, now + (end - now) * (seconds / left if left > 0.0 else 0.0))
-            left -= seconds
-            yield now
-            call.end(change)
 
 
 class _Program(PipelineProgram):
@@ -435,16 +292,3 @@ class _Program(PipelineProgram):
         self._workers = _Workers(devices)
         self._devices = devices
         self.assign(lambda key, where: np.zeros((), np.int64))
-
-
-def _graph(parts: _Parts, machine: MachineSpeed, least: float) -> _Graph:
-    ops, inputs, outputs = parts
-    if not ops and not outputs:
-        return _Graph([], [], inputs, [])
-    graph = (outputs[0] if outputs else ops[0]).graph
-    names = graph_memory.memory_of(graph, ops, outputs)
-    specs = [tf.TensorSpec(t.shape, t.dtype) for t in outputs]
-    changes = list(graph_memory.changes_of(graph, ops, outputs, least=least))
-    times = op_seconds(graph, ops, machine)
-    seconds = [times[change.op] for change in changes]
-    return _Graph(changes, seconds, inputs, list(zip(specs, names, strict=True)))
