@@ -46,7 +46,7 @@ class UpdateScalars(NamedTuple):
     """The values that the update of every weight depends on, besides its own tensors.
 
     Attributes:
-      finite: bool scalar; if False, every weight and slot keeps its value.
+      finite: condition for `select`; if false, every weight and slot keeps its value.
       factors: {group: clipping factor of its gradients, or None}.
       rates: {group: learning rate}.
       applied: number of updates before this one.

@@ -204,6 +204,7 @@ class Step:
         *,
         fuse: Fuse = no_fusion,
         waits: bool = False,
+        on_mesh: bool = False,
     ) -> tuple[State[tf.Tensor], Flat]:
         """Returns the new values of the state that a step changes, and the learner's metrics.
 
@@ -218,19 +219,23 @@ class Step:
           fuse: compiles elementwise clusters.
           waits: begins when all gradients exist. Otherwise, ops that need the state only, such as a
             decayed slot, run early in the step, and their results stay in memory.
+          on_mesh: whether the weights are sharded, so that `select` needs another condition.
         """
         gradients, more = self._combined(gradients, step)
         norms = {w.spec.path: w.squared_norms(gradients[w.spec.path]) for w in self._all_trained}
         decision = self.decide(norms, state.slots, step, sums.total)
+        scalars = decision.scalars
+        if on_mesh:
+            scalars = scalars._replace(finite=tf.reshape(scalars.finite, [1]))
         weights, slots = {}, dict(decision.counts)
-        with tf.control_dependencies([decision.scalars.finite] if waits else []):
+        with tf.control_dependencies([scalars.finite] if waits else []):
             for weight in self._all_trained:
                 path = weight.spec.path
                 weights[path], new = weight.updated(
-                    state.weights[path], gradients[path], state.slots, decision.scalars, fuse=fuse
+                    state.weights[path], gradients[path], state.slots, scalars, fuse=fuse
                 )
                 slots |= new
-        weights |= self.new_statistics(state.weights, sums.statistics, decision.scalars.finite)
+        weights |= self.new_statistics(state.weights, sums.statistics, scalars.finite)
         return State(weights, slots), decision.metrics | more
 
     def _combined(self, gradients: Mapping[str, Any], step: tf.Tensor) -> tuple[Flat, Flat]:
@@ -262,7 +267,8 @@ class Step:
         Args:
           weights: values before the step, at least for the layers that have statistics.
           statistics: {path: (sum, weight)}, summed over all parts.
-          is_finite: whether the step is applied; if not, the weights keep their values.
+          is_finite: whether the step is applied, as a condition for `select`; if not, the weights
+            keep their values.
         """
         means = {name: tf.math.divide_no_nan(*pair) for name, pair in statistics.items()}
         changed = self.learner.without_frozen(self.task.new_statistics(weights, means))

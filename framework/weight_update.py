@@ -110,15 +110,20 @@ def updated(
 
 
 def is_first_update(applied: tf.Tensor) -> tf.Tensor:
-    """Returns whether no update has been applied yet."""
-    return tf.equal(applied, tf.constant(0, tf.int64))
+    """Returns whether no update has been applied yet, as a condition for `select` of shape [1]."""
+    return tf.equal(tf.reshape(applied, [1]), tf.constant(0, tf.int64))
 
 
 def select(condition: tf.Tensor, chosen: tf.Tensor, otherwise: tf.Tensor) -> tf.Tensor:
-    """Returns one of two tensors of the same shape, depending on a scalar condition.
+    """Returns one of two tensors of the same shape.
 
-    The condition is reshaped to their rank, because on a mesh `tf.where` with a scalar condition
-    and sharded tensors crashes the process (`execution/workarounds`).
+    Args:
+      condition: bool. If its shape is [], the result is one of the tensors itself, which takes
+        neither time nor memory. If it is [1], all elements are copied; on a mesh it must be,
+        because a scalar condition and sharded tensors crash the process (`execution/workarounds`).
+      chosen: the result if the condition is true.
+      otherwise: the result if it is false.
     """
-    rank = len(chosen.shape)
-    return tf.where(tf.reshape(condition, [1] * rank), chosen, otherwise)
+    if condition.shape.rank == 0:
+        return tf.raw_ops.Select(condition=condition, x=chosen, y=otherwise)
+    return tf.where(tf.reshape(condition, [1] * len(chosen.shape)), chosen, otherwise)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tekso.framework.costs.op_kinds import SAME_MEMORY
+from tekso.framework.costs import graph_work
 
 Same = Mapping[str, tf.Tensor]
 """{name of a tensor: the first tensor of the graph in the same memory}."""
@@ -49,8 +49,8 @@ def _found(graph: Any) -> tuple[Same, Mapping[str, tf.Operation]]:
     ops: dict[str, tf.Operation] = {}
     for op in graph.get_operations():
         given = [tensors.get(tensor.name, tensor) for tensor in op.inputs]
-        own = given[: len(op.outputs)]
-        if op.type not in SAME_MEMORY:
+        own = [given[number] for number in graph_work.shared_inputs(op)]
+        if not own:
             earlier = first.setdefault(kind(op, given), op)
             own = earlier.outputs
             if earlier is not op:

@@ -179,11 +179,13 @@ def _roots(
     sizes: dict[str, float] = {}
     for op in ops:
         lists = _lists(op, least, live.get(op.name))
+        shared_inputs = graph_work.shared_inputs(op)
         for number, tensor in enumerate(op.outputs):
             source = None
             if len(op.inputs):
-                source = merged.name(op.inputs[min(number, len(op.inputs) - 1)])
-            is_alias = op.type in _ALIASES or lists.get(number) == 0.0
+                shared = shared_inputs[number] if shared_inputs else min(number, len(op.inputs) - 1)
+                source = merged.name(op.inputs[shared])
+            is_alias = bool(shared_inputs) or op.type in _ALIASES or lists.get(number) == 0.0
             root[tensor.name] = root[source] if is_alias and source in root else tensor.name
             held = 0.0 if is_alias else float(graph_work.size(tensor) * (tensor.dtype.size or 0))
             held = held if held >= least else 0.0

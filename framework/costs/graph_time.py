@@ -197,7 +197,7 @@ def _works(graph: Any, op: Any) -> Iterator[_Work]:
         )
     elif op.type in op_kinds.COLLECTIVES:
         yield _Work(op, _move(op), lambda *_: 0.0)  # mesh_time.py has its time
-    elif op.type not in op_kinds.INSTANT:
+    elif op.type not in op_kinds.INSTANT and not graph_work.shared_inputs(op):
         yield _Work(op, _move(op), functools.partial(_plain_seconds, op))
 
 

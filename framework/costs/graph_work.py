@@ -8,6 +8,7 @@ of a loop counts once per iteration.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -89,10 +90,22 @@ def _graphs(graph: Any, op: Any, *names: str) -> list[Any]:
     return [f.graph for f in functions if f is not None and getattr(f, "graph", None) is not None]
 
 
+def shared_inputs(op: Any) -> Sequence[int]:
+    """Returns for each output the number of the input in whose memory it is; []: in none.
+
+    A `Select` with a scalar condition returns one of its inputs. For a step that is applied, that
+    is the first of the two.
+    """
+    if op.type == "Select" and op.inputs[0].shape.rank == 0:
+        return [1]
+    is_shared = op.type in op_kinds.SAME_MEMORY and len(op.inputs)
+    return range(len(op.outputs)) if is_shared else ()
+
+
 def root(tensor: Any) -> Any:
     """Returns the tensor of which a tensor is another name."""
-    while tensor.op.type in op_kinds.SAME_MEMORY and len(tensor.op.inputs):
-        tensor = tensor.op.inputs[tensor.value_index]  # an IdentityN has several outputs
+    while shared := shared_inputs(tensor.op):
+        tensor = tensor.op.inputs[shared[tensor.value_index]]
     return tensor
 
 

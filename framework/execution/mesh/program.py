@@ -261,7 +261,9 @@ class MeshProgram(ExecutionProgram):
     def _update(
         self, gradients: Flat, sums: Sums, total_weight: tf.Tensor, step: tf.Tensor
     ) -> Flat:
-        new, metrics = self._step.update(self._read(), gradients, sums, step, fuse=self._fuse)
+        new, metrics = self._step.update(
+            self._read(), gradients, sums, step, fuse=self._fuse, on_mesh=True
+        )
         for variables, stored, values in zip(self._variables, self._stored, new, strict=True):
             for path, value in values.items():
                 variables[path].assign(self._placement.reshard(value, stored[path]))

@@ -199,6 +199,10 @@ class MeshBackend(StageBackend):
         """See `StageBackend`."""
         return x[0]
 
+    def condition(self, x: tf.Tensor) -> tf.Tensor:
+        """See `StageBackend`."""
+        return tf.reshape(self.scalar_value(x), [1])
+
     def context(self, weights: Flat, specs: Specs, examples: Examples) -> MeshContext:
         """See `StageBackend`; it knows how the weights are sharded."""
         ctx = step_context.context(self._placement, self.layout, examples, self.fuse)

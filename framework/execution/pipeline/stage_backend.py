@@ -128,6 +128,10 @@ class StageBackend(abc.ABC):
         """Returns a scalar argument of a function as a tensor of shape []."""
 
     @abc.abstractmethod
+    def condition(self, x: tf.Tensor) -> tf.Tensor:
+        """Returns such an argument as a condition for `select` of weight_update.py."""
+
+    @abc.abstractmethod
     def context(self, weights: Flat, specs: Specs, examples: Examples) -> StepContext:
         """Returns the context of some examples of a batch.
 
@@ -238,6 +242,10 @@ class DeviceBackend(StageBackend):
         return tf.TensorSpec((), dtype)
 
     def scalar_value(self, x: tf.Tensor) -> tf.Tensor:
+        """See `StageBackend`."""
+        return x
+
+    def condition(self, x: tf.Tensor) -> tf.Tensor:
         """See `StageBackend`."""
         return x
 

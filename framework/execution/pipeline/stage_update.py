@@ -102,6 +102,7 @@ class StageUpdate:
     ) -> tf.Tensor:
         """Assigns all new values; returns a tensor for the caller to wait for."""
         scalars = mapped(self._backend.scalar_value, placed)
+        scalars = scalars._replace(finite=self._backend.condition(placed.finite))
         variables, slot_variables = self._state.stages[self._stage]
         weights = {path: variables[path].read_value() for path in self._specs}
         changed = self._step.new_statistics(weights, statistics, scalars.finite)
@@ -120,7 +121,7 @@ class StageUpdate:
                 for slot, value in new_slots.items():
                     stored = self._backend.stored(value, specs[slot], "slot")
                     done.append(slot_variables[slot].assign(stored, read_value=False))
-        return self._backend.replicated(tf.identity(scalars.finite))
+        return self._backend.replicated(tf.identity(scalars.applied))
 
     def _assigned(self, variable: Any, value: tf.Tensor, spec: WeightSpec) -> Any:
         return variable.assign(self._backend.stored(value, spec, "weight"), read_value=False)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import tensorflow as tf
 
 from tekso.framework.costs.graph_memory import peak_bytes
+from tekso.framework.weight_update import select
 
 BYTES = 4000  # of a tensor of 1,000 numbers
 
@@ -23,6 +25,20 @@ def test_an_op_overwrites_an_input_that_nothing_else_reads() -> None:
 
     assert peak_bytes(graph(lambda x: tf.tanh(tf.exp(x)), [1000])) == BYTES
     assert peak_bytes(graph(read_twice, [1000])) == 2 * BYTES
+
+
+@pytest.mark.parametrize("of_condition", [[], [1]])
+def test_a_tensor_that_a_scalar_condition_selects_is_not_copied(of_condition: list[int]) -> None:
+    x, y = (tf.random.stateless_normal([1 << 17], [1, seed]) for seed in (1, 2))
+    size = 4 * x.shape.num_elements()
+
+    def function(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+        condition = tf.reshape(x[0] > y[0], of_condition)
+        return select(condition, x, y)
+
+    copied = size if of_condition else 0
+    assert peak_bytes(graph(function, x.shape, y.shape), least=size) == copied
+    assert measured(function, x, y) == copied
 
 
 def test_a_product_does_not_overwrite_its_input() -> None:

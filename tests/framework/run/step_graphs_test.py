@@ -119,6 +119,15 @@ def test_the_memory_contains_what_the_allocator_cannot_use() -> None:
     assert 1.01 * asked < graphs.peak_bytes([4096.0]) < 1.5 * asked
 
 
+def test_an_update_hands_on_what_it_keeps() -> None:
+    """It copies no weight and no slot, whether the step is applied or not."""
+    learner = Learner.Params(optimizer=Adam.Params(), schedule=Constant.Params(value=0.1))
+    step = Step(Normalised.Params().instantiate(), learner.instantiate(), seed=0)
+    graphs = step_graphs.trace(step, BATCH, DataParallel.Params(xla="none"))
+    types = [op.type for op in graphs.update.get_operations()]
+    assert types.count("Select") == 2 + 4 + 2  # weights, moments, statistics
+
+
 def test_an_update_begins_when_all_gradients_exist() -> None:
     """A decayed slot needs no gradient: computed before, it would stay in memory during a step."""
     learner = Learner.Params(optimizer=Adam.Params(), schedule=Constant.Params(value=0.1))
