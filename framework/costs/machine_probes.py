@@ -105,7 +105,7 @@ class Probes(ProbeRuns):
         product_s = self.of_nothing(lambda x: tf.matmul(x, tiny), tiny)
         # Of a chain of equal ops, TensorFlow makes one: x * y * y * y becomes x * (y * y * y).
         op_s = self.of_nothing(lambda x: x * small + small, small) / 2
-        streams = self.streams(tf.multiply, op_s, 12, (_IN_CACHE, *_LARGER_ARRAYS))
+        streams = self.streams(tf.subtract, op_s, 12, (_IN_CACHE, *_LARGER_ARRAYS))
         return {
             "products": self._products(_PRODUCTS, product_s, streams),
             "batch_products": self._products(_BATCH_PRODUCTS, product_s, streams),
@@ -186,23 +186,18 @@ class Probes(ProbeRuns):
     ) -> Speeds:
         """Returns [(distance, bytes per second)] of an op; see tensor_reuse.py for distances.
 
-        In a chain of ops, an op reads what the one before it wrote. In the last point, it reads
-        and writes arrays that were not used for long.
+        An op reads what the ones before it wrote. In the last point, it reads and writes arrays
+        that were not used for long.
 
         Args:
           function: the op.
           op_s: time of the op on a very small array.
           moved: bytes that it moves for every element.
-          sizes: elements of the arrays of the chains.
+          sizes: elements of the arrays of the series.
         """
         found = []
         for size in sizes:
-            other = array(size)
-
-            def one(x: Any, other: Any = other) -> Any:
-                return function(x, other)
-
-            whole = self.of_chain(one, array(size))
+            whole = self.of_series(function, array(size))
             found.append((float(moved * size), moved * size / rest(whole, op_s, least=0.25)))
         large = self.of_each(function, array(_LARGE), array(_LARGE), times=_FEW_TIMES)
         found.append((float(_FEW_TIMES * moved * _LARGE), moved * _LARGE / large))

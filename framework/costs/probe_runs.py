@@ -46,6 +46,18 @@ class ProbeRuns:
         """Returns the time of a function from a tensor to one of the same number of elements."""
         return self.seconds(chain(function, TIMES), x) / TIMES
 
+    def of_series(self, function: Callable[[Any, Any], Any], x: Any) -> Seconds:
+        """Returns the time of a function of the last two results, which gives the next one.
+
+        Each result is an array of its own, as most are in a step. In `of_chain`, TensorFlow
+        overwrites the only one.
+        """
+
+        def following(pair: tuple[Any, Any]) -> tuple[Any, Any]:
+            return pair[1], function(pair[1], pair[0])
+
+        return self.seconds(chain(following, TIMES), (x, x * 1.5)) / TIMES
+
     def of_nothing(self, function: Callable[[Any], Any], x: Any) -> Seconds:
         """Returns the time of a function that has next to nothing to compute.
 

@@ -7,8 +7,10 @@ time of a step is the sum of its fixed costs:
     + convolutions convolution_s + clusters cluster_s + arguments argument_s + loops loop_s
 
 An op that is repeated alone would take less time than in a step, where caches also hold the code of
-other ops, and ops are handed to other threads. The numbers of arrays, variables, ops and so on are
-counted in the graphs with which a step is planned, so the times fit what the plan counts.
+other ops, and ops are handed to other threads. Products, convolutions and clusters start between
+ops that compute, so the probes of their starts use more memory between any two than the cache of a
+core holds. The numbers of arrays, variables, ops and so on are counted in the graphs with which a
+step is planned, so the times fit what the plan counts.
 """
 
 from __future__ import annotations
@@ -35,6 +37,8 @@ _WARMUP_STEPS = 100  # after which TensorFlow knows the ops that are too short f
 _REPEATS = 150  # of single steps
 _ITERATIONS = 64  # of a loop that XLA compiles
 _INPUTS, _OUTPUTS = 7, 3  # of a cluster with many arguments, as an update by Adam has
+_TIMES = 8  # repetitions of what starts between ops that compute
+_BETWEEN = (2, 1 << 18)  # these ops, of arrays of so many elements
 
 
 class StepProbe(NamedTuple):
@@ -45,6 +49,7 @@ class StepProbe(NamedTuple):
       arrays: number of arrays of a batch.
       repeated: what the forward pass repeats; a method of `_Probed`.
       times: how often.
+      apart: whether ops on large arrays run between any two repetitions.
       xla: as in `DataParallel.Params`.
     """
 
@@ -52,6 +57,7 @@ class StepProbe(NamedTuple):
     arrays: int = 1
     repeated: str = ""
     times: int = 0
+    apart: bool = False
     xla: Literal["none", "clusters"] = "none"
 
 
@@ -59,20 +65,21 @@ SMALL = StepProbe()
 DEEP = StepProbe(repeated="op", times=150)
 ARRAYS = StepProbe(arrays=9)
 WIDE = StepProbe(weights=17)
-PRODUCTS = StepProbe(repeated="product", times=12)
-CONVOLUTIONS = StepProbe(repeated="convolution", times=6)
-CLUSTERS = StepProbe(repeated="cluster", times=8, xla="clusters")
-ARGUMENTS = StepProbe(repeated="large_cluster", times=8, xla="clusters")
+APART = StepProbe(repeated="nothing", times=_TIMES, apart=True)
+PRODUCTS = StepProbe(repeated="product", times=_TIMES, apart=True)
+CONVOLUTIONS = StepProbe(repeated="convolution", times=_TIMES, apart=True)
+CLUSTERS = StepProbe(repeated="cluster", times=_TIMES, apart=True, xla="clusters")
+ARGUMENTS = StepProbe(repeated="large_cluster", times=_TIMES, apart=True, xla="clusters")
 LOOPS = StepProbe(repeated="loop", times=2, xla="clusters")
 
 EQUATIONS = (
     Equation("op_s", DEEP, SMALL),
     Equation("array_s", ARRAYS, SMALL),
     Equation("variable_s", WIDE, SMALL),
-    Equation("product_s", PRODUCTS, SMALL),
-    Equation("convolution_s", CONVOLUTIONS, SMALL),
+    Equation("product_s", PRODUCTS, APART),
+    Equation("convolution_s", CONVOLUTIONS, APART),
     Equation("argument_s", ARGUMENTS, CLUSTERS),  # which has as many clusters
-    Equation("cluster_s", CLUSTERS, SMALL),
+    Equation("cluster_s", CLUSTERS, APART),
     Equation("loop_s", LOOPS, SMALL),
 )
 
@@ -128,6 +135,7 @@ def _task(probe: StepProbe) -> Task:
         products=Products.Params(num_weights=probe.weights),
         repeated=probe.repeated,
         times=probe.times,
+        apart=probe.apart,
     ).instantiate()
     return found
 
@@ -140,11 +148,23 @@ class _Probed(ProductsTask):
 
         repeated: str = param("A method of the task.", default="")
         times: int = param("How often.", default=0)
+        apart: bool = param("Whether ops on large arrays run between.", default=False)
 
     def further(self, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
         """See ProductsTask."""
+        count, size = _BETWEEN if self.params.apart else (0, 1)
+        large = [tf.fill([size], tf.stop_gradient(x)[0, 0] + i) for i in range(2)]
         for i in range(self.params.times):
             x = getattr(self, self.params.repeated)(x, i, ctx)
+            for _ in range(count):
+                with tf.control_dependencies([x]):
+                    large = [large[1], large[1] - large[0]]  # into an array of its own
+                with tf.control_dependencies(large):
+                    x = tf.identity(x)
+        return x
+
+    def nothing(self, x: tf.Tensor, i: int, ctx: StepContext) -> tf.Tensor:
+        """[…] → the same shape."""
         return x
 
     # Products and clusters differ for each i, so that each has code of its own, as in a model.

@@ -27,10 +27,11 @@ def counts(probe: StepProbe) -> dict[str, float]:
         DEEP: {"op_s": 600},
         ARRAYS: {"array_s": 8, "op_s": 32},
         WIDE: {"variable_s": 48, "op_s": 609},
-        step_probes.PRODUCTS: {"product_s": 48, "op_s": 72},
-        step_probes.CONVOLUTIONS: {"convolution_s": 36, "op_s": 200},
-        step_probes.CLUSTERS: {"cluster_s": 16, "argument_s": 32, "op_s": 32},
-        step_probes.ARGUMENTS: {"cluster_s": 16, "argument_s": 160, "op_s": 32},
+        step_probes.APART: {"op_s": 64},
+        step_probes.PRODUCTS: {"product_s": 32, "op_s": 136},
+        step_probes.CONVOLUTIONS: {"convolution_s": 48, "op_s": 264},
+        step_probes.CLUSTERS: {"cluster_s": 16, "argument_s": 32, "op_s": 96},
+        step_probes.ARGUMENTS: {"cluster_s": 16, "argument_s": 160, "op_s": 96},
         step_probes.LOOPS: {"cluster_s": 4, "argument_s": 8, "op_s": 8, "loop_s": 4 * 64 * 5},
     }
     for name, number in more.get(probe, {}).items():

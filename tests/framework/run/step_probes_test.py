@@ -42,8 +42,13 @@ def test_a_step_has_as_many_arrays_variables_clusters_and_arguments_as_its_model
     deep = more(step_probes.DEEP, SMALL)
     assert {name for name, number in deep.items() if number} == {"op_s"}
     assert deep["op_s"] == 2 * 150 * towers  # each tanh and its gradient
-    assert more(step_probes.PRODUCTS, SMALL)["product_s"] == 2 * 12 * towers
-    assert more(step_probes.CONVOLUTIONS, SMALL)["convolution_s"] == 3 * 6 * towers
+    assert more(step_probes.PRODUCTS, step_probes.APART)["product_s"] == 2 * 8 * towers
+    apart = more(step_probes.APART, SMALL)
+    assert {name for name, number in apart.items() if number} == {"op_s"}
+    convolutions = more(step_probes.CONVOLUTIONS, step_probes.APART)
+    assert convolutions["convolution_s"] == 3 * 8 * towers
+    clusters = more(step_probes.CLUSTERS, step_probes.APART)
+    assert clusters["cluster_s"] >= 8 * towers  # and those of the update
     larger = more(step_probes.ARGUMENTS, step_probes.CLUSTERS)
     assert (larger["cluster_s"], larger["argument_s"]) == (0, 8 * (7 + 3 - 2) * towers)
 
@@ -51,5 +56,6 @@ def test_a_step_has_as_many_arrays_variables_clusters_and_arguments_as_its_model
 def test_a_disturbed_step_makes_no_time_negative() -> None:
     one, two, three = (dict.fromkeys(PLANTED, number) for number in (1.0, 2.0, 3.0))
     measured = {equation.more: (1.0, two) for equation in EQUATIONS}
-    measured |= {SMALL: (3.0, one), step_probes.ARGUMENTS: (1.0, three)}
+    measured |= {SMALL: (3.0, one), step_probes.APART: (3.0, one)}
+    measured[step_probes.ARGUMENTS] = (1.0, three)
     assert min(start_probes.solve(measured, EQUATIONS, SMALL).values()) == 0.0
