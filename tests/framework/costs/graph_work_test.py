@@ -141,7 +141,7 @@ def test_the_body_of_a_loop_counts_once_a_turn_and_of_branches_the_larger_one() 
         return tf.cond(tf.shape(x)[0] > 2, lambda: tf.linalg.matmul(x, w), lambda: tf.tanh(x))
 
     def case(x: Any, w: Any) -> Any:
-        branches = lambda: tf.tanh(x), lambda: tf.linalg.matmul(x, w)  # noqa: E731
+        branches = lambda: tf.tanh(x), lambda: tf.linalg.matmul(x, w)
         return tf.switch_case(tf.shape(x)[0] - 2, branches)
 
     shapes = (3, 5), (5, 5)
