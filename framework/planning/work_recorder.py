@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -35,6 +35,7 @@ class Region:
       iterations: how often it runs for each run of the part around it.
       recomputed: how often its forward pass is recomputed.
       first, last: range of its ops in the graph.
+      within: of a loop that is not recomputed: the part around it, which has its saved activations.
       saved: {name of a tensor: saved activation}.
     """
 
@@ -43,7 +44,13 @@ class Region:
     recomputed: int
     first: int = 0
     last: int = 0
+    within: Region | None = None
     saved: dict[str, SavedTensor] = dataclasses.field(default_factory=dict)
+
+    @property
+    def is_recomputed(self) -> bool:
+        """Whether the backward pass recomputes it."""
+        return self.within is None
 
 
 class Recorder:
@@ -74,6 +81,7 @@ class Recorder:
         last = {
             id(region): max((i for i, _, s in self._work if s is region), default=None)
             for region in self.regions
+            if region.is_recomputed
         }
         work: collections.Counter[tuple[Work, int]] = collections.Counter()
         for index, piece, region in self._work:
@@ -132,6 +140,9 @@ class Recorder:
             inner = [s for s in self.regions if s.first <= index < s.last]
             region = min(inner, key=lambda s: s.last - s.first, default=self.whole)
             self._read(index, op, region)
+        for region in reversed(self.regions):  # inner ones come after those around them
+            if region.within is not None:
+                _pass_on(region.saved, region.within, times=region.iterations)
 
     def _read(self, index: int, op: Any, region: Region) -> None:
         times, graphs = graph_work.inside(op.graph, op)
@@ -154,10 +165,10 @@ class Recorder:
         for one in graph.get_operations():
             self._read(index, one, inner)
         if is_loop:
-            outer = {self.names.of(x).root for x in given}
+            own, outer = {}, {self.names.of(x).root for x in given}
             for name, saved in inner.saved.items():
-                count = saved.count * (1 if name in outer else times)
-                region.saved.setdefault(name, dataclasses.replace(saved, count=count))
+                (region.saved if name in outer else own).setdefault(name, saved)
+            _pass_on(own, region, times=times)
 
     def _read_op(self, index: int, op: Any, region: Region) -> None:
         form, y = dim_names.einsum_form(op), op.outputs[0]
@@ -209,6 +220,12 @@ class Recorder:
             region,
             index=index,
         )
+
+
+def _pass_on(saved: Mapping[str, SavedTensor], to: Region, *, times: int) -> None:
+    """Adds what every iteration of a loop saves to what the part around it saves."""
+    for name, one in saved.items():
+        to.saved.setdefault(name, dataclasses.replace(one, count=one.count * times))
 
 
 def _channels_last(part: Part) -> Part:

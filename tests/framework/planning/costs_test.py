@@ -88,20 +88,25 @@ FEED_FORWARD = FeedForward.Params(input_dim=D, hidden_dim=F, use_bias=False)
 ATTENTION = MultiHeadAttention.Params(input_dim=D, num_heads=N, head_dim=H, use_bias=False)
 
 
-def model_of(task: Task, batch: Any, *, parts: int = 1, dtype: str = "float32") -> CostModel:
+def model_of(
+    task: Task, batch: Any, *, parts: int = 1, dtype: str = "float32", recomputes_loops: bool = True
+) -> CostModel:
     learner = Learner.Params(
         optimizer=Adam.Params(), schedule=schedules.Constant.Params(value=1.0)
     ).instantiate()
     specs = task.specs()
     weights = alike(specs.values(), trained=learner.trainable(specs))
-    work = tracing.trace(task, weights, batch, activation_dtype=dtype)
+    work = tracing.trace(
+        task, weights, batch, activation_dtype=dtype, recomputes_loops=recomputes_loops
+    )
     slots = alike(learner.slots(specs).values())
     size = 2 if dtype == "bfloat16" else 4
     return CostModel(work, weights, slots, DEVICE, parts=parts, activation_bytes=size)
 
 
 def cost_of(layer: Any, mesh: str, rules: str, **rest: Any) -> Cost:
-    options = {name: rest.pop(name) for name in ("parts", "dtype") if name in rest}
+    names = "parts", "dtype", "recomputes_loops"
+    options = {name: rest.pop(name) for name in names if name in rest}
     layout = MeshLayout(MeshShape.parse(mesh), Rules.parse(rules), **rest)
     if layer is Words:
         return model_of(Words.Params().instantiate(), IDS, **options).cost(layout)
@@ -265,6 +270,22 @@ def test_repeated_layers_cost_what_written_out_ones_do_and_the_recomputation() -
     # States of all turns; in the workspace, what one turn keeps.
     assert other.memory.activations == 4 * B * L / 2 * (3 + iterations * D)
     assert other.memory.workspace == 4 * B * L / 2 * (D + 2 * F / 4) + 2 * 4 * B * L / 2 * D
+
+
+@pytest.mark.parametrize("num_layers", [1, 4])
+def test_repeated_layers_that_are_not_recomputed_cost_what_written_out_ones_do(
+    num_layers: int,
+) -> None:
+    options: dict[str, Any] = {"num_layers": num_layers, "layer": FEED_FORWARD}
+    one, other = (
+        cost_of(kind.Params(**options), "data:2", "batch:data", recomputes_loops=False)
+        for kind in (Stack, RepeatedStack)
+    )
+    assert other.flops == one.flops
+    assert other.memory == one.memory
+    assert other.seconds == pytest.approx(one.seconds)
+    # The input of a layer, its hidden units and their activations.
+    assert one.memory.activations == 4 * B * L / 2 * (3 + num_layers * (D + 2 * F))
 
 
 def test_recomputed_layer_keeps_its_input_alone() -> None:
