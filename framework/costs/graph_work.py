@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tekso.framework.costs import op_kinds
+from tekso.framework.costs import graph_walks, op_kinds
 from tekso.framework.costs.loop_counts import counted_iterations
 
 ITERATIONS = "_iterations"
@@ -35,9 +35,12 @@ class GraphWork(NamedTuple):
 
 
 def count(graph: Any) -> GraphWork:
-    """Returns the work of all ops of a graph, including ops inside loops and function calls."""
+    """Returns the work of the ops that run, including ops inside loops and function calls.
+
+    TensorFlow removes ops that no output of a function needs, such as the gradient of a batch.
+    """
     flops = written = products = 0.0
-    for op in graph.get_operations():
+    for op in graph_walks.needed(graph):
         times, inner = inside(graph, op)
         if inner:
             found = [count(g) for g in inner]
