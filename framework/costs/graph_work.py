@@ -19,6 +19,9 @@ from tekso.framework.costs.loop_counts import counted_iterations
 ITERATIONS = "_iterations"
 """Attribute with the number of iterations of a loop of a compiled program."""
 
+_OTHER_SUMS = frozenset({"BiasAddGrad", "L2Loss", "SegmentSum"})
+"""Sums whose dims are not an input."""
+
 
 class GraphWork(NamedTuple):
     """The work of a graph.
@@ -126,9 +129,9 @@ def op_flops(op: Any) -> float:
         return 2.0 * out * _product(op.inputs[1].shape[:-1])
     if op.type == "DepthwiseConv2dNative":
         return 2.0 * out * _product(op.inputs[1].shape[:2])
-    if op.type in op_kinds.SUMS:
+    if op.type in op_kinds.SUMS | _OTHER_SUMS:
         return float(size(op.inputs[0]))
-    if op.type in ("AvgPool", "MaxPool"):
+    if op.type in ("AvgPool", "MaxPool", "AvgPool3D", "MaxPool3D"):
         return float(out * math.prod(op.get_attr("ksize")))
     return 0.0 if op.type in op_kinds.MOVES else float(out)
 

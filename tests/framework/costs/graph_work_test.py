@@ -111,6 +111,8 @@ def test_gradients_of_a_convolution_are_as_many_products_as_the_convolution(
     [
         (tf.tanh, (2, 3, 5), 2 * 3 * 5),
         (lambda x: tf.reduce_sum(x, 0), (2, 3, 5), 2 * 3 * 5),  # of what goes in
+        (lambda x: tf.raw_ops.BiasAddGrad(out_backprop=x), (2, 3, 5), 2 * 3 * 5),
+        (lambda x: tf.math.segment_sum(x, [0, 1, 1]), (3, 5), 3 * 5),
         (lambda x: tf.einsum("ij->ji", x), (2, 3), 2 * 3),
         (
             lambda x: tf.nn.max_pool2d(x, (3, 2), (2, 2), "SAME"),
@@ -122,10 +124,18 @@ def test_gradients_of_a_convolution_are_as_many_products_as_the_convolution(
             (2, 8, 6, 5),
             2 * 4 * 3 * 5 * 3 * 2,
         ),
+        (
+            lambda x: tf.nn.avg_pool3d(x, (1, 3, 2), (1, 2, 2), "SAME"),
+            (2, 3, 8, 6, 5),
+            2 * 3 * 4 * 3 * 5 * 3 * 2,
+        ),
         (lambda x: tf.reshape(tf.transpose(x), [6]), (2, 3), 0),
     ],
-    ids=["elementwise", "sum", "einsum of one", "max pool", "average pool", "moves"],
-)
+    ids=[
+        "elementwise", "sum", "bias", "segments", "einsum of one", "max pool", "average pool",
+        "pool of volumes", "moves",
+    ],
+)  # fmt: skip
 def test_what_is_no_product_counts_one_a_number(
     function: Any, shape: tuple[int, ...], flops: int
 ) -> None:
