@@ -165,7 +165,8 @@ class Recorder:
         for one in graph.get_operations():
             self._read(index, one, inner)
         if is_loop:
-            own, outer = {}, {self.names.of(x).root for x in given}
+            own: dict[str, SavedTensor] = {}
+            outer = {self.names.of(x).root for x in given}
             for name, saved in inner.saved.items():
                 (region.saved if name in outer else own).setdefault(name, saved)
             _pass_on(own, region, times=times)
