@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import collections
 import math
+import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -45,6 +46,7 @@ class Change(NamedTuple):
       frees: tensors that nothing reads after it.
       assigns: (tensor, name of the variable whose value it becomes); None: there is none.
       op: name of the op.
+      items: {list that it allocates: number of its items, which are arrays of their own}.
     """
 
     takes: Mapping[str, float]
@@ -53,6 +55,7 @@ class Change(NamedTuple):
     frees: Sequence[str]
     assigns: tuple[str, str] | None = None
     op: str = ""
+    items: Mapping[str, int] = types.MappingProxyType({})
 
 
 def peak_bytes(graph: Any, *, least: float = 0.0) -> float:
@@ -115,7 +118,7 @@ def changes_of(
     merged = equal_ops.merged(graph)
     ops = _as_they_get_ready([op for op in ops if op.name not in merged.ops], merged)
     reads, live = _reads(ops, outputs, merged)
-    root, sizes = _roots(ops, merged, least, live)
+    root, sizes, lengths = _roots(ops, merged, least, live)
     readers: dict[str, int] = {}
     sizes |= given or {}
     held = [*outputs, *(op.inputs[1] for op in ops if op.type == _ASSIGNS)]
@@ -139,7 +142,9 @@ def changes_of(
         assigns = None
         if op.type == _ASSIGNS:
             assigns = root[merged.name(op.inputs[1])], _variable(op.inputs[0].op)
-        yield Change(takes, inside, (before, own[0]) if before else None, frees, assigns, op.name)
+        overwrites = (before, own[0]) if before else None
+        items = {name: lengths[name] for name in takes if name in lengths}
+        yield Change(takes, inside, overwrites, frees, assigns, op.name, items)
 
 
 def memory_of(graph: Any, ops: Sequence[Any], tensors: Sequence[Any]) -> list[str]:
@@ -153,7 +158,7 @@ def memory_of(graph: Any, ops: Sequence[Any], tensors: Sequence[Any]) -> list[st
       tensors: the tensors.
     """
     merged = equal_ops.merged(graph)
-    root, _ = _roots([op for op in ops if op.name not in merged.ops], merged, 0.0, {})
+    root, *_ = _roots([op for op in ops if op.name not in merged.ops], merged, 0.0, {})
     found = []
     for tensor in tensors:
         name = merged.name(tensor)
@@ -166,8 +171,8 @@ def memory_of(graph: Any, ops: Sequence[Any], tensors: Sequence[Any]) -> list[st
 
 def _roots(
     ops: Sequence[Any], merged: Merged, least: float, live: Mapping[str, set[int]]
-) -> tuple[dict[str, str], dict[str, float]]:
-    """Returns {tensor: the tensor whose memory it has}, and the bytes of these.
+) -> tuple[dict[str, str], dict[str, float], dict[str, int]]:
+    """Returns {tensor: the tensor whose memory it has}, the bytes of these, and lengths of lists.
 
     Args:
       ops: the ops that run.
@@ -177,6 +182,7 @@ def _roots(
     """
     root: dict[str, str] = {}
     sizes: dict[str, float] = {}
+    lengths: dict[str, int] = {}
     for op in ops:
         lists = _lists(op, least, live.get(op.name))
         shared_inputs = graph_work.shared_inputs(op)
@@ -185,12 +191,16 @@ def _roots(
             if len(op.inputs):
                 shared = shared_inputs[number] if shared_inputs else min(number, len(op.inputs) - 1)
                 source = merged.name(op.inputs[shared])
-            is_alias = bool(shared_inputs) or op.type in _ALIASES or lists.get(number) == 0.0
+            items = lists.get(number)
+            is_empty = items is not None and not _bytes(items)
+            is_alias = bool(shared_inputs) or op.type in _ALIASES or is_empty
             root[tensor.name] = root[source] if is_alias and source in root else tensor.name
             held = 0.0 if is_alias else float(graph_work.size(tensor) * (tensor.dtype.size or 0))
             held = held if held >= least else 0.0
-            sizes.setdefault(root[tensor.name], lists.get(number) or held)
-    return root, sizes
+            if items is not None and not is_alias:
+                held, lengths[tensor.name] = _bytes(items), items.length
+            sizes.setdefault(root[tensor.name], held)
+    return root, sizes, lengths
 
 
 def _variable(handle: Any) -> str:
@@ -294,15 +304,20 @@ def _made(
     )
 
 
-def _lists(op: Any, least: float, live: set[int] | None = None) -> dict[int, float]:
-    """Returns {output: bytes of the list that an op makes or fills}; 0: in the memory of its input.
+def _lists(op: Any, least: float, live: set[int] | None = None) -> dict[int, ListItems]:
+    """Returns {output: the list that an op makes or fills}; no bytes: in the memory of its input.
 
     An output that no iteration of a loop changes is in the memory of its input too. Those that are
     not `live` are not computed.
     """
     if op.type in ("TensorListFromTensor", "ZerosLike") and op.outputs[0].dtype == tf.variant:
         items = list_items(op.outputs[0])
-        return {0: _bytes(items)} if items and items.each >= max(least, 1.0) else {}
+        return {0: items} if items and items.each >= max(least, 1.0) else {}
+    if op.type in op_kinds.BRANCHES:
+        saved = ((n, _saved_by_branches(op, n)) for n in range(len(op.outputs)))
+        return {
+            n: ListItems(op.outputs[n].name, 1, size, size) for n, size in saved if size >= least
+        }
     if op.type not in op_kinds.LOOPS:
         return {}
     body = graph_work.inside(op.graph, op)[1][0]
@@ -311,10 +326,25 @@ def _lists(op: Any, least: float, live: set[int] | None = None) -> dict[int, flo
         adds = _origin(body.outputs[number]).op.type == _SAVES
         given = None if adds else list_items(op.inputs[number])
         is_full = given is not None and given.length > 0
-        found[number] = 0.0 if is_full or items.each < least else _bytes(items)
+        found[number] = items._replace(each=0.0) if is_full or items.each < least else items
     for number, tensor in enumerate(body.outputs):
         if _origin(tensor) is body.inputs[number] or (live is not None and number not in live):
-            found[number] = 0.0
+            found[number] = ListItems(tensor.name, 0, 0.0, 0.0)
+    return found
+
+
+def _saved_by_branches(op: Any, number: int) -> float:
+    """Returns the bytes that an output holds for the gradient; -1: it is no such output.
+
+    It is an optional: the branch that runs may not compute the value. The largest one counts.
+    """
+    found = -1.0
+    for graph in graph_work.inside(op.graph, op)[1]:
+        made = _origin(graph.outputs[number]).op
+        if made.type == "OptionalFromValue":
+            values = [_origin(tensor) for tensor in made.inputs]
+            own = [value for value in values if value.op.type != "Placeholder"]
+            found = max(found, float(sum(graph_work.size(t) * t.dtype.size for t in own)))
     return found
 
 

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tekso.framework.execution import DataParallel, Pipelined
 from tekso.framework.execution.base import signature_of
+from tekso.framework.execution.batch_parts import one_after_the_other
 from tekso.framework.initializers import Ones
 from tekso.framework.learner import Learner
 from tekso.framework.optimizers.sgd import SGD
@@ -62,3 +63,25 @@ def test_gradients_of_bfloat16_weights_are_summed_over_parts_in_float32(
     )
     program.initialize()
     assert float(program.train_step(batch, 0)["gradient_norm"]) == 263
+
+
+def test_a_part_begins_when_the_one_before_has_ended() -> None:
+    """Otherwise, TensorFlow may hold the tensors of two parts at the same time."""
+
+    def compute(part: Any, start: Any, number: int) -> Any:
+        total = tf.reduce_sum(part["x"])
+        return [{"w": total}], {"loss": (total, total)}
+
+    @tf.function(autograph=False)
+    def whole(x: tf.Tensor) -> Any:
+        return one_after_the_other({"x": x}, 0, 4, compute)
+
+    x = tf.range(12.0)
+    gradients, _ = whole(x)
+    assert float(gradients[0]["w"]) == sum(range(12))
+    graph = whole.get_concrete_function(x).graph
+    (loop,) = (op for op in graph.get_operations() if op.type in ("While", "StatelessWhile"))
+    assert loop.get_attr("parallel_iterations") == 1
+    (first,) = (op for op in graph.get_operations() if op.type == "Sum")
+    (number,) = (t.op for t in loop.inputs if t.op.type == "Identity")  # of the next part
+    assert first in number.inputs[0].op.control_inputs
