@@ -128,7 +128,7 @@ def changes_of(
         new = sum(sizes[name] for name in own)
         before = _overwritten(op, merged, root, readers, sizes, new)
         kept = live.get(op.name)
-        inside = _inside_bytes(graph, op, _made(op, own, sizes, least, kept), least, kept)
+        inside = _inside_bytes(op, _made(op, own, sizes, least, kept), least, kept)
         frees = []
         for name in (root[n] for n in reads[op.name] if n in root):
             readers[name] -= 1
@@ -212,7 +212,7 @@ def _reads(
         read = {n for n, tensor in enumerate(op.outputs) if tensor.name in wanted}
         if op.type == "IdentityN":
             numbers = sorted(read)
-        elif op.type in op_kinds.LOOPS and graph_work.inside(op.graph, op)[1]:
+        elif op.type in op_kinds.LOOPS and graph_work.inside(op)[1]:
             live[op.name] = loop_walks.needed_values(op, read)
             numbers = sorted(live[op.name])
         found[op.name] = [merged.name(op.inputs[number]) for number in numbers]
@@ -251,7 +251,7 @@ def _overwritten(
     op: Any, merged: Merged, root: Any, readers: Any, sizes: Any, new: float
 ) -> str | None:
     """Returns the input whose memory the op uses for its output."""
-    if not new or len(op.outputs) != 1 or op.type in _NEW or graph_work.inside(op.graph, op)[1]:
+    if not new or len(op.outputs) != 1 or op.type in _NEW or graph_work.inside(op)[1]:
         return None
     for tensor in op.inputs:
         name = root.get(merged.name(tensor))
@@ -260,17 +260,15 @@ def _overwritten(
     return None
 
 
-def _inside_bytes(
-    graph: Any, op: Any, new: float, least: float, live: set[int] | None = None
-) -> float:
+def _inside_bytes(op: Any, new: float, least: float, live: set[int] | None) -> float:
     """Returns the bytes that the graphs inside an op need beyond its outputs."""
-    _, inner = graph_work.inside(graph, op)
+    _, inner = graph_work.inside(op)
     if not inner:
         return 0.0
     if is_cluster(op, inner):
         made = sum(graph_work.size(t) * (t.dtype.size or 0) for t in op.outputs)
         # XLA allocates all temporary memory at once, so `least` is compared with the whole of it.
-        temporary = CompiledCluster(inner[0], needed(inner[0])).peak_bytes() - made
+        temporary = CompiledCluster(inner[0]).peak_bytes() - made
         return temporary if temporary >= max(least, 0.0) else 0.0
     if live is not None:
         body = inner[0]
@@ -303,7 +301,7 @@ def _lists(op: Any, least: float, live: set[int] | None = None) -> dict[int, flo
         return {0: _bytes(items)} if items and items.each >= max(least, 1.0) else {}
     if op.type not in op_kinds.LOOPS:
         return {}
-    body = graph_work.inside(op.graph, op)[1][0]
+    body = graph_work.inside(op)[1][0]
     found = {}
     for number, items in _filled(op, live).items():
         adds = _origin(body.outputs[number]).op.type == _SAVES
@@ -350,7 +348,7 @@ def list_items(tensor: Any) -> ListItems | None:
     if op.type not in op_kinds.LOOPS or graph_work.iterations(op) is None:
         return None
     number = tensor.value_index
-    body = graph_work.inside(op.graph, op)[1][0]
+    body = graph_work.inside(op)[1][0]
     if _origin(body.outputs[number]) is body.inputs[number]:  # no iteration changes the list
         return list_items(op.inputs[number])
     return _filled(op)[number]
@@ -363,7 +361,7 @@ def _filled(op: Any, live: set[int] | None = None) -> dict[int, ListItems]:
       op: the loop.
       live: numbers of the values that it computes; None: all.
     """
-    times, (body, *_) = graph_work.inside(op.graph, op)
+    times, (body, *_) = graph_work.inside(op)
     after = dict(zip((x.name for x in body.inputs), body.outputs, strict=True))
     seen = set()  # tensors whose memory a list has already
     found: dict[int, ListItems] = {}

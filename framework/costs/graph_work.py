@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tekso.framework.costs import op_kinds
+from tekso.framework.costs import graph_walks, op_kinds
 from tekso.framework.costs.loop_counts import counted_iterations
 
 ITERATIONS = "_iterations"
@@ -37,7 +37,7 @@ def count(graph: Any) -> GraphWork:
     """Returns the work of all ops of a graph, including ops inside loops and function calls."""
     flops = written = products = 0.0
     for op in graph.get_operations():
-        times, inner = inside(graph, op)
+        times, inner = inside(op)
         if inner:
             found = [count(g) for g in inner]
             flops += times * max(w.flops for w in found)
@@ -53,15 +53,15 @@ def count(graph: Any) -> GraphWork:
     return GraphWork(flops, written, products)
 
 
-def inside(graph: Any, op: Any) -> tuple[int, list[Any]]:
+def inside(op: Any) -> tuple[int, list[Any]]:
     """Returns how often an op runs its inner graphs, and these graphs; it runs one at a time."""
     if op.type in op_kinds.LOOPS:
         times = iterations(op)
-        return 1 if times is None else times, _graphs(graph, op, "body")
+        return 1 if times is None else times, _graphs(op, "body")
     if op.type in ("If", "StatelessIf"):
-        return 1, _graphs(graph, op, "then_branch", "else_branch")
+        return 1, _graphs(op, "then_branch", "else_branch")
     if op.type in ("PartitionedCall", "StatefulPartitionedCall"):
-        return 1, _graphs(graph, op, "f")
+        return 1, _graphs(op, "f")
     return 0, []
 
 
@@ -79,14 +79,14 @@ def uncounted_loops(graph: Any) -> list[Any]:
     for op in graph.get_operations():
         if op.type in op_kinds.LOOPS and iterations(op) is None:
             found.append(op)
-        for inner in inside(graph, op)[1]:
+        for inner in inside(op)[1]:
             found += uncounted_loops(inner)
     return found
 
 
-def _graphs(graph: Any, op: Any, *names: str) -> list[Any]:
-    functions = [graph._get_function(op.get_attr(name).name) for name in names]
-    return [f.graph for f in functions if f is not None and getattr(f, "graph", None) is not None]
+def _graphs(op: Any, *names: str) -> list[Any]:
+    found = (graph_walks.function_graph(op, name) for name in names)
+    return [graph for graph in found if graph is not None]
 
 
 def root(tensor: Any) -> Any:

@@ -155,7 +155,7 @@ def graph_of(parts: CallParts, machine: MachineSpeed, least: float) -> CallGraph
     names = graph_memory.memory_of(graph, ops, outputs)
     specs = [tf.TensorSpec(t.shape, t.dtype) for t in outputs]
     changes = list(graph_memory.changes_of(graph, ops, outputs, least=least))
-    times = op_seconds(graph, ops, machine)
+    times = op_seconds(ops, machine)
     seconds = [times[change.op] for change in changes]
     return CallGraph(changes, seconds, inputs, list(zip(specs, names, strict=True)))
 
