@@ -3,9 +3,7 @@
 Ops run in the order in which their inputs are ready, as TensorFlow runs them. A tensor is allocated
 by its op and freed after the last op that reads it. An elementwise op writes its output over an
 input that nothing else reads. Equal ops run once, because TensorFlow merges them. The inputs and
-outputs of the graph are counted by the caller. The lists of a loop have an item per iteration. A
-list that is made of a tensor or filled with zeros has all its items from the beginning, and a loop
-that replaces them needs no memory for others.
+outputs of the graph are counted by the caller. `loop_lists.py` has the lists of loops.
 """
 
 from __future__ import annotations
@@ -15,21 +13,15 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import tensorflow as tf
-
-from tekso.framework.costs import equal_ops, graph_work, loop_walks, op_kinds
+from tekso.framework.costs import equal_ops, graph_work, loop_lists, loop_walks, op_kinds
 from tekso.framework.costs.equal_ops import Merged
 from tekso.framework.costs.graph_clusters import CompiledCluster
 from tekso.framework.costs.graph_walks import is_cluster, needed
 
-_ALIASES = op_kinds.SAME_MEMORY | {"Placeholder", "Const", "ReadVariableOp", "VarHandleOp"}
 _NEW = op_kinds.PRODUCTS | op_kinds.INPUT_GRADIENTS | op_kinds.FILTER_GRADIENTS
 _NEW |= {"Transpose", "GatherV2", "ConcatV2", "Pack", "Pad", "Cumsum", "ReverseV2"}
 _NEW |= {"TensorListStack", "TensorListFromTensor"}
 _ASSIGNS = "AssignVariableOp"
-_SAVES = "TensorListPushBack"
-_FILLS = frozenset({_SAVES, "TensorListSetItem"})
-
 
 COUNTED_BYTES = float(1 << 18)
 """With oneDNN, TensorFlow's memory statistics leave out all tensors of fewer bytes."""
@@ -159,7 +151,7 @@ def memory_of(graph: Any, ops: Sequence[Any], tensors: Sequence[Any]) -> list[st
         name = merged.name(tensor)
         name = root.get(name, name)
         made = graph.get_tensor_by_name(name).op
-        is_given = name in root and made.type in _ALIASES and len(made.inputs)
+        is_given = name in root and made.type in op_kinds.EXISTING_MEMORY and len(made.inputs)
         found.append(merged.name(made.inputs[0]) if is_given else name)
     return found
 
@@ -178,12 +170,12 @@ def _roots(
     root: dict[str, str] = {}
     sizes: dict[str, float] = {}
     for op in ops:
-        lists = _lists(op, least, live.get(op.name))
+        lists = loop_lists.bytes_of_lists(op, least, live.get(op.name))
         for number, tensor in enumerate(op.outputs):
             source = None
             if len(op.inputs):
                 source = merged.name(op.inputs[min(number, len(op.inputs) - 1)])
-            is_alias = op.type in _ALIASES or lists.get(number) == 0.0
+            is_alias = op.type in op_kinds.EXISTING_MEMORY or lists.get(number) == 0.0
             root[tensor.name] = root[source] if is_alias and source in root else tensor.name
             held = 0.0 if is_alias else float(graph_work.size(tensor) * (tensor.dtype.size or 0))
             held = held if held >= least else 0.0
@@ -282,114 +274,9 @@ def _made(
     op: Any, own: Sequence[str], sizes: Mapping[str, float], least: float, live: set[int] | None
 ) -> float:
     """Returns the bytes of an op's outputs; of a list that a loop fills, those of an item."""
-    items = {} if live is None else _filled(op, live)
+    items = {} if live is None else loop_lists.added_items(op, live)
     return math.fsum(
         (items[n].each if items[n].each >= least else 0.0) if n in items else sizes[tensor.name]
         for n, tensor in enumerate(op.outputs)
         if tensor.name in own
     )
-
-
-def _lists(op: Any, least: float, live: set[int] | None = None) -> dict[int, float]:
-    """Returns {output: bytes of the list that an op makes or fills}; 0: in the memory of its input.
-
-    An output that no iteration of a loop changes is in the memory of its input too. Those that are
-    not `live` are not computed.
-    """
-    if op.type in ("TensorListFromTensor", "ZerosLike") and op.outputs[0].dtype == tf.variant:
-        items = list_items(op.outputs[0])
-        return {0: _bytes(items)} if items and items.each >= max(least, 1.0) else {}
-    if op.type not in op_kinds.LOOPS:
-        return {}
-    body = graph_work.inside(op)[1][0]
-    found = {}
-    for number, items in _filled(op, live).items():
-        adds = _origin(body.outputs[number]).op.type == _SAVES
-        given = None if adds else list_items(op.inputs[number])
-        is_full = given is not None and given.length > 0
-        found[number] = 0.0 if is_full or items.each < least else _bytes(items)
-    for number, tensor in enumerate(body.outputs):
-        if _origin(tensor) is body.inputs[number] or (live is not None and number not in live):
-            found[number] = 0.0
-    return found
-
-
-class ListItems(NamedTuple):
-    """The items of a list of tensors.
-
-    Attributes:
-      name: the list; equal for names of the same list.
-      length: number of items.
-      each: bytes that an item adds; 0 if the items are in the memory of other tensors.
-      size: bytes of an item.
-    """
-
-    name: str
-    length: int
-    each: float
-    size: float
-
-
-def list_items(tensor: Any) -> ListItems | None:
-    """Returns the items of a list of tensors; None: their number or size is unknown."""
-    op = tensor.op
-    if op.type in op_kinds.SAME_MEMORY:
-        return list_items(op.inputs[0])
-    if op.type in ("EmptyTensorList", "TensorListReserve"):
-        return ListItems(tensor.name, 0, 0.0, 0.0)
-    if op.type == "ZerosLike":
-        found = list_items(op.inputs[0])
-        return found and found._replace(name=tensor.name, each=found.size)
-    if op.type == "TensorListFromTensor" and op.inputs[0].shape.is_fully_defined():
-        whole = op.inputs[0]
-        count = whole.shape[0]
-        each = graph_work.size(whole) * whole.dtype.size / max(count, 1)
-        return ListItems(tensor.name, count, each, each)
-    if op.type not in op_kinds.LOOPS or graph_work.iterations(op) is None:
-        return None
-    number = tensor.value_index
-    body = graph_work.inside(op)[1][0]
-    if _origin(body.outputs[number]) is body.inputs[number]:  # no iteration changes the list
-        return list_items(op.inputs[number])
-    return _filled(op)[number]
-
-
-def _filled(op: Any, live: set[int] | None = None) -> dict[int, ListItems]:
-    """Returns {output of a loop: items that the loop adds to this list}.
-
-    Args:
-      op: the loop.
-      live: numbers of the values that it computes; None: all.
-    """
-    times, (body, *_) = graph_work.inside(op)
-    after = dict(zip((x.name for x in body.inputs), body.outputs, strict=True))
-    seen = set()  # tensors whose memory a list has already
-    found: dict[int, ListItems] = {}
-    lists = [(n, t) for n, t in enumerate(body.outputs) if t.dtype == tf.variant]
-    # What the gradient saves is held until it is computed, an array only until it is stacked.
-    for number, tensor in sorted(lists, key=lambda one: _origin(one[1]).op.type != _SAVES):
-        made, list_name = _origin(tensor).op, op.outputs[number].name
-        found[number] = ListItems(list_name, times, 0.0, 0.0)
-        if made.type not in _FILLS or (live is not None and number not in live):
-            continue
-        item = _origin(made.inputs[-1])
-        each = float(graph_work.size(item) * (item.dtype.size or 0))
-        found[number] = ListItems(list_name, times, 0.0, each)
-        # What an iteration is given is what the one before has computed, or what never changes.
-        name = _origin(after.get(item.name, item)).name
-        is_unchanged = item.name in after and name == item.name
-        if not is_unchanged and name not in seen:
-            seen.add(name)
-            found[number] = ListItems(list_name, times, each, each)
-    return found
-
-
-def _bytes(items: ListItems) -> float:
-    return items.length * items.each
-
-
-def _origin(tensor: Any) -> Any:
-    """Returns the tensor whose memory a tensor has."""
-    while tensor.op.type in _ALIASES and len(tensor.op.inputs):
-        tensor = tensor.op.inputs[0]
-    return tensor
