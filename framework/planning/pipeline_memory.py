@@ -244,8 +244,7 @@ class _Devices:
                 key: max(time, 1e-9) * self._random.uniform(1.0 - _VARIATION, 1.0 + _VARIATION)
                 for key, time in self._durations.items()
             }
-            actions = [action for order in plan.by_device for action in order]
-            timeline = simulate(actions, num_devices=plan.num_devices, durations=times)
+            timeline = simulate(plan.actions, num_devices=plan.num_devices, durations=times)
             for event in timeline.events:
                 yield (replica, event.action.device), event
 

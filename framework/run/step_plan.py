@@ -215,7 +215,7 @@ def _modelled_seconds(
     if figures.on_mesh is None or figures.on_mesh.is_program:
         handover = (handed / bytes_per_s + latency_s) / slowest
     timeline = simulate(
-        (action for order in plan.by_device for action in order),
+        plan.actions,
         num_devices=plan.num_devices,
         durations=durations(plan, [stage.forward_cost for stage in figures.stages]),
         handover=handover,
