@@ -146,7 +146,6 @@ def plan(
         schedules.end_with_run(tree.learner, tree.run.steps).instantiate(),
         inspection.batch_of(tree, assets_dir=assets_dir),
         this_machine.find(device),
-        assets_dir,
     )
     step, problem = None, ""
     try:

@@ -32,7 +32,12 @@ from tekso.framework.execution.pipelined import Pipelined
 from tekso.framework.execution.spmd_pipelined import SpmdPipelined
 from tekso.framework.execution.whole_batches import ACCUMULATION, check_whole
 from tekso.framework.experiment import Tree
-from tekso.framework.planning import collectives, layout_ranking, layout_search
+from tekso.framework.planning import (
+    collectives,
+    layout_ranking,
+    layout_search,
+    pipeline_memory,
+)
 from tekso.framework.planning.layout_search import Ranked
 from tekso.framework.planning.pipeline_time import measured_starts, pipeline_time
 from tekso.framework.planning.simulator import simulate
@@ -46,6 +51,7 @@ from tekso.framework.planning.step_time import StepTime
 from tekso.framework.run import local_steps, pipeline_plan
 from tekso.framework.run.step_parts import StepParts, StepPlan, measured_note
 from tekso.framework.signature import num_examples
+from tekso.framework.step import Step
 
 _PIPELINES: dict[str, type[StagedExecution]] = {
     "pipelined": Pipelined,
@@ -70,7 +76,7 @@ def step_plan(parts: StepParts, num_devices: int | None = None) -> StepPlan:
     """
     owner: Any = parts.tree.execution.owner
     if issubclass(owner, StagedExecution):
-        found = _pipelined(parts, parts.tree, simulates=True)
+        found = _pipelined(parts, parts.tree, simulates_memory=True)
         if num_devices in (None, found.devices):
             return found
         own = f"has its own number of devices, {found.devices}: --devices={num_devices} counts only"
@@ -140,16 +146,25 @@ def _of_ranked(ranked: Ranked, name: str, device: str) -> StepPlan:
     )  # fmt: skip
 
 
-def _pipelined(parts: StepParts, tree: Tree.Params, *, simulates: bool) -> StepPlan:
-    """Returns a step of a pipeline; `simulates`: its memory on this machine, op by op."""
+def _pipelined(parts: StepParts, tree: Tree.Params, *, simulates_memory: bool) -> StepPlan:
+    """Returns a step of a pipeline.
+
+    Args:
+      parts: the parts of the experiment.
+      tree: its Params with the pipeline as the execution.
+      simulates_memory: whether the memory of stages on this machine is simulated op by op.
+    """
     execution, device = tree.execution.instantiate(), parts.device
     is_measured = device.name == THIS_MACHINE and _runs_on_this_machine(execution)
     machine = this_machine.measured().side_by_side if is_measured else None
-    figures = pipeline_plan.figures(
-        tree, assets_dir=parts.assets_dir, machine=machine, runs_here=simulates
+    figures = pipeline_plan.figures_of_parts(
+        tree, parts.task, parts.learner, parts.batch, machine=machine
     )
     plan = figures.plan
     dtype = parts.dtype(execution)
+    if machine is not None and simulates_memory:
+        step = Step(parts.task, parts.learner, seed=0, dtype=dtype)
+        figures = pipeline_memory.with_simulated_memory(figures, step, parts.batch, machine)
     itemsize = {"bfloat16": 2, "float16": 2}.get(dtype, 4)
     memory = max(
         (_stage_memory(figures, i, itemsize=itemsize) for i in range(plan.num_devices)),
@@ -380,4 +395,4 @@ def _pipeline_over(
     tree.execution = owner.Params(
         num_stages=stages, num_replicas=replicas, num_micro_batches=micro[0]
     )
-    return _pipelined(parts, tree, simulates=False)
+    return _pipelined(parts, tree, simulates_memory=False)
