@@ -34,10 +34,13 @@ class BestFit:
         self._free: list[tuple[int, int]] = []  # (size, address), ascending
         self._starts: dict[int, int] = {}  # {address of a free piece: size}
         self._ends: dict[int, int] = {}  # {end of a free piece: address}
-        self._used: dict[Hashable, tuple[int, int]] = {}  # {name: (address, size)}
+        self._used: dict[Hashable, list[tuple[int, int]]] = {}  # {name: [(address, size)]}
 
-    def take(self, name: Hashable, size: float) -> None:
-        """Allocates an array under a name."""
+    def take(self, name: Hashable, size: float, *, count: int = 1) -> None:
+        """Allocates an array under a name, or `count` equal arrays of `size` bytes together."""
+        self._used[name] = [self._taken(size / count) for _ in range(count)]
+
+    def _taken(self, size: float) -> tuple[int, int]:
         wanted = max(1, -(-int(size) // _UNIT)) * _UNIT
         at = bisect.bisect_left(self._free, (wanted, 0))
         if at == len(self._free):
@@ -48,15 +51,16 @@ class BestFit:
         if found >= 2 * wanted or found - wanted >= _MOST_UNUSED:
             self._add(address + wanted, found - wanted)
             found = wanted
-        self._used[name] = address, found
         self.held += found
         self.peak = max(self.peak, self.held)
+        return address, found
 
     def give_back(self, name: Hashable) -> None:
-        """Frees the array of a name; does nothing if there is none."""
-        if name not in self._used:
-            return
-        address, size = self._used.pop(name)
+        """Frees the arrays of a name; does nothing if there are none."""
+        for address, size in self._used.pop(name, ()):
+            self._put_back(address, size)
+
+    def _put_back(self, address: int, size: int) -> None:
         self.held -= size
         if address + size in self._starts:
             size += self._remove(address + size)
@@ -67,7 +71,7 @@ class BestFit:
         self._add(address, size)
 
     def rename(self, name: Hashable, to: Hashable) -> None:
-        """Gives the array of a name to another one."""
+        """Gives the arrays of a name to another one."""
         self._used[to] = self._used.pop(name)
 
     def forget_peak(self) -> None:

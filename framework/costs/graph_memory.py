@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import collections
 import math
+import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -37,6 +38,7 @@ class Change(NamedTuple):
       frees: tensors that nothing reads after it.
       assigns: (tensor, name of the variable whose value it becomes); None: there is none.
       op: name of the op.
+      items: {list that it allocates: number of its items, which are arrays of their own}.
     """
 
     takes: Mapping[str, float]
@@ -45,6 +47,7 @@ class Change(NamedTuple):
     frees: Sequence[str]
     assigns: tuple[str, str] | None = None
     op: str = ""
+    items: Mapping[str, int] = types.MappingProxyType({})
 
 
 def peak_bytes(graph: Any, *, least: float = 0.0) -> float:
@@ -107,7 +110,7 @@ def changes_of(
     merged = equal_ops.merged(graph)
     ops = _as_they_get_ready([op for op in ops if op.name not in merged.ops], merged)
     reads, live = _reads(ops, outputs, merged)
-    root, sizes = _roots(ops, merged, least, live)
+    root, sizes, lengths = _roots(ops, merged, least, live)
     readers: dict[str, int] = {}
     sizes |= given or {}
     held = [*outputs, *(op.inputs[1] for op in ops if op.type == _ASSIGNS)]
@@ -131,7 +134,9 @@ def changes_of(
         assigns = None
         if op.type == _ASSIGNS:
             assigns = root[merged.name(op.inputs[1])], _variable(op.inputs[0].op)
-        yield Change(takes, inside, (before, own[0]) if before else None, frees, assigns, op.name)
+        overwrites = (before, own[0]) if before else None
+        items = {name: lengths[name] for name in takes if name in lengths}
+        yield Change(takes, inside, overwrites, frees, assigns, op.name, items)
 
 
 def memory_of(graph: Any, ops: Sequence[Any], tensors: Sequence[Any]) -> list[str]:
@@ -145,7 +150,7 @@ def memory_of(graph: Any, ops: Sequence[Any], tensors: Sequence[Any]) -> list[st
       tensors: the tensors.
     """
     merged = equal_ops.merged(graph)
-    root, _ = _roots([op for op in ops if op.name not in merged.ops], merged, 0.0, {})
+    root, *_ = _roots([op for op in ops if op.name not in merged.ops], merged, 0.0, {})
     found = []
     for tensor in tensors:
         name = merged.name(tensor)
@@ -158,8 +163,8 @@ def memory_of(graph: Any, ops: Sequence[Any], tensors: Sequence[Any]) -> list[st
 
 def _roots(
     ops: Sequence[Any], merged: Merged, least: float, live: Mapping[str, set[int]]
-) -> tuple[dict[str, str], dict[str, float]]:
-    """Returns {tensor: the tensor whose memory it has}, and the bytes of these.
+) -> tuple[dict[str, str], dict[str, float], dict[str, int]]:
+    """Returns {tensor: the tensor whose memory it has}, the bytes of these, and lengths of lists.
 
     Args:
       ops: the ops that run.
@@ -169,18 +174,24 @@ def _roots(
     """
     root: dict[str, str] = {}
     sizes: dict[str, float] = {}
+    lengths: dict[str, int] = {}
     for op in ops:
-        lists = loop_lists.bytes_of_lists(op, least, live.get(op.name))
+        lists = loop_lists.lists_of(op, least, live.get(op.name))
         for number, tensor in enumerate(op.outputs):
             source = None
             if len(op.inputs):
                 source = merged.name(op.inputs[min(number, len(op.inputs) - 1)])
-            is_alias = op.type in op_kinds.EXISTING_MEMORY or lists.get(number) == 0.0
+            items = lists.get(number)
+            is_alias = op.type in op_kinds.EXISTING_MEMORY or (
+                items is not None and not items.bytes
+            )
             root[tensor.name] = root[source] if is_alias and source in root else tensor.name
             held = 0.0 if is_alias else float(graph_work.size(tensor) * (tensor.dtype.size or 0))
             held = held if held >= least else 0.0
-            sizes.setdefault(root[tensor.name], lists.get(number) or held)
-    return root, sizes
+            if items is not None and not is_alias:
+                held, lengths[tensor.name] = items.bytes, items.length
+            sizes.setdefault(root[tensor.name], held)
+    return root, sizes, lengths
 
 
 def _variable(handle: Any) -> str:

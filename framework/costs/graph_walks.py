@@ -43,14 +43,14 @@ def _found(graph: Any, ops: Iterable[Any], before: Callable[[Any], list[Any]]) -
     return [op for op in graph.get_operations() if op.name in found]
 
 
-def function_graph(op: Any, name: str) -> Any:
+def function_graph(op: Any, called: Any) -> Any:
     """Returns the graph of a function that an op runs; None: it was not traced here.
 
     Args:
       op: the op.
-      name: attribute of the op that names the function, such as "body".
+      called: attribute of the op with the function, such as `op.get_attr("body")`.
     """
-    return getattr(op.graph._get_function(op.get_attr(name).name), "graph", None)
+    return getattr(op.graph._get_function(called.name), "graph", None)
 
 
 def is_cluster(op: Any, inner: Sequence[Any]) -> bool:

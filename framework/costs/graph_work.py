@@ -8,6 +8,7 @@ of a loop counts once per iteration.
 from __future__ import annotations
 
 import math
+import string
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -17,6 +18,9 @@ from tekso.framework.costs.loop_counts import counted_iterations
 
 ITERATIONS = "_iterations"
 """Attribute with the number of iterations of a loop of a compiled program."""
+
+_OTHER_SUMS = frozenset({"BiasAddGrad", "L2Loss", "SegmentSum"})
+"""Sums whose dims are not an input."""
 
 
 class GraphWork(NamedTuple):
@@ -34,9 +38,12 @@ class GraphWork(NamedTuple):
 
 
 def count(graph: Any) -> GraphWork:
-    """Returns the work of all ops of a graph, including ops inside loops and function calls."""
+    """Returns the work of the ops that run, including ops inside loops and function calls.
+
+    TensorFlow removes ops that no output of a function needs, such as the gradient of a batch.
+    """
     flops = written = products = 0.0
-    for op in graph.get_operations():
+    for op in graph_walks.needed(graph):
         times, inner = inside(op)
         if inner:
             found = [count(g) for g in inner]
@@ -57,11 +64,13 @@ def inside(op: Any) -> tuple[int, list[Any]]:
     """Returns how often an op runs its inner graphs, and these graphs; it runs one at a time."""
     if op.type in op_kinds.LOOPS:
         times = iterations(op)
-        return 1 if times is None else times, _graphs(op, "body")
+        return 1 if times is None else times, _graphs(op, op.get_attr("body"))
     if op.type in ("If", "StatelessIf"):
-        return 1, _graphs(op, "then_branch", "else_branch")
+        return 1, _graphs(op, op.get_attr("then_branch"), op.get_attr("else_branch"))
+    if op.type in ("Case", "StatelessCase"):
+        return 1, _graphs(op, *op.get_attr("branches"))
     if op.type in ("PartitionedCall", "StatefulPartitionedCall"):
-        return 1, _graphs(op, "f")
+        return 1, _graphs(op, op.get_attr("f"))
     return 0, []
 
 
@@ -84,8 +93,8 @@ def uncounted_loops(graph: Any) -> list[Any]:
     return found
 
 
-def _graphs(op: Any, *names: str) -> list[Any]:
-    found = (graph_walks.function_graph(op, name) for name in names)
+def _graphs(op: Any, *called: Any) -> list[Any]:
+    found = (graph_walks.function_graph(op, one) for one in called)
     return [graph for graph in found if graph is not None]
 
 
@@ -120,9 +129,9 @@ def op_flops(op: Any) -> float:
         return 2.0 * out * _product(op.inputs[1].shape[:-1])
     if op.type == "DepthwiseConv2dNative":
         return 2.0 * out * _product(op.inputs[1].shape[:2])
-    if op.type in op_kinds.SUMS:
+    if op.type in op_kinds.SUMS | _OTHER_SUMS:
         return float(size(op.inputs[0]))
-    if op.type in ("AvgPool", "MaxPool"):
+    if op.type in ("AvgPool", "MaxPool", "AvgPool3D", "MaxPool3D"):
         return float(out * math.prod(op.get_attr("ksize")))
     return 0.0 if op.type in op_kinds.MOVES else float(out)
 
@@ -163,11 +172,27 @@ def summed_channels(op: Any) -> int:
     return after // groups
 
 
+def einsum_terms(op: Any) -> list[str]:
+    """Returns the letters of the inputs of an Einsum, then of its output; of "..." too."""
+    inputs, output = op.get_attr("equation").decode().split("->")
+    terms = inputs.split(",")
+    unused = "".join(x for x in string.ascii_letters if x not in inputs)
+    counts = [
+        tensor.shape.rank - len(term.replace("...", "")) if "..." in term else 0
+        for term, tensor in zip(terms, op.inputs, strict=True)
+    ]
+    lead = unused[: max(counts)]
+    found = [
+        term.replace("...", lead[len(lead) - count :])
+        for term, count in zip(terms, counts, strict=True)
+    ]
+    return [*found, output.replace("...", lead)]
+
+
 def _einsum_flops(op: Any) -> float:
-    terms = op.get_attr("equation").decode().partition("->")[0].split(",")
     sizes: dict[str, int] = {}
+    terms = einsum_terms(op)[:-1]
     for term, tensor in zip(terms, op.inputs, strict=True):
-        if "." in term:
-            return 2.0 * size(op.outputs[0])
-        sizes.update(zip(term, (n or 1 for n in tensor.shape.as_list()), strict=True))
+        for letter, n in zip(term, tensor.shape.as_list(), strict=True):
+            sizes[letter] = max(n or 1, sizes.get(letter, 1))  # a dim of "..." may be repeated
     return (2.0 if len(terms) > 1 else 1.0) * math.prod(sizes.values())

@@ -57,7 +57,7 @@ def counted_iterations(loop: Any) -> int | None:
 
 @functools.lru_cache(maxsize=64)
 def _counted(loop: Any) -> _Counted | None:
-    condition, body = (function_graph(loop, name) for name in ("cond", "body"))
+    condition, body = (function_graph(loop, loop.get_attr(name)) for name in ("cond", "body"))
     if condition is None or body is None:  # of a program that was not traced here
         return None
     state = [_scalar(_value(tensor, {})) for tensor in loop.inputs]

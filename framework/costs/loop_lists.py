@@ -62,15 +62,15 @@ def list_items(tensor: Any) -> ListItems | None:
     return added_items(op)[number]
 
 
-def bytes_of_lists(op: Any, least: float, live: set[int] | None) -> dict[int, float]:
-    """Returns {output: bytes of the list that an op makes or fills}; 0: in the memory of its input.
+def lists_of(op: Any, least: float, live: set[int] | None) -> dict[int, ListItems]:
+    """Returns {output: the list that an op makes or fills}; no bytes: in the memory of its input.
 
     An output that no iteration of a loop changes is in the memory of its input too. Those that are
     not `live` are not computed.
     """
     if op.type in ("TensorListFromTensor", "ZerosLike") and op.outputs[0].dtype == tf.variant:
         items = list_items(op.outputs[0])
-        return {0: items.bytes} if items and items.each >= max(least, 1.0) else {}
+        return {0: items} if items and items.each >= max(least, 1.0) else {}
     if op.type not in op_kinds.LOOPS:
         return {}
     body = graph_work.inside(op)[1][0]
@@ -79,10 +79,10 @@ def bytes_of_lists(op: Any, least: float, live: set[int] | None) -> dict[int, fl
         adds = _origin(body.outputs[number]).op.type == _SAVES
         given = None if adds else list_items(op.inputs[number])
         is_full = given is not None and given.length > 0
-        found[number] = 0.0 if is_full or items.each < least else items.bytes
+        found[number] = items._replace(each=0.0) if is_full or items.each < least else items
     for number, tensor in enumerate(body.outputs):
         if _origin(tensor) is body.inputs[number] or (live is not None and number not in live):
-            found[number] = 0.0
+            found[number] = ListItems(tensor.name, 0, 0.0, 0.0)
     return found
 
 

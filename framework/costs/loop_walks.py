@@ -18,7 +18,7 @@ def needed_values(loop: Any, read: Iterable[int]) -> set[int]:
       loop: the loop.
       read: numbers of the outputs that are read.
     """
-    condition, body = (function_graph(loop, name) for name in ("cond", "body"))
+    condition, body = (function_graph(loop, loop.get_attr(name)) for name in ("cond", "body"))
     if condition is None:  # of a program that was not traced here
         return set(range(len(loop.outputs)))
     found = set(read) | _read_inputs(condition, needed_for(condition, condition.outputs))

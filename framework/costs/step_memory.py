@@ -101,7 +101,7 @@ class _Memory:
         for tensor, size in op.takes.items():
             if size:
                 held[number, tensor] = size
-                self.arrays.take((number, tensor), size)
+                self.arrays.take((number, tensor), size, count=op.items.get(tensor, 1))
         if op.temporary:
             self.arrays.take((number, ""), op.temporary)
         return op

@@ -16,14 +16,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from tekso.framework.costs import op_kinds
+from tekso.framework.costs import graph_work, op_kinds
 from tekso.framework.planning.step_work import Dims
 
 REDUCTIONS = op_kinds.SUMS | {"Any", "All"}
 
 _SAME_TENSOR = frozenset({"Identity", "Reshape", "ExpandDims", "Squeeze", "Transpose"})
 _MATCHED = frozenset({"Reshape", "ExpandDims", "Squeeze", "StridedSlice", "Pack", "Unpack"})
-_MATRIX_PRODUCTS = op_kinds.MATRIX_PRODUCTS - {"Einsum"}
 _NO_GRADIENT = frozenset({"StopGradient", "OneHot", "Shape", "Size", "Rank"})
 
 
@@ -35,7 +34,7 @@ class Known:
       dims: names of its dims.
       learned: whether it depends on a weight, so that it gets a gradient.
       weight: path of the weight if it is a cast or reshaped weight; otherwise None.
-      root: name of the tensor that it is a reshaped form of; otherwise its own name.
+      root: key of the tensor that it is a reshaped form of; otherwise its own key.
     """
 
     dims: Dims
@@ -45,43 +44,56 @@ class Known:
 
 
 class DimNames:
-    """Properties of the tensors of one graph, inferred on demand."""
+    """Properties of the tensors of a graph and of those inside it, inferred on demand."""
 
     def __init__(self) -> None:
-        self._known: dict[str, Known] = {}
+        self._known: dict[str, Known] = {}  # by `key`
 
     def register(
         self, x: tf.Tensor, dims: Dims, *, learned: bool, weight: str | None = None
     ) -> tf.Tensor:
         """Sets the properties of a tensor; returns the tensor."""
-        self._known[x.name] = Known(tuple(dims), learned, weight, x.name)
+        self._known[key(x)] = Known(tuple(dims), learned, weight, key(x))
         return x
+
+    def pass_on(self, x: tf.Tensor, to: tf.Tensor, *, is_changed: bool) -> None:
+        """Gives the input of an inner graph the properties of the tensor that it is given.
+
+        Args:
+          x: the tensor.
+          to: the input.
+          is_changed: whether later iterations of a loop are given what the graph computes.
+        """
+        known = self.of(x)
+        if is_changed:
+            known = Known(known.dims, to.dtype.is_floating, None, key(to))
+        self._known[key(to)] = known
 
     def rename(self, x: tf.Tensor, dims: Dims) -> None:
         """Replaces the dimension names of a tensor."""
-        self._known[x.name] = dataclasses.replace(self.of(x), dims=tuple(dims))
+        self._known[key(x)] = dataclasses.replace(self.of(x), dims=tuple(dims))
 
     def of(self, x: tf.Tensor) -> Known:
         """Returns the properties of a tensor."""
         waiting = [x]
         while waiting:
             last = waiting[-1]
-            missing = [t for t in last.op.inputs if t.name not in self._known]
-            if last.name in self._known or not missing:
+            missing = [t for t in last.op.inputs if key(t) not in self._known]
+            if key(last) in self._known or not missing:
                 waiting.pop()
-                if last.name not in self._known:
+                if key(last) not in self._known:
                     for output in last.op.outputs:
-                        self._known[output.name] = self._infer(last.op, output)
+                        self._known[key(output)] = self._infer(last.op, output)
             else:
                 waiting += missing
-        return self._known[x.name]
+        return self._known[key(x)]
 
     def _infer(self, op: Any, output: tf.Tensor) -> Known:
-        inputs = [self._known[t.name] for t in op.inputs]
+        inputs = [self._known[key(t)] for t in op.inputs]
         learned = output.dtype.is_floating and op.type not in _NO_GRADIENT
         learned = learned and any(known.learned for known in inputs)
         dims = self._dims(op, output, inputs)
-        weight, root = None, output.name
+        weight, root = None, key(output)
         if inputs and op.type in _SAME_TENSOR | {"Cast"}:
             weight = inputs[0].weight
         if inputs and op.type in _SAME_TENSOR:
@@ -116,6 +128,11 @@ class DimNames:
         return _aligned(op, inputs, shape)
 
 
+def key(x: tf.Tensor) -> str:
+    """Returns a name of a tensor that no tensor of another graph has."""
+    return f"{id(x.graph)}/{x.name}"
+
+
 def sizes_of(x: tf.Tensor) -> tuple[int, ...] | None:
     """Returns the sizes of a tensor, with 1 for unknown sizes; None if the rank is unknown."""
     if x.shape.rank is None:
@@ -134,19 +151,18 @@ def reduced_dims(op: Any) -> set[int]:
 
 def einsum_form(op: Any) -> str | None:
     """Returns the einsum equation of a product of two tensors; None for any other op."""
+    ranks = [t.shape.rank for t in op.inputs]
+    if op.type not in op_kinds.MATRIX_PRODUCTS or len(ranks) != 2 or None in ranks:
+        return None
     if op.type == "Einsum":
-        form = op.get_attr("equation").decode()
-        return form if form.count(",") == 1 and "." not in form else None
-    if op.type not in _MATRIX_PRODUCTS:
-        return None
-    ranks = [t.shape.rank for t in (*op.inputs, op.outputs[0])]
-    if len(set(ranks)) != 1 or ranks[0] is None:
-        return None
-    lead = "abcdefgh"[: ranks[0] - 2]
+        *terms, output = graph_work.einsum_terms(op)
+        return f"{','.join(terms)}->{output}"
+    lead = "abcdefgh"[: max(ranks) - 2]
+    of_a, of_b = (lead[len(lead) + 2 - rank :] for rank in ranks)  # the other one is repeated
     adjoint = ("transpose_a", "transpose_b") if op.type == "MatMul" else ("adj_x", "adj_y")
     left, right = (op.get_attr(name) for name in adjoint)
     a, b = ("yx" if left else "xy"), ("zy" if right else "yz")
-    return f"{lead}{a},{lead}{b}->{lead}xz"
+    return f"{of_a}{a},{of_b}{b}->{lead}xz"
 
 
 def letters_of(form: str) -> list[str]:

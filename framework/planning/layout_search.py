@@ -140,15 +140,21 @@ def price(
     *,
     device: str,
     activation_dtype: str = "float32",
+    recomputes_loops: bool = True,
 ) -> Ranked:
     """Returns one layout with the cost of a step, without a search; the arguments are of `rank`.
+
+    `recomputes_loops` is whether the backward pass of a loop recomputes it, as on a mesh.
 
     Raises:
       ExecutionError: the device type is unknown, or the batch does not divide evenly over the
         accumulation steps.
       LayoutError: the layout is not legal.
     """
-    model, _ = _prepare(task, learner, signature, device, activation_dtype, [layout])
+    model, _ = _prepare(
+        task, learner, signature, device, activation_dtype, [layout],
+        recomputes_loops=recomputes_loops,
+    )  # fmt: skip
     cost = model.cost(layout)
     return Ranked(1, layout, cost, model.device, cost, is_asked=True)
 
@@ -180,12 +186,17 @@ def _prepare(
     device: str,
     activation_dtype: str,
     compare: Sequence[MeshLayout],
+    *,
+    recomputes_loops: bool = True,
 ) -> tuple[CostModel, _Legality]:
     """Returns the cost model, and what is legal; checks that the layouts of `compare` are."""
     found_device, parts = this_machine.find(device), learner.params.accumulation_steps
     batch, specs = part_of(signature, parts), task.specs()
     weights = alike(specs.values(), trained=learner.trainable(specs))
-    work = tracing.trace(task, weights, batch, activation_dtype=activation_dtype)
+    work = tracing.trace(
+        task, weights, batch,
+        activation_dtype=activation_dtype, recomputes_loops=recomputes_loops,
+    )  # fmt: skip
     model = CostModel(
         work,
         weights,

@@ -111,7 +111,7 @@ class SimulatedCall:
         for name, size in change.takes.items():
             if size:
                 self._held[name] = self._memory(name)
-                arrays.take(id(self._held[name]), size)
+                arrays.take(id(self._held[name]), size, count=change.items.get(name, 1))
         if change.temporary:
             arrays.take((id(self), ""), change.temporary)
 

@@ -4,6 +4,7 @@ The layers run on placeholders in a temporary graph, so any machine can trace a 
 A primitive is recorded, and returns a new placeholder. Ops that layers use directly (such as the
 einsums of a mixture of experts) are read from the graph. The body of a loop is traced once and
 counted once per iteration. On a mesh, the backward pass of a loop recomputes every iteration.
+Elsewhere, a loop saves the activations of all iterations.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ def trace(
     batch: Signature,
     *,
     activation_dtype: str = "float32",
+    recomputes_loops: bool = True,
 ) -> StepWork:
     """Returns the work of a training step of a task.
 
@@ -54,11 +56,15 @@ def trace(
       weights: its weights in groups; the result refers to the first weight of each group.
       batch: signature of the examples that are computed together.
       activation_dtype: type to which float32 weights are cast.
+      recomputes_loops: whether the backward pass of a loop recomputes it, as on a mesh.
     """
     specs = task.specs()
     with tf.Graph().as_default() as graph:
         recorder = Recorder(graph)
-        ctx = TracingContext(recorder, mode="train", num_examples=num_examples(batch))
+        ctx = TracingContext(
+            recorder, mode="train", num_examples=num_examples(batch),
+            recomputes_loops=recomputes_loops,
+        )  # fmt: skip
         theta = {}
         for group in weights:
             for path in group.paths:
@@ -77,7 +83,7 @@ def trace(
     return StepWork(
         dict(recorder.counted()),
         tuple(recorder.whole.saved.values()),
-        tuple(tuple(region.saved.values()) for region in recorder.regions),
+        tuple(tuple(region.saved.values()) for region in recorder.regions if region.is_recomputed),
         frozenset(d for spec in specs.values() for d in spec.dims if d is not None),
     )
 
@@ -85,9 +91,10 @@ def trace(
 class TracingContext(StepContext):
     """A step context whose primitives record their work; its copies share the recorder."""
 
-    def __init__(self, recorder: Recorder, **rest: Any) -> None:
+    def __init__(self, recorder: Recorder, *, recomputes_loops: bool, **rest: Any) -> None:
         super().__init__(**rest)
         self._recorder, self._region = recorder, recorder.whole
+        self._recomputes_loops = recomputes_loops
         self.forms = primitive.forms("planning")
 
     def _new(
@@ -130,12 +137,13 @@ class TracingContext(StepContext):
 
     # --- control flow ---
 
-    def _inside(self, *, iterations: int) -> TracingContext:
+    def _inside(self, *, iterations: int, is_recomputed: bool = True) -> TracingContext:
         inner: TracingContext = isolated(self)
         outer = self._region
         inner._region = Region(
-            outer.count * iterations, iterations, outer.recomputed + 1, first=self._recorder.num_ops
-        )
+            outer.count * iterations, iterations, outer.recomputed + is_recomputed,
+            first=self._recorder.num_ops, within=None if is_recomputed else outer,
+        )  # fmt: skip
         self._recorder.regions.append(inner._region)
         return inner
 
@@ -151,7 +159,7 @@ class TracingContext(StepContext):
         """See `ops.scan`."""
         iterations = tf.nest.flatten(xs)[0].shape[0]
         names = self._recorder.names
-        inner = self._inside(iterations=iterations)
+        inner = self._inside(iterations=iterations, is_recomputed=self._recomputes_loops)
 
         def one(x: tf.Tensor) -> tf.Tensor:
             known = names.of(x)
@@ -168,8 +176,9 @@ class TracingContext(StepContext):
             y = tf.raw_ops.Placeholder(dtype=x.dtype, shape=x.shape)
             return names.register(y, known.dims, learned=x.dtype.is_floating)
 
-        for x in tf.nest.flatten(state):
-            self._recorder.keep(x, self._region, count=iterations)
+        if self._recomputes_loops:
+            for x in tf.nest.flatten(state):
+                self._recorder.keep(x, self._region, count=iterations)
         state, xs = tf.nest.map_structure(in_loop, state), tf.nest.map_structure(one, xs)
         after, y = body(theta, state, xs, inner.fold(0))
         inner._region.last = self._recorder.num_ops

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from tekso.framework.costs import graph_work, op_kinds
 from tekso.framework.planning import dim_names
 from tekso.framework.planning.dim_names import DimNames, sizes_of
 from tekso.framework.planning.step_work import (
@@ -33,6 +35,7 @@ class Region:
       iterations: how often it runs for each run of the part around it.
       recomputed: how often its forward pass is recomputed.
       first, last: range of its ops in the graph.
+      within: of a loop that is not recomputed: the part around it, which has its saved activations.
       saved: {name of a tensor: saved activation}.
     """
 
@@ -41,7 +44,13 @@ class Region:
     recomputed: int
     first: int = 0
     last: int = 0
+    within: Region | None = None
     saved: dict[str, SavedTensor] = dataclasses.field(default_factory=dict)
+
+    @property
+    def is_recomputed(self) -> bool:
+        """Whether the backward pass recomputes it."""
+        return self.within is None
 
 
 class Recorder:
@@ -72,6 +81,7 @@ class Recorder:
         last = {
             id(region): max((i for i, _, s in self._work if s is region), default=None)
             for region in self.regions
+            if region.is_recomputed
         }
         work: collections.Counter[tuple[Work, int]] = collections.Counter()
         for index, piece, region in self._work:
@@ -125,19 +135,49 @@ class Recorder:
             region.saved.setdefault(known.root, SavedTensor(self.part(x), count))
 
     def read_graph(self) -> None:
-        """Records ops that layers use directly: products, sums, elementwise ops."""
+        """Records ops that layers use directly: products, convolutions, sums, elementwise ops."""
         for index, op in enumerate(self._graph.get_operations()):
-            if not op.outputs or not op.outputs[0].dtype.is_floating:
-                continue
             inner = [s for s in self.regions if s.first <= index < s.last]
             region = min(inner, key=lambda s: s.last - s.first, default=self.whole)
             self._read(index, op, region)
+        for region in reversed(self.regions):  # inner ones come after those around them
+            if region.within is not None:
+                _pass_on(region.saved, region.within, times=region.iterations)
 
     def _read(self, index: int, op: Any, region: Region) -> None:
+        times, graphs = graph_work.inside(op)
+        if graphs:
+            self._read_inside(index, op, region, times, graphs)
+        elif op.outputs and op.outputs[0].dtype.is_floating:
+            self._read_op(index, op, region)
+
+    def _read_inside(
+        self, index: int, op: Any, region: Region, times: int, graphs: Sequence[Any]
+    ) -> None:
+        """Records the ops of the body of a loop, of a function, or of the longest branch."""
+        graph = max(graphs, key=lambda one: graph_work.count(one).flops)
+        is_loop = op.type in op_kinds.LOOPS
+        given = op.inputs[len(op.inputs) - len(graph.inputs) :]  # a condition comes first
+        for number, (x, to) in enumerate(zip(given, graph.inputs, strict=True)):
+            is_changed = is_loop and graph_work.root(graph.outputs[number]) is not to
+            self.names.pass_on(x, to, is_changed=is_changed)
+        inner = Region(region.count * times, times, region.recomputed) if is_loop else region
+        for one in graph.get_operations():
+            self._read(index, one, inner)
+        if is_loop:
+            own: dict[str, SavedTensor] = {}
+            outer = {self.names.of(x).root for x in given}
+            for name, saved in inner.saved.items():
+                (region.saved if name in outer else own).setdefault(name, saved)
+            _pass_on(own, region, times=times)
+
+    def _read_op(self, index: int, op: Any, region: Region) -> None:
         form, y = dim_names.einsum_form(op), op.outputs[0]
         if form is not None:
             a, b = op.inputs
             self.multiply(form, a, b, y, region, index=index)
+        elif op.type in op_kinds.CONVOLUTIONS:
+            self._convolve(index, op, region)
         elif op.type in dim_names.REDUCTIONS:
             dims = self.names.of(op.inputs[0]).dims
             over = [dims[i] for i in sorted(dim_names.reduced_dims(op)) if i < len(dims)]
@@ -150,3 +190,46 @@ class Recorder:
             for x in saved:
                 if x.shape == y.shape:
                     self.keep(x, region)
+
+    def _convolve(self, index: int, op: Any, region: Region) -> None:
+        """Records a convolution; a transposed one has the products of that with the same filter.
+
+        So the input of a transposed convolution is where its windows end: the output of the other.
+        """
+        is_transposed = op.type in op_kinds.INPUT_GRADIENTS
+        x, w = op.inputs[2 if is_transposed else 0], op.inputs[1]
+        image, filters, out = (self.part(t) for t in (x, w, op.outputs[0]))
+        if op.get_attr("data_format").decode().startswith("NC"):
+            image, out = (_channels_last(part) for part in (image, out))
+        if filters.learned:
+            self.keep(x, region)
+        if is_transposed:
+            image, out = dataclasses.replace(out, learned=image.learned), image
+        count = len(image.shape) - 2
+        space, kernel = "xyz"[:count], "jkl"[:count]
+        *_, before, after = filters.shape
+        form = f"b{space}i,{kernel}io->b{space}o"
+        if op.type in op_kinds.DEPTHWISE:
+            form = f"b{space}i,{kernel}io->b{space}io"
+            out = dataclasses.replace(
+                out, dims=(*out.dims[:-1], None, None), shape=(*out.shape[:-1], before, after)
+            )
+        # With groups, a number of the result depends on the channels of one of them only.
+        image = dataclasses.replace(image, shape=(*image.shape[:-1], before))
+        self.add(
+            MatrixProduct(form, image, filters, out, iterations=region.iterations),
+            region,
+            index=index,
+        )
+
+
+def _pass_on(saved: Mapping[str, SavedTensor], to: Region, *, times: int) -> None:
+    """Adds what every iteration of a loop saves to what the part around it saves."""
+    for name, one in saved.items():
+        to.saved.setdefault(name, dataclasses.replace(one, count=one.count * times))
+
+
+def _channels_last(part: Part) -> Part:
+    """Returns images [batch, channels, ...] with the channels at the end."""
+    dims, shape = ((x[0], *x[2:], x[1]) for x in (part.dims, part.shape))
+    return dataclasses.replace(part, dims=dims, shape=shape)

@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from tekso.framework import task_results
 from tekso.framework.context import StepContext
-from tekso.framework.costs import graph_work, op_kinds
+from tekso.framework.costs import graph_walks, graph_work, op_kinds
 from tekso.framework.foreign_variables import refused
 from tekso.framework.layer import Layer
 from tekso.framework.signature import Signature, num_examples
@@ -137,7 +137,7 @@ def _scoped(scope: str, method: Callable[..., Any], *args: Any, **options: Any) 
 def _count(graph: Any, owner: int | None) -> dict[int | None, float]:
     """Returns {number of a layer: operations} of a graph; `owner` is that of unscoped ops."""
     found: dict[int | None, float] = {owner: 0.0}
-    for op in graph.get_operations():
+    for op in graph_walks.needed(graph):
         scopes = _OWNER.findall(op.name)
         own = int(scopes[-1]) if scopes else owner
         times, inner = graph_work.inside(op)

@@ -123,6 +123,7 @@ def _priced(parts: StepParts, layout: MeshLayout, name: str, dtype: str) -> Step
     ranked = layout_search.price(
         parts.task, parts.learner, parts.batch, layout,
         device=parts.device.name, activation_dtype=dtype,
+        recomputes_loops=name != "data_parallel",
     )  # fmt: skip
     return of_ranked(ranked, name, parts.device.name)
 

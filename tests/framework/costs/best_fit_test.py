@@ -53,6 +53,18 @@ def test_the_smallest_piece_that_is_large_enough_is_taken() -> None:
     assert memory.held == 512 + 2 * 256  # of 768, 256 would be lost
 
 
+def test_equal_arrays_of_one_name_take_a_piece_each() -> None:
+    memory = BestFit()
+    memory.take("a", 2 * MIB)
+    memory.give_back("a")
+    memory.take("list", 1.5 * MIB, count=6)
+    assert memory.held == 1.5 * MIB  # one array of as many bytes would take 2 MiB
+    memory.give_back("list")
+    assert memory.held == 0
+    memory.take("b", 2 * MIB)  # the pieces are one again
+    assert memory.held == memory.peak == 2 * MIB
+
+
 def test_a_large_piece_loses_at_most_128_mib() -> None:
     memory = BestFit()
     memory.take("a", 1024 * MIB)

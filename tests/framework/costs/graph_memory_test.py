@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tekso.framework.costs.graph_memory import peak_bytes
+from tekso.framework.costs.graph_memory import changes, peak_bytes
 
 BYTES = 4000  # of a tensor of 1,000 numbers
 
@@ -110,6 +110,18 @@ def test_the_items_of_a_list_count_if_each_has_the_least_bytes() -> None:
     whole, large = peak_bytes(made), peak_bytes(made, least=1000)
     assert whole - large > 20 * 400
     assert large % 40_000 == 0
+
+
+def test_the_items_of_a_list_are_arrays_of_their_own() -> None:
+    """20 states of 80 kB: one array of as many bytes could hold twice as much in the allocator."""
+    made = graph(learned_loop, [200, 100], [100, 100])
+    items = {
+        (size, change.items[name])
+        for change in changes(made, least=80_000)
+        for name, size in change.takes.items()
+        if name in change.items and size
+    }
+    assert items == {(20 * 80_000, 20)}
 
 
 def test_the_list_of_a_tensor_that_a_loop_reads_has_a_copy_of_all_its_rows() -> None:

@@ -43,6 +43,13 @@ def transposed(shape: list[int]) -> Callable[..., Any]:
             2 * 3 * 5 * 7,
         ),
         (lambda x, y: tf.einsum("bld,dnh->blnh", x, y), [(2, 3, 5), (5, 7, 4)], 2 * 3 * 5 * 7 * 4),
+        (lambda x, y: tf.einsum("...d,df->...f", x, y), [(2, 3, 5), (5, 7)], 2 * 3 * 5 * 7),
+        # one dim of "..." is repeated, another is only in one of the two
+        (
+            lambda x, y: tf.einsum("...ij,...jk->...ik", x, y),
+            [(4, 1, 3, 5), (2, 5, 7)],
+            4 * 2 * 3 * 5 * 7,
+        ),
         # [batch, height, width, channels], strides of 2: 4 × 3 places of 3 × 2 × 5 numbers, 7 times
         (conv(2), [(2, 8, 6, 5), (3, 2, 5, 7)], 2 * 4 * 3 * 3 * 2 * 5 * 7),
         (conv(3), [(2, 4, 8, 6, 5), (3, 2, 1, 5, 7)], 2 * 2 * 4 * 3 * 3 * 2 * 1 * 5 * 7),
@@ -62,7 +69,8 @@ def transposed(shape: list[int]) -> Callable[..., Any]:
     ],
     ids=[
         "matmul", "matmul transpose_a", "matmul transpose_b", "batch matmul", "batch matmul adj_x",
-        "einsum", "conv2d", "conv3d", "depthwise", "conv2d transposed", "conv3d transposed",
+        "einsum", "einsum of ...", "einsum of repeated ...", "conv2d", "conv3d", "depthwise",
+        "conv2d transposed", "conv3d transposed",
     ],
 )  # fmt: skip
 def test_a_product_counts_two_for_each_pair_of_numbers(
@@ -103,6 +111,8 @@ def test_gradients_of_a_convolution_are_as_many_products_as_the_convolution(
     [
         (tf.tanh, (2, 3, 5), 2 * 3 * 5),
         (lambda x: tf.reduce_sum(x, 0), (2, 3, 5), 2 * 3 * 5),  # of what goes in
+        (lambda x: tf.raw_ops.BiasAddGrad(out_backprop=x), (2, 3, 5), 2 * 3 * 5),
+        (lambda x: tf.math.segment_sum(x, [0, 1, 1]), (3, 5), 3 * 5),
         (lambda x: tf.einsum("ij->ji", x), (2, 3), 2 * 3),
         (
             lambda x: tf.nn.max_pool2d(x, (3, 2), (2, 2), "SAME"),
@@ -114,10 +124,18 @@ def test_gradients_of_a_convolution_are_as_many_products_as_the_convolution(
             (2, 8, 6, 5),
             2 * 4 * 3 * 5 * 3 * 2,
         ),
+        (
+            lambda x: tf.nn.avg_pool3d(x, (1, 3, 2), (1, 2, 2), "SAME"),
+            (2, 3, 8, 6, 5),
+            2 * 3 * 4 * 3 * 5 * 3 * 2,
+        ),
         (lambda x: tf.reshape(tf.transpose(x), [6]), (2, 3), 0),
     ],
-    ids=["elementwise", "sum", "einsum of one", "max pool", "average pool", "moves"],
-)
+    ids=[
+        "elementwise", "sum", "bias", "segments", "einsum of one", "max pool", "average pool",
+        "pool of volumes", "moves",
+    ],
+)  # fmt: skip
 def test_what_is_no_product_counts_one_a_number(
     function: Any, shape: tuple[int, ...], flops: int
 ) -> None:
@@ -132,9 +150,14 @@ def test_the_body_of_a_loop_counts_once_a_turn_and_of_branches_the_larger_one() 
     def branch(x: Any, w: Any) -> Any:
         return tf.cond(tf.shape(x)[0] > 2, lambda: tf.linalg.matmul(x, w), lambda: tf.tanh(x))
 
+    def case(x: Any, w: Any) -> Any:
+        branches = lambda: tf.tanh(x), lambda: tf.linalg.matmul(x, w)
+        return tf.switch_case(tf.shape(x)[0] - 2, branches)
+
     shapes = (3, 5), (5, 5)
     assert count(loop, *shapes).flops == 6 * 2 * 3 * 5 * 5
     assert count(branch, *shapes).flops == 2 * 3 * 5 * 5
+    assert count(case, *shapes).flops == 2 * 3 * 5 * 5
 
 
 def test_bytes_that_are_written_are_those_of_floats() -> None:

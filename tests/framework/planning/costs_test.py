@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from tekso.framework import schedules, window_ops
 from tekso.framework.costs import device_types
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.mesh.layouts import MeshLayout, MeshShape, Rules
+from tekso.framework.initializers import Zeros
 from tekso.framework.learner import Learner
 from tekso.framework.optimizers.adam import Adam
 from tekso.framework.params import REQUIRED, param
@@ -86,20 +88,25 @@ FEED_FORWARD = FeedForward.Params(input_dim=D, hidden_dim=F, use_bias=False)
 ATTENTION = MultiHeadAttention.Params(input_dim=D, num_heads=N, head_dim=H, use_bias=False)
 
 
-def model_of(task: Task, batch: Any, *, parts: int = 1, dtype: str = "float32") -> CostModel:
+def model_of(
+    task: Task, batch: Any, *, parts: int = 1, dtype: str = "float32", recomputes_loops: bool = True
+) -> CostModel:
     learner = Learner.Params(
         optimizer=Adam.Params(), schedule=schedules.Constant.Params(value=1.0)
     ).instantiate()
     specs = task.specs()
     weights = alike(specs.values(), trained=learner.trainable(specs))
-    work = tracing.trace(task, weights, batch, activation_dtype=dtype)
+    work = tracing.trace(
+        task, weights, batch, activation_dtype=dtype, recomputes_loops=recomputes_loops
+    )
     slots = alike(learner.slots(specs).values())
     size = 2 if dtype == "bfloat16" else 4
     return CostModel(work, weights, slots, DEVICE, parts=parts, activation_bytes=size)
 
 
 def cost_of(layer: Any, mesh: str, rules: str, **rest: Any) -> Cost:
-    options = {name: rest.pop(name) for name in ("parts", "dtype") if name in rest}
+    names = "parts", "dtype", "recomputes_loops"
+    options = {name: rest.pop(name) for name in names if name in rest}
     layout = MeshLayout(MeshShape.parse(mesh), Rules.parse(rules), **rest)
     if layer is Words:
         return model_of(Words.Params().instantiate(), IDS, **options).cost(layout)
@@ -265,6 +272,22 @@ def test_repeated_layers_cost_what_written_out_ones_do_and_the_recomputation() -
     assert other.memory.workspace == 4 * B * L / 2 * (D + 2 * F / 4) + 2 * 4 * B * L / 2 * D
 
 
+@pytest.mark.parametrize("num_layers", [1, 4])
+def test_repeated_layers_that_are_not_recomputed_cost_what_written_out_ones_do(
+    num_layers: int,
+) -> None:
+    options: dict[str, Any] = {"num_layers": num_layers, "layer": FEED_FORWARD}
+    one, other = (
+        cost_of(kind.Params(**options), "data:2", "batch:data", recomputes_loops=False)
+        for kind in (Stack, RepeatedStack)
+    )
+    assert other.flops == one.flops
+    assert other.memory == one.memory
+    assert other.seconds == pytest.approx(one.seconds)
+    # The input of a layer, its hidden units and their activations.
+    assert one.memory.activations == 4 * B * L / 2 * (3 + num_layers * (D + 2 * F))
+
+
 def test_recomputed_layer_keeps_its_input_alone() -> None:
     layer = Rematerialize.Params(layer=FEED_FORWARD)
     kept = cost_of(FEED_FORWARD, "model:4", "mlp:model")
@@ -344,6 +367,106 @@ def test_split_images_send_gradients_of_kernels_and_rows_to_neighbours() -> None
         ("all-reduce", "space", "gradients"): (2, kernels),
         ("all-gather", "space", "activations"): (3, 2 * rows),  # of both parts
     }
+
+
+class Plain(Task):
+    """A weight and a batch, which a function of TensorFlow multiplies without a layer."""
+
+    class Params(Task.Params):
+        filters: list[int] = param("Shape of the weight.", default=REQUIRED)
+        compute: Any = param("The function.", default=REQUIRED)
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        p = self.params
+        self.weight("w", p.filters, dims=(None,) * len(p.filters), init=Zeros.Params())
+
+    def loss_weight(self, batch: Any) -> tf.Tensor:
+        return tf.constant(1.0)
+
+    def loss(self, theta: Any, batch: Any, ctx: Any) -> LossSums:
+        return LossSums(tf.reduce_sum(self.params.compute(batch["x"], theta.w)))
+
+
+def looped(x: Any, w: Any) -> Any:
+    return tf.while_loop(lambda i, x: i < 6, lambda i, x: (i + 1, x @ w), (0, x))[1]
+
+
+def chosen(x: Any, w: Any) -> Any:
+    branches = lambda: tf.zeros([B, 5]), lambda: x @ w
+    return tf.switch_case(tf.shape(x)[0] - 2, branches)
+
+
+PIXELS = 4 * 6  # of the results
+
+
+@pytest.mark.parametrize(
+    ("shape", "filters", "compute", "products", "passes"),
+    [
+        ([3, 7], [7, 5], tf.matmul, B * 3 * 7 * 5, 2),
+        ([3, 7], [7, 5], lambda x, w: tf.einsum("...i,io->...o", x, w), B * 3 * 7 * 5, 2),
+        ([5], [5, 5], looped, 6 * B * 5 * 5, 3),
+        ([7], [7, 5], chosen, B * 7 * 5, 2),
+        ([7], [7, 5], tf.function(tf.matmul, autograph=False), B * 7 * 5, 2),
+        (
+            [8, 12, 6],
+            [3, 1, 6, 5],
+            lambda x, w: tf.nn.conv2d(x, w, 2, "SAME"),
+            B * PIXELS * 3 * 6 * 5,
+            2,
+        ),
+        (
+            [6, 8, 12],
+            [3, 1, 6, 5],
+            lambda x, w: tf.nn.conv2d(x, w, 2, "SAME", data_format="NCHW"),
+            B * PIXELS * 3 * 6 * 5,
+            2,
+        ),
+        (
+            [4, 6, 6],
+            [3, 1, 2, 9],
+            lambda x, w: tf.nn.conv2d(x, w, 1, "SAME"),
+            B * PIXELS * 3 * 2 * 9,
+            2,
+        ),
+        (
+            [4, 6, 6],
+            [3, 1, 6, 5],
+            lambda x, w: tf.nn.depthwise_conv2d(x, w, [1, 1, 1, 1], "SAME"),
+            B * PIXELS * 3 * 6 * 5,
+            2,
+        ),
+        (
+            [4, 6, 6],
+            [3, 1, 5, 6],
+            lambda x, w: tf.nn.conv2d_transpose(x, w, [B, 8, 12, 5], 2, "SAME"),
+            B * PIXELS * 3 * 6 * 5,
+            2,
+        ),
+        (
+            [2, 4, 6, 6],
+            [1, 3, 2, 6, 5],
+            lambda x, w: tf.nn.conv3d(x, w, [1, 1, 1, 1, 1], "SAME"),
+            B * 2 * PIXELS * 6 * 6 * 5,
+            2,
+        ),
+    ],
+    ids=[
+        "product of a repeated matrix", "einsum of ...", "loop", "switch", "function", "conv2d",
+        "channels first", "groups", "depthwise", "transposed", "conv3d",
+    ],
+)  # fmt: skip
+def test_products_without_layers_are_counted(
+    shape: list[int], filters: list[int], compute: Any, products: int, passes: int
+) -> None:
+    """The state of a loop gets a gradient, a batch none."""
+    task = Plain.Params(filters=filters, compute=compute).instantiate()
+    model = model_of(task, {"x": ((B, *shape), "float32")})
+    for mesh, rules, devices in (("data:1", "", 1), ("data:4", "batch:data", 4)):
+        cost = model.cost(MeshLayout(MeshShape.parse(mesh), Rules.parse(rules)))
+        assert cost.flops == passes * 2 * products / devices
+    gradient = 4 * math.prod(filters)
+    assert sent(cost, least_bytes=5) == {("all-reduce", "data", "gradients"): (1, gradient)}
 
 
 AGREEING = (

@@ -21,6 +21,7 @@ from tekso.framework.costs.device_types import DeviceType
 from tekso.framework.costs.stored_speeds import Condition
 from tekso.framework.costs.this_machine import MachineSpeed, ThisMachine
 from tekso.framework.execution.errors import ExecutionError
+from tekso.framework.execution.mesh_sharded import MeshSharded
 from tekso.framework.execution.pipelined import Pipelined
 from tekso.framework.exit_codes import ExitCode
 from tekso.framework.initializers import Ones
@@ -40,6 +41,7 @@ from tekso.framework.run.checkpoint_description import Description
 from tekso.framework.run.run_plan import RunPlan
 from tekso.framework.task import LossSums, Task
 from tekso.framework.warm_start import WarmStart
+from tekso.models.layers.stack import RepeatedStack
 from tekso.tools import trainer
 
 MODEL = "lm.python_source.Tiny"
@@ -101,6 +103,22 @@ def test_checkpoints_that_were_best_by_an_earlier_metric_take_disk_space_of_thei
     assert (plan.checkpoints, plan.existing_checkpoints) == (1 + 3 + 1 + 1, 4)
     assert plan.new_disk_bytes == 2 * plan.checkpoint_bytes
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir())[0].endswith("10")
+
+
+def test_only_meshes_recompute_layers_that_are_repeated(tmp_path: Path) -> None:
+    found = tree()
+    layers = RepeatedStack.Params(num_layers=2, layer=found.task.model.stack.layer)
+    of_stack, of_loop = (
+        planned(tmp_path, one).step for one in (found, tree(**{"task.model.stack": layers}))
+    )
+    assert of_stack is not None and of_loop is not None
+    assert of_loop.flops == of_stack.flops
+    assert of_loop.memory["activations"] == pytest.approx(of_stack.memory["activations"], rel=0.01)
+    execution = {"execution": MeshSharded.Params(mesh="data:1", rules="batch:data")}
+    on_mesh = planned(tmp_path, tree(**{"task.model.stack": layers, **execution})).step
+    assert on_mesh is not None
+    assert 1.2 * of_loop.flops < on_mesh.flops < 4 / 3 * of_loop.flops
+    assert on_mesh.memory["activations"] < of_loop.memory["activations"]
 
 
 def test_a_new_run_needs_the_checkpoints_of_its_warm_start(tmp_path: Path) -> None:

@@ -9,16 +9,18 @@ import tensorflow as tf
 
 from tekso.framework.costs import graph_memory
 from tekso.framework.execution import DataParallel, ExecutionError
+from tekso.framework.initializers import Zeros
 from tekso.framework.learner import Learner
 from tekso.framework.optimizers.adam import Adam
 from tekso.framework.optimizers.sgd import SGD
 from tekso.framework.run import step_graphs
 from tekso.framework.schedules import Constant
+from tekso.framework.signature import Signature
 from tekso.framework.step import Step
 from tekso.framework.task import LossSums, Task
 from tekso.models.layers.normalization import BatchNorm
 
-BATCH = {"x": ((4, 3), "float32")}
+BATCH: Signature = {"x": ((4, 3), "float32")}
 
 
 class Normalised(Task):
@@ -36,10 +38,12 @@ class Normalised(Task):
         return LossSums(tf.reduce_sum(tf.square(y - 1)))
 
 
-def traced(**execution: Any) -> step_graphs.StepGraphs:
+def traced(
+    task: type[Task] = Normalised, batch: Signature = BATCH, **execution: Any
+) -> step_graphs.StepGraphs:
     learner = Learner.Params(optimizer=SGD.Params(), schedule=Constant.Params(value=0.1))
-    step = Step(Normalised.Params().instantiate(), learner.instantiate(), seed=0)
-    return step_graphs.trace(step, BATCH, DataParallel.Params(**execution))
+    step = Step(task.Params().instantiate(), learner.instantiate(), seed=0)
+    return step_graphs.trace(step, batch, DataParallel.Params(**execution))
 
 
 @pytest.mark.parametrize(("towers", "threads"), [(None, True), (2, False)])
@@ -48,6 +52,27 @@ def test_towers_that_sum_over_each_other_have_a_core_each(
 ) -> None:
     graphs = traced(towers=towers, xla="none")
     assert (graphs.towers, graphs.uses_all_threads) == (towers or 1, threads)
+
+
+class Product(Task):
+    """A product of the batch."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        self.weight("w", [3, 5], dims=(None, None), init=Zeros.Params())
+
+    def loss_weight(self, batch: Any) -> tf.Tensor:
+        return tf.constant(float(batch["x"].shape[0]))
+
+    def loss(self, theta: Any, batch: Any, ctx: Any) -> LossSums:
+        return LossSums(tf.reduce_sum(batch["x"] @ theta.w))
+
+
+def test_the_gradient_of_a_batch_does_not_count() -> None:
+    found = traced(Product, {"x": ((40, 30, 3), "float32")}, towers=1)
+    product = 2 * 40 * 30 * 3 * 5
+    # The product and the gradient of its weight, and elementwise ops of its result, such as sums.
+    assert 2 * product <= found.flops() < 2.7 * product
 
 
 def test_a_step_that_no_execution_runs_has_no_graphs() -> None:
