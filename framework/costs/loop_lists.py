@@ -1,4 +1,4 @@
-"""The lists of the loops of a traced graph: how many items they have, and of how many bytes.
+"""What loops and branches of a traced graph save in lists and optionals: items and their bytes.
 
 A loop that saves values for its gradient, or fills an array, adds an item in each iteration. A list
 that is made of a tensor or filled with zeros has all its items from the beginning, and a loop that
@@ -71,6 +71,11 @@ def lists_of(op: Any, least: float, live: set[int] | None) -> dict[int, ListItem
     if op.type in ("TensorListFromTensor", "ZerosLike") and op.outputs[0].dtype == tf.variant:
         items = list_items(op.outputs[0])
         return {0: items} if items and items.each >= max(least, 1.0) else {}
+    if op.type in op_kinds.BRANCHES:
+        saved = ((n, _saved_by_branches(op, n)) for n in range(len(op.outputs)))
+        return {
+            n: ListItems(op.outputs[n].name, 1, size, size) for n, size in saved if size >= least
+        }
     if op.type not in op_kinds.LOOPS:
         return {}
     body = graph_work.inside(op)[1][0]
@@ -83,6 +88,21 @@ def lists_of(op: Any, least: float, live: set[int] | None) -> dict[int, ListItem
     for number, tensor in enumerate(body.outputs):
         if _origin(tensor) is body.inputs[number] or (live is not None and number not in live):
             found[number] = ListItems(tensor.name, 0, 0.0, 0.0)
+    return found
+
+
+def _saved_by_branches(op: Any, number: int) -> float:
+    """Returns the bytes that an output holds for the gradient; -1: it is no such output.
+
+    It is an optional: the branch that runs may not compute the value. The largest one counts.
+    """
+    found = -1.0
+    for graph in graph_work.inside(op)[1]:
+        made = _origin(graph.outputs[number]).op
+        if made.type == "OptionalFromValue":
+            values = [_origin(tensor) for tensor in made.inputs]
+            own = [value for value in values if value.op.type != "Placeholder"]
+            found = max(found, float(sum(graph_work.size(t) * t.dtype.size for t in own)))
     return found
 
 

@@ -57,6 +57,7 @@ SLICES = _PARTS | _ROWS | _ITEMS
 MOVES = _PLACES | _PARTS | _LARGER | {"Cast", "BroadcastTo", "TensorScatterUpdate"}
 """Ops without arithmetic that write their outputs."""
 LOOPS = frozenset({"While", "StatelessWhile"})
+BRANCHES = frozenset({"If", "StatelessIf", "Case", "StatelessCase"})
 
 COLLECTIVES = frozenset(
     {"CollectiveReduceV2", "CollectiveGatherV2", "CollectiveReduceScatterV2",

@@ -66,11 +66,16 @@ def one_after_the_other(
         gradients, sums = compute(examples, start + index * size, 0)
         return added(gradients), sums
 
+    first = part(0)
+    # Otherwise, TensorFlow begins a part before the one before has freed its tensors.
+    with tf.control_dependencies(tf.nest.flatten(first)):
+        second = tf.identity(1)
     gradients, sums = tf.while_loop(
         lambda i, *_: i < count,
         lambda i, total: (i + 1, tf.nest.map_structure(tf.add, total, part(i))),
-        (tf.constant(1), part(0)),
+        (second, first),
         maximum_iterations=count,
+        parallel_iterations=1,
     )[1]
     return [gradients], sums
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import tensorflow as tf
 
 from tekso.framework.costs.graph_memory import changes, peak_bytes
@@ -132,6 +133,30 @@ def test_the_list_of_a_tensor_that_a_loop_reads_has_a_copy_of_all_its_rows() -> 
 
     found = peak_bytes(graph(scan, [8, 1000]), least=4000)
     assert 2 * 32_000 <= found <= 3 * 32_000 + 3 * 4000  # and the stack of the sums, and states
+
+
+@pytest.mark.parametrize("kind", ["cond", "switch_case"])
+def test_what_a_branch_saves_for_its_gradient_is_held(kind: str) -> None:
+    """A tanh of 12 MB."""
+
+    def learned(x: tf.Tensor, w: tf.Tensor) -> Any:
+        no, yes = lambda: x * 0.0, lambda: tf.linalg.matmul(tf.tanh(x @ w), w, transpose_b=True)
+        with tf.GradientTape() as tape:
+            tape.watch(w)
+            is_large = tf.shape(x)[0] > 2
+            if kind == "cond":
+                y = tf.cond(is_large, yes, no)
+            else:
+                y = tf.switch_case(tf.cast(is_large, tf.int32), (no, yes))
+            loss = tf.reduce_sum(tf.exp(y))
+        return tape.gradient(loss, w)
+
+    made = graph(learned, [10_000, 100], [100, 300])
+    (op,) = [change for change in changes(made) if 12e6 in change.takes.values()]
+    (name,) = [name for name, size in op.takes.items() if size == 12e6]
+    assert made.get_tensor_by_name(name).dtype == tf.variant
+    reader = next(change.op for change in changes(made) if name in change.frees)
+    assert reader.startswith("gradient")
 
 
 def test_a_value_that_only_the_gradient_of_a_constant_needs_is_not_saved() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import tensorflow as tf
 
 from tekso.framework.execution import DataParallel, Pipelined
 from tekso.framework.execution.base import signature_of
+from tekso.framework.execution.batch_parts import one_after_the_other
 from tekso.framework.initializers import Ones
 from tekso.framework.learner import Learner
 from tekso.framework.optimizers.sgd import SGD
@@ -62,3 +64,29 @@ def test_gradients_of_bfloat16_weights_are_summed_over_parts_in_float32(
     )
     program.initialize()
     assert float(program.train_step(batch, 0)["gradient_norm"]) == 263
+
+
+def test_a_part_begins_when_the_one_before_has_ended() -> None:
+    """Otherwise, the tensors of two parts are in memory at the same time."""
+    events: list[str] = []
+
+    def note(what: str, after: tf.Tensor, seconds: float) -> tf.Tensor:
+        def run(x: Any) -> Any:
+            time.sleep(seconds)
+            events.append(what)
+            return x
+
+        x = tf.numpy_function(run, [after], tf.float32, stateful=False)
+        return tf.ensure_shape(x, after.shape)
+
+    def compute(part: Any, start: Any, number: int) -> Any:
+        x = note("end", note("begin", tf.reduce_sum(part["x"]), 0.0), 0.05)
+        return [{"w": x}], {"loss": (x, x)}
+
+    @tf.function(autograph=False)
+    def whole(x: tf.Tensor) -> Any:
+        return one_after_the_other({"x": x}, 0, 4, compute)
+
+    gradients, _ = whole(tf.range(12.0))
+    assert float(gradients[0]["w"]) == sum(range(12))
+    assert events == ["begin", "end"] * 4

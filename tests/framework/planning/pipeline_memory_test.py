@@ -26,13 +26,14 @@ MLP: dict[str, Any] = {"task.model.hidden_dims": [512, 512]}
 class Plain(BestFit):
     """Gives an array its bytes."""
 
-    def take(self, name: Any, size: float) -> None:
-        self._used[name] = 0, int(size)
+    def take(self, name: Any, size: float, *, count: int = 1) -> None:
+        del count
+        self._used[name] = [(0, int(size))]
         self.held += int(size)
         self.peak = max(self.peak, self.held)
 
     def give_back(self, name: Any) -> None:
-        self.held -= self._used.pop(name, (0, 0))[1]
+        self.held -= sum(size for _, size in self._used.pop(name, ()))
 
 
 def peak_of(
