@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tekso.framework.costs import graph_work, op_kinds
+from tekso.framework.costs import graph_walks, graph_work, op_kinds
 from tekso.framework.costs.tensor_reuse import Move
 
 _EXPENSIVE = op_kinds.FUNCTIONS | {"RealDiv", "DivNoNan"}
@@ -58,15 +58,13 @@ class CompiledCluster:
 
     Args:
       graph: graph of its function.
-      ops: the ops on which its outputs depend, in the order of the graph.
     """
 
-    def __init__(self, graph: Any, ops: list[Any]) -> None:
-        self._graph = graph
-        self._ops = ops
+    def __init__(self, graph: Any) -> None:
+        self._ops = graph_walks.needed(graph)
         self._outputs = {graph_work.root(t).op.name for t in getattr(graph, "outputs", None) or []}
         self._written = self._find_written()
-        self.loops = [self._loop(op) for op in ops if op.name in self._written]
+        self.loops = [self._loop(op) for op in self._ops if op.name in self._written]
 
     def _operands(self, op: Any) -> list[Any]:
         return [] if op.type in _VALUES else [_source(t) for t in op.inputs]
@@ -85,7 +83,7 @@ class CompiledCluster:
             is_computed_again = op.type in _EXPENSIVE and (
                 len(loops) > 1 or largest.get(op.name, 0) > size
             )
-            reads_memory = op.type in _SUMS or self._is_whole(op)
+            reads_memory = op.type in _SUMS or _is_whole(op)
             is_end = op.type in _ENDS or reads_memory
             if op.name in self._outputs or is_end or is_computed_again or op.name in written:
                 written.add(op.name)
@@ -100,10 +98,6 @@ class CompiledCluster:
                     written.add(before.name)
         return written
 
-    def _is_whole(self, op: Any) -> bool:
-        """Returns whether an op has graphs of its own, or is a product."""
-        return bool(graph_work.inside(self._graph, op)[1]) or op.type in op_kinds.PRODUCTS
-
     def _loop(self, op: Any) -> ClusterLoop:
         read, fused = self._read_by(op)
         functions = math.fsum(_elements(o) for o in fused if o.type in op_kinds.FUNCTIONS)
@@ -113,7 +107,7 @@ class CompiledCluster:
         )
         simple = [o for o in fused if o.type not in op_kinds.FUNCTIONS | _SUMS | _ENDS]
         reads = [(name, size) for name, (_, size) in read.items()]
-        elements = math.fsum(0 if self._is_whole(o) else _elements(o) for o in simple)
+        elements = math.fsum(0 if _is_whole(o) else _elements(o) for o in simple)
         return ClusterLoop(op, Move(reads, self._writes(op)), elements, functions, rows, columns)
 
     def _read_by(self, op: Any) -> tuple[dict[str, tuple[Any, float]], list[Any]]:
@@ -139,22 +133,8 @@ class CompiledCluster:
 
     def _writes(self, op: Any) -> list[tuple[str, float]]:
         """Returns [(tensor, bytes)] that the loop of an op writes."""
-        sizes = [_bytes(op.inputs[2])] if op.type in _IN_PLACE else self._new_bytes(op)
+        sizes = [_bytes(op.inputs[2])] if op.type in _IN_PLACE else _new_bytes(op)
         return [(t.name, size) for t, size in zip(op.outputs, sizes, strict=True)]
-
-    def _new_bytes(self, op: Any) -> list[float]:
-        """Returns the bytes of each output of an op; 0 if it is in the memory of an input."""
-        if op.type in _IN_PLACE:
-            return [0.0]
-        sizes = [_bytes(t) for t in op.outputs]
-        if op.type not in op_kinds.LOOPS:
-            return sizes
-        body = graph_work.inside(self._graph, op)[1][0]
-        given = [t.name for t in body.inputs]
-        return [
-            0.0 if graph_work.root(after).name == before else size
-            for before, after, size in zip(given, body.outputs, sizes, strict=True)
-        ]
 
     def peak_bytes(self) -> float:
         """Returns the largest number of bytes that the results of loops hold at once.
@@ -166,13 +146,33 @@ class CompiledCluster:
             for tensor, _ in self._read_by(loop.op)[0].values():
                 last[tensor.op.name] = number
         held = peak = 0.0
-        sizes = {loop.op.name: math.fsum(self._new_bytes(loop.op)) for loop in self.loops}
+        sizes = {loop.op.name: math.fsum(_new_bytes(loop.op)) for loop in self.loops}
         for number, loop in enumerate(self.loops):
             held += sizes[loop.op.name]
             peak = max(peak, held)
             done = [n for n, at in last.items() if at == number and n not in self._outputs]
             held -= math.fsum(sizes.get(name, 0.0) for name in done)
         return peak
+
+
+def _is_whole(op: Any) -> bool:
+    """Returns whether an op has graphs of its own, or is a product."""
+    return bool(graph_work.inside(op)[1]) or op.type in op_kinds.PRODUCTS
+
+
+def _new_bytes(op: Any) -> list[float]:
+    """Returns the bytes of each output of an op; 0 if it is in the memory of an input."""
+    if op.type in _IN_PLACE:
+        return [0.0]
+    sizes = [_bytes(t) for t in op.outputs]
+    if op.type not in op_kinds.LOOPS:
+        return sizes
+    body = graph_work.inside(op)[1][0]
+    given = [t.name for t in body.inputs]
+    return [
+        0.0 if graph_work.root(after).name == before else size
+        for before, after, size in zip(given, body.outputs, sizes, strict=True)
+    ]
 
 
 def _source(tensor: Any) -> Any:

@@ -3,9 +3,7 @@
 Ops run in the order in which their inputs are ready, as TensorFlow runs them. A tensor is allocated
 by its op and freed after the last op that reads it. An elementwise op writes its output over an
 input that nothing else reads. Equal ops run once, because TensorFlow merges them. The inputs and
-outputs of the graph are counted by the caller. The lists of a loop have an item per iteration. A
-list that is made of a tensor or filled with zeros has all its items from the beginning, and a loop
-that replaces them needs no memory for others.
+outputs of the graph are counted by the caller. `loop_lists.py` has the lists of loops.
 """
 
 from __future__ import annotations
@@ -16,21 +14,15 @@ import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import tensorflow as tf
-
-from tekso.framework.costs import equal_ops, graph_work, loop_walks, op_kinds
+from tekso.framework.costs import equal_ops, graph_work, loop_lists, loop_walks, op_kinds
 from tekso.framework.costs.equal_ops import Merged
 from tekso.framework.costs.graph_clusters import CompiledCluster
 from tekso.framework.costs.graph_walks import is_cluster, needed
 
-_ALIASES = op_kinds.SAME_MEMORY | {"Placeholder", "Const", "ReadVariableOp", "VarHandleOp"}
 _NEW = op_kinds.PRODUCTS | op_kinds.INPUT_GRADIENTS | op_kinds.FILTER_GRADIENTS
 _NEW |= {"Transpose", "GatherV2", "ConcatV2", "Pack", "Pad", "Cumsum", "ReverseV2"}
 _NEW |= {"TensorListStack", "TensorListFromTensor"}
 _ASSIGNS = "AssignVariableOp"
-_SAVES = "TensorListPushBack"
-_FILLS = frozenset({_SAVES, "TensorListSetItem"})
-
 
 COUNTED_BYTES = float(1 << 18)
 """With oneDNN, TensorFlow's memory statistics leave out all tensors of fewer bytes."""
@@ -131,7 +123,7 @@ def changes_of(
         new = sum(sizes[name] for name in own)
         before = _overwritten(op, merged, root, readers, sizes, new)
         kept = live.get(op.name)
-        inside = _inside_bytes(graph, op, _made(op, own, sizes, least, kept), least, kept)
+        inside = _inside_bytes(op, _made(op, own, sizes, least, kept), least, kept)
         frees = []
         for name in (root[n] for n in reads[op.name] if n in root):
             readers[name] -= 1
@@ -164,7 +156,7 @@ def memory_of(graph: Any, ops: Sequence[Any], tensors: Sequence[Any]) -> list[st
         name = merged.name(tensor)
         name = root.get(name, name)
         made = graph.get_tensor_by_name(name).op
-        is_given = name in root and made.type in _ALIASES and len(made.inputs)
+        is_given = name in root and made.type in op_kinds.EXISTING_MEMORY and len(made.inputs)
         found.append(merged.name(made.inputs[0]) if is_given else name)
     return found
 
@@ -184,7 +176,7 @@ def _roots(
     sizes: dict[str, float] = {}
     lengths: dict[str, int] = {}
     for op in ops:
-        lists = _lists(op, least, live.get(op.name))
+        lists = loop_lists.lists_of(op, least, live.get(op.name))
         shared_inputs = graph_work.shared_inputs(op)
         for number, tensor in enumerate(op.outputs):
             source = None
@@ -192,13 +184,13 @@ def _roots(
                 shared = shared_inputs[number] if shared_inputs else min(number, len(op.inputs) - 1)
                 source = merged.name(op.inputs[shared])
             items = lists.get(number)
-            is_empty = items is not None and not _bytes(items)
-            is_alias = bool(shared_inputs) or op.type in _ALIASES or is_empty
+            is_empty = items is not None and not items.bytes
+            is_alias = bool(shared_inputs) or op.type in op_kinds.EXISTING_MEMORY or is_empty
             root[tensor.name] = root[source] if is_alias and source in root else tensor.name
             held = 0.0 if is_alias else float(graph_work.size(tensor) * (tensor.dtype.size or 0))
             held = held if held >= least else 0.0
             if items is not None and not is_alias:
-                held, lengths[tensor.name] = _bytes(items), items.length
+                held, lengths[tensor.name] = items.bytes, items.length
             sizes.setdefault(root[tensor.name], held)
     return root, sizes, lengths
 
@@ -224,7 +216,7 @@ def _reads(
         read = {n for n, tensor in enumerate(op.outputs) if tensor.name in wanted}
         if op.type == "IdentityN":
             numbers = sorted(read)
-        elif op.type in op_kinds.LOOPS and graph_work.inside(op.graph, op)[1]:
+        elif op.type in op_kinds.LOOPS and graph_work.inside(op)[1]:
             live[op.name] = loop_walks.needed_values(op, read)
             numbers = sorted(live[op.name])
         found[op.name] = [merged.name(op.inputs[number]) for number in numbers]
@@ -263,7 +255,7 @@ def _overwritten(
     op: Any, merged: Merged, root: Any, readers: Any, sizes: Any, new: float
 ) -> str | None:
     """Returns the input whose memory the op uses for its output."""
-    if not new or len(op.outputs) != 1 or op.type in _NEW or graph_work.inside(op.graph, op)[1]:
+    if not new or len(op.outputs) != 1 or op.type in _NEW or graph_work.inside(op)[1]:
         return None
     for tensor in op.inputs:
         name = root.get(merged.name(tensor))
@@ -272,17 +264,15 @@ def _overwritten(
     return None
 
 
-def _inside_bytes(
-    graph: Any, op: Any, new: float, least: float, live: set[int] | None = None
-) -> float:
+def _inside_bytes(op: Any, new: float, least: float, live: set[int] | None) -> float:
     """Returns the bytes that the graphs inside an op need beyond its outputs."""
-    _, inner = graph_work.inside(graph, op)
+    _, inner = graph_work.inside(op)
     if not inner:
         return 0.0
     if is_cluster(op, inner):
         made = sum(graph_work.size(t) * (t.dtype.size or 0) for t in op.outputs)
         # XLA allocates all temporary memory at once, so `least` is compared with the whole of it.
-        temporary = CompiledCluster(inner[0], needed(inner[0])).peak_bytes() - made
+        temporary = CompiledCluster(inner[0]).peak_bytes() - made
         return temporary if temporary >= max(least, 0.0) else 0.0
     if live is not None:
         body = inner[0]
@@ -296,134 +286,9 @@ def _made(
     op: Any, own: Sequence[str], sizes: Mapping[str, float], least: float, live: set[int] | None
 ) -> float:
     """Returns the bytes of an op's outputs; of a list that a loop fills, those of an item."""
-    items = {} if live is None else _filled(op, live)
+    items = {} if live is None else loop_lists.added_items(op, live)
     return math.fsum(
         (items[n].each if items[n].each >= least else 0.0) if n in items else sizes[tensor.name]
         for n, tensor in enumerate(op.outputs)
         if tensor.name in own
     )
-
-
-def _lists(op: Any, least: float, live: set[int] | None = None) -> dict[int, ListItems]:
-    """Returns {output: the list that an op makes or fills}; no bytes: in the memory of its input.
-
-    An output that no iteration of a loop changes is in the memory of its input too. Those that are
-    not `live` are not computed.
-    """
-    if op.type in ("TensorListFromTensor", "ZerosLike") and op.outputs[0].dtype == tf.variant:
-        items = list_items(op.outputs[0])
-        return {0: items} if items and items.each >= max(least, 1.0) else {}
-    if op.type in op_kinds.BRANCHES:
-        saved = ((n, _saved_by_branches(op, n)) for n in range(len(op.outputs)))
-        return {
-            n: ListItems(op.outputs[n].name, 1, size, size) for n, size in saved if size >= least
-        }
-    if op.type not in op_kinds.LOOPS:
-        return {}
-    body = graph_work.inside(op.graph, op)[1][0]
-    found = {}
-    for number, items in _filled(op, live).items():
-        adds = _origin(body.outputs[number]).op.type == _SAVES
-        given = None if adds else list_items(op.inputs[number])
-        is_full = given is not None and given.length > 0
-        found[number] = items._replace(each=0.0) if is_full or items.each < least else items
-    for number, tensor in enumerate(body.outputs):
-        if _origin(tensor) is body.inputs[number] or (live is not None and number not in live):
-            found[number] = ListItems(tensor.name, 0, 0.0, 0.0)
-    return found
-
-
-def _saved_by_branches(op: Any, number: int) -> float:
-    """Returns the bytes that an output holds for the gradient; -1: it is no such output.
-
-    It is an optional: the branch that runs may not compute the value. The largest one counts.
-    """
-    found = -1.0
-    for graph in graph_work.inside(op.graph, op)[1]:
-        made = _origin(graph.outputs[number]).op
-        if made.type == "OptionalFromValue":
-            values = [_origin(tensor) for tensor in made.inputs]
-            own = [value for value in values if value.op.type != "Placeholder"]
-            found = max(found, float(sum(graph_work.size(t) * t.dtype.size for t in own)))
-    return found
-
-
-class ListItems(NamedTuple):
-    """The items of a list of tensors.
-
-    Attributes:
-      name: the list; equal for names of the same list.
-      length: number of items.
-      each: bytes that an item adds; 0 if the items are in the memory of other tensors.
-      size: bytes of an item.
-    """
-
-    name: str
-    length: int
-    each: float
-    size: float
-
-
-def list_items(tensor: Any) -> ListItems | None:
-    """Returns the items of a list of tensors; None: their number or size is unknown."""
-    op = tensor.op
-    if op.type in op_kinds.SAME_MEMORY:
-        return list_items(op.inputs[0])
-    if op.type in ("EmptyTensorList", "TensorListReserve"):
-        return ListItems(tensor.name, 0, 0.0, 0.0)
-    if op.type == "ZerosLike":
-        found = list_items(op.inputs[0])
-        return found and found._replace(name=tensor.name, each=found.size)
-    if op.type == "TensorListFromTensor" and op.inputs[0].shape.is_fully_defined():
-        whole = op.inputs[0]
-        count = whole.shape[0]
-        each = graph_work.size(whole) * whole.dtype.size / max(count, 1)
-        return ListItems(tensor.name, count, each, each)
-    if op.type not in op_kinds.LOOPS or graph_work.iterations(op) is None:
-        return None
-    number = tensor.value_index
-    body = graph_work.inside(op.graph, op)[1][0]
-    if _origin(body.outputs[number]) is body.inputs[number]:  # no iteration changes the list
-        return list_items(op.inputs[number])
-    return _filled(op)[number]
-
-
-def _filled(op: Any, live: set[int] | None = None) -> dict[int, ListItems]:
-    """Returns {output of a loop: items that the loop adds to this list}.
-
-    Args:
-      op: the loop.
-      live: numbers of the values that it computes; None: all.
-    """
-    times, (body, *_) = graph_work.inside(op.graph, op)
-    after = dict(zip((x.name for x in body.inputs), body.outputs, strict=True))
-    seen = set()  # tensors whose memory a list has already
-    found: dict[int, ListItems] = {}
-    lists = [(n, t) for n, t in enumerate(body.outputs) if t.dtype == tf.variant]
-    # What the gradient saves is held until it is computed, an array only until it is stacked.
-    for number, tensor in sorted(lists, key=lambda one: _origin(one[1]).op.type != _SAVES):
-        made, list_name = _origin(tensor).op, op.outputs[number].name
-        found[number] = ListItems(list_name, times, 0.0, 0.0)
-        if made.type not in _FILLS or (live is not None and number not in live):
-            continue
-        item = _origin(made.inputs[-1])
-        each = float(graph_work.size(item) * (item.dtype.size or 0))
-        found[number] = ListItems(list_name, times, 0.0, each)
-        # What an iteration is given is what the one before has computed, or what never changes.
-        name = _origin(after.get(item.name, item)).name
-        is_unchanged = item.name in after and name == item.name
-        if not is_unchanged and name not in seen:
-            seen.add(name)
-            found[number] = ListItems(list_name, times, each, each)
-    return found
-
-
-def _bytes(items: ListItems) -> float:
-    return items.length * items.each
-
-
-def _origin(tensor: Any) -> Any:
-    """Returns the tensor whose memory a tensor has."""
-    while tensor.op.type in _ALIASES and len(tensor.op.inputs):
-        tensor = tensor.op.inputs[0]
-    return tensor

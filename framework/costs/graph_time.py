@@ -55,29 +55,26 @@ _SHORT_S = 3e-6  # 8000 cycles, the threshold of TensorFlow's executor
 
 def seconds(graph: Any, machine: MachineSpeed, *, between: float = 0.0) -> float:
     """Returns the estimated time of all ops of a graph, one after the other."""
-    return math.fsum(
-        op_seconds(graph, graph_walks.needed(graph), machine, between=between).values()
-    )
+    return math.fsum(op_seconds(graph_walks.needed(graph), machine, between=between).values())
 
 
 def op_seconds(
-    graph: Any, ops: Sequence[Any], machine: MachineSpeed, *, between: float = 0.0
+    ops: Sequence[Any], machine: MachineSpeed, *, between: float = 0.0
 ) -> dict[str, float]:
     """Returns {name: estimated time} of ops of a graph, which run one after the other.
 
     Args:
-      graph: the graph.
       ops: the ops.
       machine: the speeds.
       between: bytes that other graphs move from one run of this one to the next.
     """
-    works = [work for op in ops for work in _works(graph, op)]
+    works = [work for op in ops for work in _works(op)]
     uses = distances([work.move for work in works], between=between)
     found = {op.name: 0.0 if op.type in op_kinds.INSTANT else machine.op_s for op in ops}
     for work, each in zip(works, uses, strict=True):
         found[work.op.name] += work.seconds(machine, each)
     for op in ops:
-        if graph_walks.is_cluster(op, graph_work.inside(graph, op)[1]):
+        if graph_walks.is_cluster(op, graph_work.inside(op)[1]):
             arguments = len(op.inputs) + len(op.outputs)
             found[op.name] += machine.cluster_s + arguments * machine.argument_s - machine.op_s
     return found
@@ -117,10 +114,10 @@ def short_seconds(graph: Any, machine: MachineSpeed, *, between: float = 0.0) ->
     A loop is short if no op of an iteration is long: the thread that starts it runs all of it.
     """
     found, ops = 0.0, graph_walks.needed(graph)
-    of_op = op_seconds(graph, ops, machine, between=between)
+    of_op = op_seconds(ops, machine, between=between)
     for op in ops:
         time = of_op[op.name]
-        times, inner = graph_work.inside(graph, op)
+        times, inner = graph_work.inside(op)
         if inner and not graph_walks.is_cluster(op, inner):
             short = machine.op_s + times * max(short_seconds(one, machine) for one in inner)
             found += short if math.isclose(short, time, rel_tol=1e-3) else 0.0
@@ -141,7 +138,7 @@ def elapsed_seconds(
     core_of: dict[str, int] = {}
     free = [0.0] * cores
     ops = graph_walks.needed(graph)
-    of_op = op_seconds(graph, ops, machine, between=between)
+    of_op = op_seconds(ops, machine, between=between)
     names = {op.name for op in ops}
     before = {op.name: _before(op) & names for op in ops}
     waits = {name: len(found) for name, found in before.items()}
@@ -182,12 +179,12 @@ class _Work(NamedTuple):
     """Time, without starting the op."""
 
 
-def _works(graph: Any, op: Any) -> Iterator[_Work]:
-    times, inner = graph_work.inside(graph, op)
+def _works(op: Any) -> Iterator[_Work]:
+    times, inner = graph_work.inside(op)
     if graph_walks.is_cluster(op, inner):
         names = _outer_names(op, inner[0])
-        for loop in CompiledCluster(inner[0], graph_walks.needed(inner[0])).loops:
-            yield _loop_work(inner[0], loop, op, lambda name: names.get(name, f"{op.name}/{name}"))
+        for loop in CompiledCluster(inner[0]).loops:
+            yield _loop_work(loop, op, lambda name: names.get(name, f"{op.name}/{name}"))
     elif inner:
         moved = max(map(moved_bytes, inner))
         yield _Work(
@@ -216,10 +213,10 @@ def _outer_names(op: Any, graph: Any) -> dict[str, str]:
 
 
 def _loop_work(
-    graph: Any, loop: ClusterLoop, op: Any, name_of: Callable[[str], str], *, repeated: bool = False
+    loop: ClusterLoop, op: Any, name_of: Callable[[str], str], *, repeated: bool = False
 ) -> _Work:
     """Returns the work of a loop of a cluster, or of an iteration of a loop over time in one."""
-    times, inner = graph_work.inside(graph, loop.op)
+    times, inner = graph_work.inside(loop.op)
     reads, writes = ([(name_of(n), size) for n, size in each] for each in loop.move[:2])
     move = Move(reads, writes)
     if inner:
@@ -255,8 +252,8 @@ def _loops_seconds(graph: Any, machine: MachineSpeed, *, repeated: bool) -> floa
 
 
 def _inner_works(graph: Any, *, repeated: bool) -> list[_Work]:
-    loops = CompiledCluster(graph, graph_walks.needed(graph)).loops
-    return [_loop_work(graph, loop, loop.op, str, repeated=repeated) for loop in loops]
+    loops = CompiledCluster(graph).loops
+    return [_loop_work(loop, loop.op, str, repeated=repeated) for loop in loops]
 
 
 def moved_bytes(graph: Any, *, in_cluster: bool = False) -> float:
@@ -264,7 +261,7 @@ def moved_bytes(graph: Any, *, in_cluster: bool = False) -> float:
     if in_cluster:
         works = _inner_works(graph, repeated=False)
     else:
-        works = [work for op in graph_walks.needed(graph) for work in _works(graph, op)]
+        works = [work for op in graph_walks.needed(graph) for work in _works(op)]
     return math.fsum(work.move.bytes + work.move.others for work in works)
 
 

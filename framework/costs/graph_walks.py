@@ -1,4 +1,4 @@
-"""Finds ops of a traced graph: those that its outputs need, and those that XLA compiles."""
+"""Finds ops of a traced graph, those that its outputs need or XLA compiles, and graphs in ops."""
 
 from __future__ import annotations
 
@@ -41,6 +41,16 @@ def _found(graph: Any, ops: Iterable[Any], before: Callable[[Any], list[Any]]) -
             found.add(op.name)
             open_ops += before(op)
     return [op for op in graph.get_operations() if op.name in found]
+
+
+def function_graph(op: Any, called: Any) -> Any:
+    """Returns the graph of a function that an op runs; None: it was not traced here.
+
+    Args:
+      op: the op.
+      called: attribute of the op with the function, such as `op.get_attr("body")`.
+    """
+    return getattr(op.graph._get_function(called.name), "graph", None)
 
 
 def is_cluster(op: Any, inner: Sequence[Any]) -> bool:

@@ -45,7 +45,7 @@ def count(graph: Any) -> GraphWork:
     """
     flops = written = products = 0.0
     for op in graph_walks.needed(graph):
-        times, inner = inside(graph, op)
+        times, inner = inside(op)
         if inner:
             found = [count(g) for g in inner]
             flops += times * max(w.flops for w in found)
@@ -61,17 +61,17 @@ def count(graph: Any) -> GraphWork:
     return GraphWork(flops, written, products)
 
 
-def inside(graph: Any, op: Any) -> tuple[int, list[Any]]:
+def inside(op: Any) -> tuple[int, list[Any]]:
     """Returns how often an op runs its inner graphs, and these graphs; it runs one at a time."""
     if op.type in op_kinds.LOOPS:
         times = iterations(op)
-        return 1 if times is None else times, _graphs(graph, op.get_attr("body"))
+        return 1 if times is None else times, _graphs(op, op.get_attr("body"))
     if op.type in ("If", "StatelessIf"):
-        return 1, _graphs(graph, op.get_attr("then_branch"), op.get_attr("else_branch"))
+        return 1, _graphs(op, op.get_attr("then_branch"), op.get_attr("else_branch"))
     if op.type in ("Case", "StatelessCase"):
-        return 1, _graphs(graph, *op.get_attr("branches"))
+        return 1, _graphs(op, *op.get_attr("branches"))
     if op.type in ("PartitionedCall", "StatefulPartitionedCall"):
-        return 1, _graphs(graph, op.get_attr("f"))
+        return 1, _graphs(op, op.get_attr("f"))
     return 0, []
 
 
@@ -89,14 +89,14 @@ def uncounted_loops(graph: Any) -> list[Any]:
     for op in graph.get_operations():
         if op.type in op_kinds.LOOPS and iterations(op) is None:
             found.append(op)
-        for inner in inside(graph, op)[1]:
+        for inner in inside(op)[1]:
             found += uncounted_loops(inner)
     return found
 
 
-def _graphs(graph: Any, *called: Any) -> list[Any]:
-    functions = [graph._get_function(one.name) for one in called]
-    return [f.graph for f in functions if f is not None and getattr(f, "graph", None) is not None]
+def _graphs(op: Any, *called: Any) -> list[Any]:
+    found = (graph_walks.function_graph(op, one) for one in called)
+    return [graph for graph in found if graph is not None]
 
 
 def shared_inputs(op: Any) -> Sequence[int]:

@@ -17,6 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from tekso.framework.costs import op_kinds
+from tekso.framework.costs.graph_walks import function_graph
 
 INTEGER_OPS: Mapping[str, Callable[[Any, Any], Any]] = {
     "Add": operator.add,
@@ -56,8 +57,7 @@ def counted_iterations(loop: Any) -> int | None:
 
 @functools.lru_cache(maxsize=64)
 def _counted(loop: Any) -> _Counted | None:
-    functions = (loop.graph._get_function(loop.get_attr(name).name) for name in ("cond", "body"))
-    condition, body = (getattr(function, "graph", None) for function in functions)
+    condition, body = (function_graph(loop, loop.get_attr(name)) for name in ("cond", "body"))
     if condition is None or body is None:  # of a program that was not traced here
         return None
     state = [_scalar(_value(tensor, {})) for tensor in loop.inputs]

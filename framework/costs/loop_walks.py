@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from tekso.framework.costs import graph_work
-from tekso.framework.costs.graph_walks import above
+from tekso.framework.costs.graph_walks import above, function_graph
 
 
 def needed_values(loop: Any, read: Iterable[int]) -> set[int]:
@@ -19,8 +18,7 @@ def needed_values(loop: Any, read: Iterable[int]) -> set[int]:
       loop: the loop.
       read: numbers of the outputs that are read.
     """
-    body = graph_work.inside(loop.graph, loop)[1][0]
-    condition = getattr(loop.graph._get_function(loop.get_attr("cond").name), "graph", None)
+    condition, body = (function_graph(loop, loop.get_attr(name)) for name in ("cond", "body"))
     if condition is None:  # of a program that was not traced here
         return set(range(len(loop.outputs)))
     found = set(read) | _read_inputs(condition, needed_for(condition, condition.outputs))

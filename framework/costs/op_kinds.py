@@ -66,6 +66,8 @@ COLLECTIVES = frozenset(
 """Ops that exchange tensors with other devices."""
 
 _CALLER_GIVES = frozenset({"Placeholder", "Const"})
+EXISTING_MEMORY = SAME_MEMORY | _CALLER_GIVES | {"ReadVariableOp", "VarHandleOp"}
+"""Ops whose output is in memory that exists before: that of an input, a variable or the caller."""
 _LIST_ITEMS = frozenset({"TensorListGetItem", "TensorListSetItem"})
 FREE = SAME_MEMORY | _CALLER_GIVES | _LIST_ITEMS | _LIST_COPIES | {"ZerosLike", "OnesLike"}
 """Ops that compute nothing."""

@@ -25,7 +25,7 @@ def tpu_seconds(graph: Any, device: DeviceType) -> float:
     flops_per_s = device.flops_per_s["bfloat16"] * device.reached
     seconds = 0.0
     for op in graph.get_operations():
-        times, inner = graph_work.inside(graph, op)
+        times, inner = graph_work.inside(op)
         if inner:
             seconds += times * max(tpu_seconds(one, device) for one in inner)
             continue

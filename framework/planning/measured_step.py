@@ -93,7 +93,7 @@ def measured_step(
             times[event.action.stage, event.action.kind].append(event.end - event.start)
         measured.append(Timeline(tuple(own), plan.num_devices, num_stages))
     predicted = simulate(
-        (action for order in plan.by_device for action in order),
+        plan.actions,
         num_devices=plan.num_devices,
         durations={key: statistics.fmean(found) for key, found in times.items()},
     )

@@ -148,7 +148,7 @@ def _ops(times: int, graph: Any) -> Iterator[tuple[int, Any]]:
     """
     for op in graph_walks.needed(graph):
         yield times, op
-        repeats, inner = graph_work.inside(graph, op)
+        repeats, inner = graph_work.inside(op)
         for one in inner if not graph_walks.is_cluster(op, inner) else ():
             yield from _ops(times * repeats, one)
 

@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tekso.framework.costs.op_kinds import LOOPS
 from tekso.framework.execution.mesh.rules import MeshShape
 from tekso.framework.planning.loop_length import Scalars, loop_length
 
-_WHILE = ("While", "StatelessWhile")
 _CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 _BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")
 _ALIKE = ("Reshape", "Identity", "IdentityN")  # ops whose outputs have the elements of an input
@@ -78,7 +78,7 @@ class PartitionedProgram:
 
     def _in(self, frame: _Frame, times: int) -> Iterator[Exchange]:
         for node in frame.nodes.values():
-            if node.op in _WHILE:
+            if node.op in LOOPS:
                 yield from self._in_loop(frame, node, times)
             elif node.op in _CALLS:
                 yield from self._in(self._called(frame, node, node.attr["f"].func.name), times)
@@ -193,7 +193,7 @@ def loop_lengths(function: Callable[[str], Any], name: str) -> dict[str, int | N
       name: the function.
     """
     frame = _Frame(function(name))
-    nodes = [node for node in frame.nodes.values() if node.op in _WHILE]
+    nodes = [node for node in frame.nodes.values() if node.op in LOOPS]
     return {node.name: _length(function, frame, node) for node in nodes}
 
 

@@ -56,5 +56,5 @@ def pass_seconds(
         [op for op in whole if op.name in inputs],
         [op for op in whole if op.name in backward - inputs],
     ]
-    of_op = op_seconds(graph, whole, machine)
+    of_op = op_seconds(whole, machine)
     return PassSeconds(*(math.fsum(of_op[op.name] for op in ops) for ops in chosen))

@@ -14,6 +14,8 @@ of gradients, and what is new in the update before it replaces the old.
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -22,6 +24,7 @@ import numpy as np
 import tensorflow as tf
 
 from tekso.framework.costs.best_fit import BestFit
+from tekso.framework.costs.graph_memory import COUNTED_BYTES
 from tekso.framework.costs.graph_walks import needed
 from tekso.framework.costs.this_machine import MachineSpeed
 from tekso.framework.execution.pipeline.actions import Action, Event, Kind
@@ -31,16 +34,19 @@ from tekso.framework.execution.pipeline.program import PipelineProgram
 from tekso.framework.execution.pipeline.stage_backend import DeviceBackend, Part
 from tekso.framework.execution.pipeline.stage_backend import Kind as VariableKind
 from tekso.framework.execution.pipeline.workers import Worker, Workers
+from tekso.framework.planning.pipeline_time import ops_seconds
 from tekso.framework.planning.simulated_calls import (
     CallGraph,
     CallParts,
     HeldArray,
     HeldMemory,
     SimulatedCall,
+    Span,
     graph_of,
     run_calls,
 )
 from tekso.framework.planning.simulator import simulate
+from tekso.framework.planning.stage_figures import PipelineFigures
 from tekso.framework.signature import Signature
 from tekso.framework.step import Step
 from tekso.framework.weight_spec import WeightSpec
@@ -51,6 +57,30 @@ Durations = Mapping[tuple[int, Kind], float]
 _STEPS = 8
 _FIRST_STEPS = 2  # memory that nothing has divided into pieces yet
 _VARIATION = 0.1  # of the time of an action, from step to step
+
+
+def with_simulated_memory(
+    figures: PipelineFigures, step: Step, batch: Signature, machine: MachineSpeed
+) -> PipelineFigures:
+    """Returns figures whose memory of all devices together is simulated.
+
+    Args:
+      figures: the figures, with the times of the stages.
+      step: steps of the task and the learner.
+      batch: signature of the global batch.
+      machine: speed of a core, for the times of ops.
+    """
+    memory = PipelineMemory(step, figures.plan, batch, machine)
+    times = {
+        (stage.stage.index, kind): seconds
+        for stage in figures.stages
+        for kind, seconds in ops_seconds(figures, stage, machine).items()
+    }
+    return dataclasses.replace(
+        figures,
+        shared_bytes=memory.peak_bytes(times),
+        counted_bytes=memory.peak_bytes(times, least=COUNTED_BYTES),
+    )
 
 
 class PipelineMemory:
@@ -66,7 +96,7 @@ class PipelineMemory:
     def __init__(
         self, step: Step, plan: PipelinePlan, batch: Signature, machine: MachineSpeed
     ) -> None:
-        self._plan, self._devices = plan, _Devices(machine)
+        self._devices = _Devices(plan, machine)
         self._batch = {name: np.zeros(shape, dtype) for name, (shape, dtype) in batch.items()}
         compiles = plan.xla == "clusters"
         backends = [
@@ -82,7 +112,7 @@ class PipelineMemory:
           durations: times of actions; only ratios matter.
           least: tensors of fewer bytes do not count.
         """
-        self._devices.start(self._plan, durations, least)
+        self._devices.start(durations, least)
         for step in range(_STEPS):
             if step == _FIRST_STEPS:
                 self._devices.arrays.forget_peak()
@@ -189,22 +219,22 @@ class _Devices:
       add_n: tf.add_n as a function that can be traced.
     """
 
-    def __init__(self, machine: MachineSpeed) -> None:
-        self.arrays, self.least, self._machine = BestFit(), 0.0, machine
+    def __init__(self, plan: PipelinePlan, machine: MachineSpeed) -> None:
+        self._plan, self._machine = plan, machine
+        self.arrays, self.least = BestFit(), 0.0
         self.variables: dict[str, HeldMemory] = {}
         self.add_n = tf.function(tf.add_n, autograph=False)
         self._sizes: dict[str, float] = {}
         self._graphs: dict[tuple[Any, float], CallGraph] = {}  # by function and `least`
         self._random = random.Random(0)
         self._calls: list[SimulatedCall] = []
-        self._plan: PipelinePlan | None = None
         self._durations: Durations = {}
 
-    def start(self, plan: PipelinePlan, durations: Durations, least: float) -> None:
+    def start(self, durations: Durations, least: float) -> None:
         """Begins a simulation, with the variables in memory."""
         self.variables = {}
         self.arrays, self.least, self._random = BestFit(), least, random.Random(0)
-        self._plan, self._durations = plan, durations
+        self._durations = durations
         for name in self._sizes:
             self._place(name)
 
@@ -237,15 +267,12 @@ class _Devices:
     def events(self) -> Iterator[tuple[Worker, Event]]:
         """Yields the actions of a schedule; times vary a little, as they do in steps."""
         plan = self._plan
-        if plan is None:
-            raise ValueError("the simulation has not begun")
         for replica in range(plan.num_replicas):
             times = {
                 key: max(time, 1e-9) * self._random.uniform(1.0 - _VARIATION, 1.0 + _VARIATION)
                 for key, time in self._durations.items()
             }
-            actions = [action for order in plan.by_device for action in order]
-            timeline = simulate(actions, num_devices=plan.num_devices, durations=times)
+            timeline = simulate(plan.actions, num_devices=plan.num_devices, durations=times)
             for event in timeline.events:
                 yield (replica, event.action.device), event
 
@@ -259,8 +286,8 @@ class _Workers(Workers):
     def map(self, function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
         """See `Workers`."""
         found = [function(item) for item in items]
-        spans = ((0.0, 1.0, lambda call=call: [call]) for call in self._devices.new_calls())
-        run_calls(spans)
+        calls = self._devices.new_calls()
+        run_calls(Span(0.0, 1.0, functools.partial(list, [call])) for call in calls)
         return found
 
     def run(
@@ -269,15 +296,15 @@ class _Workers(Workers):
         """See `Workers`."""
         found: dict[Worker, list[Event]] = {worker: [] for worker in orders}
 
-        def started(worker: Worker, action: Action) -> list[SimulatedCall]:
+        def begin(worker: Worker, action: Action) -> list[SimulatedCall]:
             perform(worker, action)
             return self._devices.new_calls()
 
         spans = []
         for worker, event in self._devices.events():
             found[worker].append(event)
-            call = lambda worker=worker, event=event: started(worker, event.action)  # noqa: E731
-            spans.append((event.start, event.end, call))
+            of_action = functools.partial(begin, worker, event.action)
+            spans.append(Span(event.start, event.end, of_action))
         run_calls(spans)
         return found
 

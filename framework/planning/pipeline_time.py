@@ -103,7 +103,7 @@ def pipeline_time(
         for kind, seconds in ops_seconds(figures, stage, machine).items():
             times[stage.stage.index, kind] = seconds + call
             calls[stage.stage.index, kind] = call
-    actions = [action for order in plan.by_device for action in order]
+    actions = plan.actions
     makespan = simulate(actions, num_devices=plan.num_devices, durations=times).makespan
     repeats = plan.num_replicas * plan.num_parts
     work = repeats * math.fsum(times[a.stage, a.kind] for a in actions)

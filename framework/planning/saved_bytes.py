@@ -21,8 +21,9 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tekso.framework.costs.equal_ops import Same, kind, same_memory
-from tekso.framework.costs.graph_memory import COUNTED_BYTES, changes_of, list_items, peak_of
+from tekso.framework.costs.graph_memory import COUNTED_BYTES, changes_of, peak_of
 from tekso.framework.costs.graph_walks import above, after
+from tekso.framework.costs.loop_lists import list_items
 from tekso.framework.costs.piece_gradients import PieceGradients, piece_gradients
 from tekso.framework.costs.piece_traces import PieceTrace, of_each
 from tekso.framework.costs.this_machine import MachineSpeed

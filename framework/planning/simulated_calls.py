@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -155,26 +155,40 @@ def graph_of(parts: CallParts, machine: MachineSpeed, least: float) -> CallGraph
     names = graph_memory.memory_of(graph, ops, outputs)
     specs = [tf.TensorSpec(t.shape, t.dtype) for t in outputs]
     changes = list(graph_memory.changes_of(graph, ops, outputs, least=least))
-    times = op_seconds(graph, ops, machine)
+    times = op_seconds(ops, machine)
     seconds = [times[change.op] for change in changes]
     return CallGraph(changes, seconds, inputs, list(zip(specs, names, strict=True)))
+
+
+class Span(NamedTuple):
+    """Calls that run one after the other.
+
+    Attributes:
+      start: when the first one begins, in any unit.
+      end: when the last one ends.
+      begin: begins them, when the simulation reaches the start.
+    """
+
+    start: float
+    end: float
+    begin: Callable[[], list[SimulatedCall]]
 
 
 _END, _START = 0, 1  # what ends at a time, ends before other things start
 
 
-def run_calls(spans: Any) -> None:
-    """Runs calls, each from a start to an end; those of a span one after the other."""
+def run_calls(spans: Iterable[Span]) -> None:
+    """Runs the calls of all spans."""
     number = itertools.count()
     # (time, _END or _START, number, what)
     todo: list[tuple[float, int, int, Any]] = []
-    for start, end, calls in spans:
-        heapq.heappush(todo, (start, _START, next(number), (end, calls)))
+    for span in spans:
+        heapq.heappush(todo, (span.start, _START, next(number), span))
     while todo:
         now, kind, _, what = heapq.heappop(todo)
         if kind == _START:
-            end, calls = what
-            heapq.heappush(todo, (now, _END, next(number), _ops(now, end, calls())))
+            ops = _ops(now, what.end, what.begin())
+            heapq.heappush(todo, (now, _END, next(number), ops))
             continue
         following = next(what, None)
         if following is not None:

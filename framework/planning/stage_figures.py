@@ -194,7 +194,7 @@ def figures_of(
         for stage in plan.stage_plan.stages
     )
     timeline = simulate(
-        (action for order in plan.by_device for action in order),
+        plan.actions,
         num_devices=plan.num_devices,
         durations=durations(plan, [each.forward_cost for each in stages]),
     )

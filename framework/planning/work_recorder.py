@@ -145,7 +145,7 @@ class Recorder:
                 _pass_on(region.saved, region.within, times=region.iterations)
 
     def _read(self, index: int, op: Any, region: Region) -> None:
-        times, graphs = graph_work.inside(op.graph, op)
+        times, graphs = graph_work.inside(op)
         if graphs:
             self._read_inside(index, op, region, times, graphs)
         elif op.outputs and op.outputs[0].dtype.is_floating:

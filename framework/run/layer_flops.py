@@ -140,7 +140,7 @@ def _count(graph: Any, owner: int | None) -> dict[int | None, float]:
     for op in graph_walks.needed(graph):
         scopes = _OWNER.findall(op.name)
         own = int(scopes[-1]) if scopes else owner
-        times, inner = graph_work.inside(graph, op)
+        times, inner = graph_work.inside(op)
         if inner:
             most = max((_count(one, own) for one in inner), key=lambda one: sum(one.values()))
             for number, flops in most.items():

@@ -9,8 +9,8 @@ It compares the sums of a few examples with those of two parts of them:
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -25,6 +25,15 @@ from tekso.framework.run.loss_trial import (
     repeated,
     rows_of,
 )
+
+_Value = Callable[[TrialSums], float]
+"""Returns one of the sums, or what is reported of them."""
+
+_LOSSES: Mapping[str, _Value] = {
+    "loss": operator.attrgetter("loss"),
+    "loss_weight": operator.attrgetter("weight"),
+}
+"""{method of the task: what it returns}."""
 
 _SHAPES = (
     "The difference of tensors of shapes [batch, 1] and [batch] has the shape [batch, batch]: "
@@ -55,6 +64,7 @@ def check_is_sum(trial: Trial, batch: Batch, mode: Mode) -> list[str]:
     """
     examples = rows_of(batch, [0, 1, -1] if len(next(iter(batch.values()))) > 2 else [0, -1])
     division = _Division(
+        trial=trial,
         examples=examples,
         mode=mode,
         together=trial.sums(examples, mode=mode),
@@ -63,21 +73,23 @@ def check_is_sum(trial: Trial, batch: Batch, mode: Mode) -> list[str]:
             trial.sums(rows_of(examples, slice(1, None)), mode=mode, offset=1),
         ),
     )
-    _check_losses(trial, division)
-    _check_auxiliary_losses(trial, division)
-    return _check_metrics(trial, division)
+    _check_losses(division)
+    _check_auxiliary_losses(division)
+    return _check_metrics(division)
 
 
 class _Division(NamedTuple):
     """The sums of some examples, and of two parts of them.
 
     Attributes:
+      trial: computes the sums.
       examples: the examples.
       mode: in which the sums are computed.
       together: the sums of all examples.
       parts: the sums of the first example, and of the others.
     """
 
+    trial: Trial
     examples: Batch
     mode: Mode
     together: TrialSums
@@ -88,27 +100,22 @@ class _Division(NamedTuple):
         """Number of examples."""
         return len(next(iter(self.examples.values())))
 
+    def values(self, value: _Value) -> tuple[float, list[float]]:
+        """Returns a value of the examples together, and of each part."""
+        return value(self.together), [value(part) for part in self.parts]
 
-def _check_losses(trial: Trial, division: _Division) -> None:
+
+def _check_losses(division: _Division) -> None:
     """Rejects a loss or a loss weight of the task that is no sum, such as a mean."""
-    size, both, parts = division.size, division.together, division.parts
-    for method, together, apart in (
-        ("loss", both.loss, [part.loss for part in parts]),
-        ("loss_weight", both.weight, [part.weight for part in parts]),
-    ):
+    trial, size = division.trial, division.size
+    for method, value in _LOSSES.items():
+        together, apart = division.values(value)
         mean = apart[0] / size + apart[1] * (size - 1) / size
         equals = [np.isclose(together, x, trial.tolerance, 0.0) for x in (sum(apart), mean)]
         is_mean = equals == [False, True]
         if not is_mean and not trial.differ(together, sum(apart), scale=sum(map(abs, apart))):
             continue
-        _check_repeats(
-            trial,
-            method,
-            functools.partial(_sum_of, method),
-            together,
-            sum(apart),
-            division,
-        )
+        _check_repeats(division, method, value, sum(apart))
         when = " in training" if division.mode == "train" else ""
         raise LossError(
             f"{task_results.method_of(trial.task, method)} is not a sum over the examples of a "
@@ -121,19 +128,13 @@ def _check_losses(trial: Trial, division: _Division) -> None:
         )
 
 
-def _check_auxiliary_losses(trial: Trial, division: _Division) -> None:
+def _check_auxiliary_losses(division: _Division) -> None:
     """Rejects a loss of ctx.collect_loss that is no sum over the examples."""
-    for name, together in division.together.auxiliary.items():
-        apart = [part.auxiliary.get(name, 0.0) for part in division.parts]
-        if trial.differ(together, sum(apart), scale=sum(map(abs, apart))):
-            _check_repeats(
-                trial,
-                f"auxiliary loss {name!r}",
-                functools.partial(_auxiliary_of, name),
-                together,
-                sum(apart),
-                division,
-            )
+    for name in division.together.auxiliary:
+        value = _auxiliary(name)
+        together, apart = division.values(value)
+        if division.trial.differ(together, sum(apart), scale=sum(map(abs, apart))):
+            _check_repeats(division, f"auxiliary loss {name!r}", value, sum(apart))
             raise LossError(
                 f"the auxiliary loss {name!r} of ctx.collect_loss is not a sum over the examples: "
                 f"for {division.size} examples together it is {together:g}, and for two parts of "
@@ -142,22 +143,15 @@ def _check_auxiliary_losses(trial: Trial, division: _Division) -> None:
             )
 
 
-def _check_metrics(trial: Trial, division: _Division) -> list[str]:
+def _check_metrics(division: _Division) -> list[str]:
     """Rejects a metric that depends on how a batch is divided; returns warnings about weights."""
-    warnings = []
+    trial, warnings = division.trial, []
     for metric, (total, weight) in division.together.metrics.items():
         pairs = [part.metrics.get(metric, (np.nan, np.nan)) for part in division.parts]
         together = _ratio(total, weight)
         added = _ratio(*(sum(column) for column in zip(*pairs, strict=True)))
         if trial.differ(together, added, scale=abs(together)):
-            _check_repeats(
-                trial,
-                f"metric {metric!r}",
-                functools.partial(_metric_of, metric),
-                together,
-                added,
-                division,
-            )
+            _check_repeats(division, f"metric {metric!r}", _metric(metric), added)
             raise LossError(
                 f"the metric {metric!r} of {task_results.method_of(trial.task, 'loss')} depends on "
                 f"how a batch is divided: for {division.size} examples together it is "
@@ -176,48 +170,33 @@ def _check_metrics(trial: Trial, division: _Division) -> list[str]:
     return warnings
 
 
-def _check_repeats(
-    trial: Trial,
-    what: str,
-    of: Callable[[TrialSums], float],
-    one: float,
-    other: float,
-    division: _Division,
-) -> None:
+def _check_repeats(division: _Division, what: str, value: _Value, expected: float) -> None:
     """Rejects a task that computes another number for the same examples each time.
 
     Args:
-      trial: computes the sums.
-      what: the number: loss, loss_weight, an auxiliary loss or a metric.
-      of: returns it from sums.
-      one: its value for the examples.
-      other: the value that should be the same.
       division: the examples, and the mode in which it is computed.
+      what: the number: loss, loss_weight, an auxiliary loss or a metric.
+      value: returns it from sums.
+      expected: what it should be.
     """
-
-    def compute() -> float:
-        return of(trial.sums(division.examples, mode=division.mode))
-
-    if (again := different_repetition(one, other, repeated(compute))) is not None:
+    trial, one = division.trial, value(division.together)
+    again = repeated(lambda: value(trial.sums(division.examples, mode=division.mode)))
+    if (other := different_repetition(one, expected, again)) is not None:
         raise LossError(
             f"{type(trial.task).__name__} computes a different {what} each time for the same "
-            f"examples and weights ({one:g}, then {again:g}): a layer or the task uses "
+            f"examples and weights ({one:g}, then {other:g}): a layer or the task uses "
             "tf.random, np.random, Python's random, the time, or an attribute that it changes in "
             "a call. Checkpoints would not reproduce its figures. Take random numbers from "
             f"{RANDOM_NUMBERS}"
         )
 
 
-def _sum_of(method: str, sums: TrialSums) -> float:
-    return sums.loss if method == "loss" else sums.weight
+def _auxiliary(name: str) -> _Value:
+    return lambda sums: sums.auxiliary.get(name, 0.0)
 
 
-def _auxiliary_of(name: str, sums: TrialSums) -> float:
-    return sums.auxiliary.get(name, np.nan)
-
-
-def _metric_of(metric: str, sums: TrialSums) -> float:
-    return _ratio(*sums.metrics.get(metric, (np.nan, np.nan)))
+def _metric(name: str) -> _Value:
+    return lambda sums: _ratio(*sums.metrics.get(name, (np.nan, np.nan)))
 
 
 def _ratio(one: float, weight: float) -> float:

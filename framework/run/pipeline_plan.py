@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 
 from tekso.framework import schedules, task_results
-from tekso.framework.costs.graph_memory import COUNTED_BYTES
 from tekso.framework.costs.this_machine import MachineSpeed
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.pipeline.schedule import SCHEDULES
@@ -14,14 +13,15 @@ from tekso.framework.execution.pipeline.stages_on_mesh import StagesOnMesh
 from tekso.framework.execution.pipelined import Pipelined
 from tekso.framework.execution.spmd_pipelined import SpmdPipelined
 from tekso.framework.experiment import Tree
+from tekso.framework.learning_step import LearnerBase
 from tekso.framework.planning.mesh_figures import figures_of_program, figures_on_mesh
-from tekso.framework.planning.pipeline_memory import PipelineMemory
-from tekso.framework.planning.pipeline_time import ops_seconds
 from tekso.framework.planning.saved_bytes import saved_bytes
 from tekso.framework.planning.stage_figures import PipelineFigures, figures_of
 from tekso.framework.primitives.fusion import XlaFusion, no_fusion
 from tekso.framework.run import inspection
-from tekso.framework.step import Step, used_specs
+from tekso.framework.signature import Signature
+from tekso.framework.step import used_specs
+from tekso.framework.task import Task
 
 EXAMPLE = "--execution=pipelined --set execution.num_stages=4 --set execution.num_micro_batches=8"
 
@@ -53,7 +53,6 @@ def figures(
     *,
     assets_dir: str | None = None,
     machine: MachineSpeed | None = None,
-    runs_here: bool = False,
 ) -> PipelineFigures:
     """Returns the memory and the work of the stages of an experiment, and its schedule's timeline.
 
@@ -61,8 +60,6 @@ def figures(
       tree: the Params.
       assets_dir: folder of the assets of a run, if there was one.
       machine: speed of a core of this machine, for the times of stages; None: they have none.
-      runs_here: whether the memory that the devices share is simulated step by step, if there is
-        a machine: each stage has a device of this process.
 
     Raises:
       ExecutionError: the experiment is not a pipeline, or stages, micro-batches and schedule do not
@@ -73,6 +70,29 @@ def figures(
     task = inspection.task_of(tree, assets_dir=assets_dir)
     learner = schedules.end_with_run(tree.learner, tree.run.steps).instantiate()
     batch = inspection.batch_of(tree, assets_dir=assets_dir)
+    return figures_of_parts(tree, task, learner, batch, machine=machine)
+
+
+def figures_of_parts(
+    tree: Tree.Params,
+    task: Task,
+    learner: LearnerBase,
+    batch: Signature,
+    *,
+    machine: MachineSpeed | None,
+) -> PipelineFigures:
+    """Returns the figures of a pipeline whose parts exist already.
+
+    Args:
+      tree: Params of the execution and of the run.
+      task: the task.
+      learner: the learner.
+      batch: signature of the global batch.
+      machine: see `figures`.
+
+    Raises:
+      ExecutionError: see `figures`.
+    """
     execution: StagedExecution = tree.execution.instantiate()
     parts = learner.params.accumulation_steps
     dtype = execution.activation_dtype(tree.run.activation_dtype)
@@ -89,19 +109,6 @@ def figures(
         fuse=XlaFusion() if plan.xla == "clusters" else no_fusion,
     )
     found = figures_of(_schedule_name(execution), plan, learner, specs, saved)
-    if machine is not None and runs_here:
-        step = Step(task, learner, seed=0, dtype=dtype)
-        memory = PipelineMemory(step, plan, batch, machine)
-        times = {
-            (stage.stage.index, kind): seconds
-            for stage in found.stages
-            for kind, seconds in ops_seconds(found, stage, machine).items()
-        }
-        found = dataclasses.replace(
-            found,
-            shared_bytes=memory.peak_bytes(times),
-            counted_bytes=memory.peak_bytes(times, least=COUNTED_BYTES),
-        )
     if isinstance(execution, SpmdPipelined):
         layout = execution.layout(task, batch, parts=parts, num_devices=None)
         return dataclasses.replace(found, on_mesh=figures_of_program(learner, specs, layout))

@@ -22,12 +22,13 @@ from tekso.framework.planning import layout_ranking
 from tekso.framework.run import inspection, metric_names, warm_start_sources
 from tekso.framework.run.checkpoints import Checkpoints
 from tekso.framework.run.early_stopping import early_stopping_of
+from tekso.framework.run.execution_search import not_ranked, other_plans
 from tekso.framework.run.forward_flops import forward_flops
 from tekso.framework.run.job import checkpoints_of
 from tekso.framework.run.logdir import Logdir
 from tekso.framework.run.metric_choice import metric_of
 from tekso.framework.run.step_parts import StepParts, StepPlan
-from tekso.framework.run.step_plan import not_ranked, other_plans, step_plan
+from tekso.framework.run.step_plan import step_plan
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,7 +147,6 @@ def plan(
         schedules.end_with_run(tree.learner, tree.run.steps).instantiate(),
         inspection.batch_of(tree, assets_dir=assets_dir),
         this_machine.find(device),
-        assets_dir,
     )
     step, problem = None, ""
     try:

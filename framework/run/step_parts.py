@@ -89,7 +89,6 @@ class StepParts:
       learner: the learner.
       batch: signature of the global batch.
       device: type of the devices.
-      assets_dir: folder of the assets of a run, if there was one.
     """
 
     tree: Tree.Params
@@ -97,7 +96,6 @@ class StepParts:
     learner: LearnerBase
     batch: Signature
     device: DeviceType
-    assets_dir: str | None
 
     def dtype(self, execution: Execution) -> str:
         """Returns the type in which layers compute under an execution."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tekso.framework.cores import num_cores
@@ -29,10 +29,9 @@ from tekso.framework.execution.mesh.presets import DATA
 from tekso.framework.execution.mesh_sharded import MeshSharded
 from tekso.framework.execution.pipeline.staged_execution import StagedExecution
 from tekso.framework.execution.pipelined import Pipelined
-from tekso.framework.execution.spmd_pipelined import SpmdPipelined
 from tekso.framework.execution.whole_batches import ACCUMULATION, check_whole
 from tekso.framework.experiment import Tree
-from tekso.framework.planning import collectives, layout_ranking, layout_search
+from tekso.framework.planning import collectives, layout_ranking, layout_search, pipeline_memory
 from tekso.framework.planning.layout_search import Ranked
 from tekso.framework.planning.pipeline_time import measured_starts, pipeline_time
 from tekso.framework.planning.simulator import simulate
@@ -46,16 +45,12 @@ from tekso.framework.planning.step_time import StepTime
 from tekso.framework.run import local_steps, pipeline_plan
 from tekso.framework.run.step_parts import StepParts, StepPlan, measured_note
 from tekso.framework.signature import num_examples
+from tekso.framework.step import Step
 
-_PIPELINES: dict[str, type[StagedExecution]] = {
-    "pipelined": Pipelined,
-    "spmd_pipelined": SpmdPipelined,
-}
 _NO_STARTS = (
     "the time is without the start of ops, which takes most of the step of a small model on a CPU"
 )
 _REDUNDANT = 1.5  # times that products are computed
-_MICRO_BATCHES_PER_STAGE = (4, 2, 1)  # of the pipelines that a search tries, the first that divides
 
 
 def step_plan(parts: StepParts, num_devices: int | None = None) -> StepPlan:
@@ -70,7 +65,7 @@ def step_plan(parts: StepParts, num_devices: int | None = None) -> StepPlan:
     """
     owner: Any = parts.tree.execution.owner
     if issubclass(owner, StagedExecution):
-        found = _pipelined(parts, parts.tree, simulates=True)
+        found = pipelined(parts, parts.tree, simulates_memory=True)
         if num_devices in (None, found.devices):
             return found
         own = f"has its own number of devices, {found.devices}: --devices={num_devices} counts only"
@@ -86,14 +81,23 @@ def step_plan(parts: StepParts, num_devices: int | None = None) -> StepPlan:
             return local_steps.on_mesh(parts, layout, parts.dtype(execution), execution.params.xla)
         return _priced(parts, layout, "mesh_sharded", parts.dtype(execution))
     if issubclass(owner, DataParallel):
-        return _data_parallel(parts, num_devices or 1)
+        return data_parallel(parts, num_devices or 1)
     raise ExecutionError(
         f"the execution {owner.__name__} cannot be planned: set --execution=data_parallel, "
         "mesh_sharded, pipelined or spmd_pipelined"
     )
 
 
-def _data_parallel(parts: StepParts, devices: int) -> StepPlan:
+def data_parallel(parts: StepParts, devices: int) -> StepPlan:
+    """Returns a data-parallel step.
+
+    Args:
+      parts: the parts of the experiment; of another execution, the Params do not count.
+      devices: number of devices.
+
+    Raises:
+      ExecutionError: the step is impossible.
+    """
     size, accumulated = num_examples(parts.batch), parts.learner.params.accumulation_steps
     if size % (devices * accumulated):
         near = multiples_near(size, devices * accumulated)
@@ -121,10 +125,17 @@ def _priced(parts: StepParts, layout: MeshLayout, name: str, dtype: str) -> Step
         device=parts.device.name, activation_dtype=dtype,
         recomputes_loops=name != "data_parallel",
     )  # fmt: skip
-    return _of_ranked(ranked, name, parts.device.name)
+    return of_ranked(ranked, name, parts.device.name)
 
 
-def _of_ranked(ranked: Ranked, name: str, device: str) -> StepPlan:
+def of_ranked(ranked: Ranked, name: str, device: str) -> StepPlan:
+    """Returns a step by the cost model of meshes.
+
+    Args:
+      ranked: the layout and its cost.
+      name: "data_parallel" or "mesh_sharded".
+      device: type of the devices.
+    """
     cost, devices = ranked.cost, ranked.layout.mesh.size
     memory = dataclasses.asdict(cost.memory)
     where = counted(devices, "device")
@@ -141,16 +152,28 @@ def _of_ranked(ranked: Ranked, name: str, device: str) -> StepPlan:
     )  # fmt: skip
 
 
-def _pipelined(parts: StepParts, tree: Tree.Params, *, simulates: bool) -> StepPlan:
-    """Returns a step of a pipeline; `simulates`: its memory on this machine, op by op."""
+def pipelined(parts: StepParts, tree: Tree.Params, *, simulates_memory: bool) -> StepPlan:
+    """Returns a step of a pipeline.
+
+    Args:
+      parts: the parts of the experiment.
+      tree: its Params with the pipeline as the execution.
+      simulates_memory: whether the memory of stages on this machine is simulated op by op.
+
+    Raises:
+      ExecutionError: the step is impossible.
+    """
     execution, device = tree.execution.instantiate(), parts.device
     is_measured = device.name == THIS_MACHINE and _runs_on_this_machine(execution)
     machine = this_machine.measured().side_by_side if is_measured else None
-    figures = pipeline_plan.figures(
-        tree, assets_dir=parts.assets_dir, machine=machine, runs_here=simulates
+    figures = pipeline_plan.figures_of_parts(
+        tree, parts.task, parts.learner, parts.batch, machine=machine
     )
     plan = figures.plan
     dtype = parts.dtype(execution)
+    if machine is not None and simulates_memory:
+        step = Step(parts.task, parts.learner, seed=0, dtype=dtype)
+        figures = pipeline_memory.with_simulated_memory(figures, step, parts.batch, machine)
     itemsize = {"bfloat16": 2, "float16": 2}.get(dtype, 4)
     memory = max(
         (_stage_memory(figures, i, itemsize=itemsize) for i in range(plan.num_devices)),
@@ -216,7 +239,7 @@ def _modelled_seconds(
     if figures.on_mesh is None or figures.on_mesh.is_program:
         handover = (handed / bytes_per_s + latency_s) / slowest
     timeline = simulate(
-        (action for order in plan.by_device for action in order),
+        plan.actions,
         num_devices=plan.num_devices,
         durations=durations(plan, [stage.forward_cost for stage in figures.stages]),
         handover=handover,
@@ -302,83 +325,3 @@ def _stage_memory(figures: PipelineFigures, device: int, *, itemsize: int) -> di
         "activations": figures.held_bytes[device],
         "workspace": figures.peak_bytes[device] - figures.held_bytes[device],
     }
-
-
-# --- a search over executions ---
-
-
-def other_plans(parts: StepParts, devices: int) -> tuple[list[StepPlan], dict[str, str]]:
-    """Returns steps of all executions over a number of devices, and why others are impossible."""
-    found: list[StepPlan] = []
-    rejected: dict[str, str] = {}
-
-    def add(name: str, make: Callable[[], StepPlan]) -> None:
-        try:
-            found.append(make())
-        except ExecutionError as error:
-            rejected[name] = str(error)
-
-    add("data_parallel", lambda: _data_parallel(parts, devices))
-    if devices > 1:
-        add("data_parallel, 1 device", lambda: _data_parallel(parts, 1))
-        add("mesh_sharded", lambda: _best_mesh(parts, devices))
-    for name, owner in _PIPELINES.items():
-        reasons: dict[str, str] = {}
-        for stages in _numbers_of_stages(devices):
-            try:
-                found.append(_pipeline_over(parts, owner, devices, stages))
-            except ExecutionError as error:
-                reasons[f"{name}, {stages} stages"] = str(error)
-        one = set(reasons.values())
-        rejected.update(reasons if len(one) > 1 or len(reasons) < 2 else {name: one.pop()})
-    return found, rejected
-
-
-def not_ranked(devices: int) -> dict[str, str]:
-    """Returns executions over a number of devices that `other_plans` leaves out, and why."""
-    if not any(stages < devices for stages in _numbers_of_stages(devices)):
-        return {}
-    return {
-        "pipelined, stages on meshes": "execution.stages_on is not ranked, because the time and "
-        "the memory of a stage are known for one device only; --mode=inspect_pipeline shows the "
-        "weights of such a stage and its collectives"
-    }
-
-
-def _numbers_of_stages(devices: int) -> list[int]:
-    return [stages for stages in range(2, devices + 1) if devices % stages == 0]
-
-
-def _best_mesh(parts: StepParts, devices: int) -> StepPlan:
-    ranking = layout_search.rank(
-        parts.task, parts.learner, parts.batch, num_devices=devices, device=parts.device.name,
-        activation_dtype=parts.tree.run.activation_dtype,
-    )  # fmt: skip
-    first = next((ranked for ranked in ranking if ranked.layout.mesh.size == devices), None)
-    if first is None:
-        raise ExecutionError(f"no layout over {counted(devices, 'device')} divides the step")
-    best = _of_ranked(first, "mesh_sharded", parts.device.name)
-    if parts.device.name != THIS_MACHINE:
-        return best
-    dtype = parts.tree.run.activation_dtype
-    found = local_steps.on_mesh(parts, first.layout, dtype, "auto")
-    return dataclasses.replace(found, name=best.name)
-
-
-def _pipeline_over(
-    parts: StepParts, owner: type[StagedExecution], devices: int, stages: int
-) -> StepPlan:
-    """Returns a step of a pipeline with as many micro-batches as the batch allows."""
-    replicas = devices // stages
-    size = num_examples(parts.batch) // parts.learner.params.accumulation_steps
-    micro = [stages * n for n in _MICRO_BATCHES_PER_STAGE if size % (stages * n * replicas) == 0]
-    if not micro:
-        raise ExecutionError(
-            f"{size} examples do not divide evenly into {stages} micro-batches of "
-            f"{counted(replicas, 'replica')}"
-        )
-    tree = parts.tree.copy()
-    tree.execution = owner.Params(
-        num_stages=stages, num_replicas=replicas, num_micro_batches=micro[0]
-    )
-    return _pipelined(parts, tree, simulates=False)

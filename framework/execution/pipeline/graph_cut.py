@@ -19,10 +19,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tekso.framework.costs.op_kinds import LOOPS
 from tekso.framework.execution.pipeline.graph_effects import effects as effects_of
-
-LOOPS = ("While", "StatelessWhile")
-"""Types of ops that are loops."""
 
 
 class GraphCut:

@@ -55,6 +55,11 @@ class PipelinePlan:
         return len(self.by_device)
 
     @property
+    def actions(self) -> list[Action]:
+        """The actions of all devices of a pipeline."""
+        return [action for order in self.by_device for action in order]
+
+    @property
     def orders(self) -> Mapping[tuple[int, int], Sequence[Action]]:
         """`by_device` of all replicas: {(replica, device): the actions of that worker}."""
         return {
@@ -76,7 +81,7 @@ class PipelinePlan:
     @functools.cached_property
     def splits_backward(self) -> bool:
         """Whether gradients of inputs and of weights are computed at different times."""
-        return any(a.kind == WEIGHT_GRADIENT for order in self.by_device for a in order)
+        return any(action.kind == WEIGHT_GRADIENT for action in self.actions)
 
     def saves(self, micro_batch: int) -> bool:
         """Whether a micro-batch saves the activations that its backward pass needs."""

@@ -21,14 +21,14 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.eager import context
 
+from tekso.framework.costs.op_kinds import LOOPS
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.workarounds.einsum_layouts import contracted_dims
 from tekso.framework.execution.workarounds.op_places import whose
 from tekso.framework.execution.workarounds.retracing import LOOP_PARTS
 
 _ALIKE = ("Reshape", "Identity", "Cast")
-_SUMS = ("AddV2", "AddN")  # DTensor reduces a sum instead of its terms
-_LOOPS = ("While", "StatelessWhile")  # and the sum of all iterations after the loop
+_SUMS = ("AddV2", "AddN")  # DTensor reduces a sum instead of its terms, also after a loop
 _REDUCE = "CollectiveReduceV2"  # inputs: tensor, number of devices, …
 _STAGE = "part/"  # before the names of ops that a stage cut from a graph
 _TRACED = "__"  # begins the names of functions that DTensor has not partitioned
@@ -131,7 +131,7 @@ def _added(program: _Program) -> Iterator[Added]:
     for node in program.nodes.values():
         if node.op == _REDUCE:
             yield from _terms(program, node.name, 1, set())
-        elif node.op in _LOOPS and (body := program.body(node)) is not None:
+        elif node.op in LOOPS and (body := program.body(node)) is not None:
             yield from _added(body)
 
 
@@ -152,7 +152,7 @@ def _terms(program: _Program, tensor: str, devices: int, seen: set[Any]) -> Iter
     elif node.op in _SUMS:
         for term in given:
             yield from _terms(program, term, devices, seen)
-    elif node.op in _LOOPS:
+    elif node.op in LOOPS:
         if (body := program.body(node)) is not None:
             yield from _terms(body, body.output(tensor), devices, set())
     elif node.op == "Einsum":

@@ -97,7 +97,7 @@ def test_ops_that_use_all_threads_wait_for_each_other_and_for_small_ops(
     assert not alone[0].control_inputs
     for op, before in zip(alone[1:], alone, strict=False):
         (pause,) = op.control_inputs
-        (small,) = graph_work.inside(op.graph, pause)[1]
+        (small,) = graph_work.inside(pause)[1]
         assert sum(one.type == "Mul" for one in small.get_operations()) == probe_runs._PAUSE_OPS
         reads = pause.inputs[0].op
         while reads.type != "MatMul":  # so the pause is no constant
@@ -124,7 +124,7 @@ def _all_ops(graph: Any) -> list[Any]:
     """Returns the ops of a graph and of the functions that it calls, as often as it calls them."""
     found = []
     for op in graph.get_operations():
-        found += [one for inner in graph_work.inside(graph, op)[1] for one in _all_ops(inner)]
+        found += [one for inner in graph_work.inside(op)[1] for one in _all_ops(inner)]
         found.append(op)
     return found
 

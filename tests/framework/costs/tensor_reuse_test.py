@@ -155,9 +155,7 @@ def test_a_loop_in_a_cluster_moves_the_bytes_of_its_iterations_only() -> None:
         tf.TensorSpec([10])
     )
     exp, loop, add = (
-        work.move
-        for op in graph_walks.needed(made.graph)
-        for work in graph_time._works(made.graph, op)
+        work.move for op in graph_walks.needed(made.graph) for work in graph_time._works(op)
     )
     assert exp.bytes == 2 * 40 and add.bytes == 3 * 40
     assert (loop.bytes, loop.others) == (0.0, pytest.approx(2 * 2 * 40, abs=50))  # and counters

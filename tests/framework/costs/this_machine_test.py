@@ -14,7 +14,6 @@ import tensorflow as tf
 from tekso.framework.costs import (
     graph_memory,
     graph_time,
-    graph_walks,
     graph_work,
     reference_work,
     stored_speeds,
@@ -151,7 +150,7 @@ def test_a_cluster_takes_longer_with_each_input_and_output() -> None:
 
 def loops(function: Any, *shapes: list[int]) -> CompiledCluster:
     made = graph(function, *shapes)
-    return CompiledCluster(made, graph_walks.needed(made))
+    return CompiledCluster(made)
 
 
 def _softmax_gradient(d: tf.Tensor, p: tf.Tensor) -> tf.Tensor:
@@ -229,10 +228,8 @@ def _of_time(length: int, units: int) -> CompiledCluster:
 
 def test_an_iteration_of_a_compiled_loop_reads_and_writes_a_row() -> None:
     (loop,) = [one for one in _of_time(50, 20).loops if one.op.type == "StatelessWhile"]
-    (body,) = graph_work.inside(loop.op.graph, loop.op)[1]
-    found = {
-        one.op.type: one.move.bytes for one in CompiledCluster(body, graph_walks.needed(body)).loops
-    }
+    (body,) = graph_work.inside(loop.op)[1]
+    found = {one.op.type: one.move.bytes for one in CompiledCluster(body).loops}
     row = 4 * 2 * 20
     assert found["MatMul"] == row + 4 * 20 * 20 + row  # the row is copied for it
     assert found["TensorScatterUpdate"] == 2 * row + 4  # and an index

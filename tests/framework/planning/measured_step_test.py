@@ -39,7 +39,7 @@ def events(given: Any, *, forward_s: float, start_s: float = 100.0) -> dict[Any,
     found: dict[Any, list[Event]] = {}
     for replica in range(given.num_replicas):
         timeline = simulate(
-            (a for order in given.by_device for a in order),
+            given.actions,
             num_devices=DEVICES,
             durations=lambda _, kind: forward_s if kind == FORWARD else 2.0,
         )

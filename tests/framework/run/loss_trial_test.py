@@ -1,4 +1,7 @@
-"""Rounding and overflow in the trial of a task: float16 has 11 bits, and no number above 65,504."""
+"""The trial of a task: its repetitions, its loops, and rounding and overflow of small types.
+
+float16 has 11 bits, and no number above 65,504.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from wrong_losses import Points, Squares
 
 from tekso.framework.context import StepContext
 from tekso.framework.initializers import Ones
@@ -16,6 +20,7 @@ from tekso.framework.optimizers.sgd import SGD
 from tekso.framework.params import param
 from tekso.framework.run import loss_check
 from tekso.framework.run.loss_sums import LossError
+from tekso.framework.run.loss_trial import Trial, different_repetition
 from tekso.framework.schedules import Constant
 from tekso.framework.task import LossSums, Task
 from tekso.framework.theta import flatten
@@ -131,3 +136,49 @@ def test_a_sum_that_overflows_where_its_parts_do_not_is_no_error() -> None:
 def test_a_loss_that_differs_each_time_is_named_as_such_in_every_type(dtype: str) -> None:
     with pytest.raises(LossError, match=r"^OneByOne computes a different loss each time"):
         check(dtype, "counts its calls")
+
+
+@pytest.mark.parametrize(
+    ("again", "expected"),
+    [
+        ([4.0, 4.0, 4.0], None),
+        ([4.001, 3.999, 4.0], None),
+        ([4.02], 4.02),
+        ([5.0], 5.0),
+        ([4.0, 4.001, 3.9], 3.9),  # by chance, the first two are almost the same
+    ],
+)
+def test_a_difference_is_not_random_if_repetitions_have_almost_none(
+    again: list[float], expected: float | None
+) -> None:
+    values = iter(again)
+    assert different_repetition(4.0, 5.0, values) == expected
+    assert next(values, None) is None
+    assert different_repetition(4.0, float("nan"), again) is None
+    assert np.isnan(different_repetition(4.0, 5.0, [float("nan")]) or 0.0)
+
+
+@pytest.mark.parametrize(("way", "iterations"), [("loop", 6), ("long loop", 101)])
+def test_a_long_loop_is_computed_once_and_then_traced_once(way: str, iterations: int) -> None:
+    task = Squares.Params(way=way).instantiate()
+    trial = Trial(task, flatten(task.init(seed=1)))
+    batch = Points.Params(batch_size=4).instantiate().batch(0)
+    first, second, third = (trial.sums(batch) for _ in range(3))
+    assert second == third
+    assert first.loss == pytest.approx(second.loss, rel=1e-6)  # another order of sums
+    assert task.iterations == iterations  # a trace is one, a computation 2 or 100
+
+
+def test_traces_for_batches_of_other_sizes_are_no_retracing_that_tensorflow_warns_of(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    warned: list[str] = []
+    monkeypatch.setattr(tf.get_logger(), "warning", lambda text, *_: warned.append(text))
+    task = Squares.Params(way="long loop").instantiate()
+    trial = Trial(task, flatten(task.init(seed=1)))
+    batch = Points.Params(batch_size=9).instantiate().batch(0)
+    for size in range(1, 10):
+        some = {name: array[:size] for name, array in batch.items()}
+        assert trial.sums(some) == trial.sums(some)
+    assert task.iterations == 100 + 9  # once op by op, and a trace for each size
+    assert warned == []

@@ -72,7 +72,7 @@ def test_as_many_micro_batches_are_held_as_the_schedule_says(
     assert found == most
     plan = program.plan
     timeline = simulate(
-        (a for order in plan.by_device for a in order),
+        plan.actions,
         num_devices=stages,
         durations=lambda stage, kind: 1.0,
     )

@@ -9,9 +9,10 @@ import tensorflow as tf
 from reproducing import MESH, ROWS, Compiled, Place, computed, equal, values
 from tensorflow.python.eager import context
 
+from tekso.framework.costs.op_kinds import LOOPS
 from tekso.framework.execution.mesh import control_flow
 from tekso.framework.execution.mesh.layouts import MeshLayout, Rules
-from tekso.framework.execution.pipeline.graph_cut import LOOPS, GraphCut, Subgraph
+from tekso.framework.execution.pipeline.graph_cut import GraphCut, Subgraph
 from tekso.framework.execution.pipeline.mesh_backend import MeshBackend
 from tekso.framework.execution.workarounds import tensors
 from tekso.framework.execution.workarounds.retracing import retraced

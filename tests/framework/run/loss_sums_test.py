@@ -1,0 +1,128 @@
+"""Before the first step: losses and metrics that are no sums over the examples of a batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import tensorflow as tf
+import wrong_losses
+from wrong_losses import Points, Squares, check
+
+from tekso.framework.context import StepContext
+from tekso.framework.run.loss_sums import LossError
+from tekso.framework.run.loss_trial import Trial, TrialSums
+from tekso.framework.task import LossSums
+
+
+@pytest.mark.parametrize(("way", "what"), [("mean", "loss"), ("mean weight", "loss_weight")])
+def test_means_are_refused_with_the_figures_that_show_it(way: str, what: str) -> None:
+    with pytest.raises(LossError) as error:
+        check(way)
+    message = str(error.value)
+    assert message.startswith(f"Squares.{what} ({wrong_losses.__file__}:")
+    assert "is not a sum over the examples of a batch: for 3 examples together it is" in message
+    assert "tf.reduce_sum, not tf.reduce_mean" in message
+    assert ("shapes [batch, 1] and [batch]" in message) == (what == "loss")
+
+
+def test_a_penalty_in_the_sum_is_refused_though_it_is_small() -> None:
+    with pytest.raises(LossError, match=r"Multiply a penalty on weights by the number of examples"):
+        check("penalty")
+
+
+def test_a_metric_that_is_a_mean_is_refused() -> None:
+    what = r"^the metric 'size' of Squares.loss \(.*\) depends on how a batch is divided: for 3"
+    with pytest.raises(LossError, match=what):
+        check("metric is a mean")
+
+
+def test_a_sum_that_overflows_is_no_mean() -> None:
+    assert len(check("overflows")) == 1  # the weight that is not used
+
+
+def test_a_sum_over_examples_with_random_numbers_is_no_mean() -> None:
+    assert len(check("noise")) == 1  # the weight that is not used
+
+
+def test_only_an_error_makes_it_compute_the_same_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    computed: list[tuple[Any, ...]] = []
+    sums = Trial.sums
+
+    def counted(trial: Trial, batch: Any, **settings: Any) -> TrialSums:
+        contents = [(name, array.tobytes()) for name, array in sorted(batch.items())]
+        computed.append((*contents, *sorted(settings.items())))
+        return sums(trial, batch, **settings)
+
+    monkeypatch.setattr(Trial, "sums", counted)
+    check("used in training")
+    assert computed and len(computed) == len(set(computed))
+    computed.clear()
+    with pytest.raises(LossError):
+        check("mean")
+    assert len(computed) == len(set(computed)) + 3
+
+
+@pytest.mark.parametrize("way", ["noise without a seed", "noise of NumPy", "counts its calls"])
+def test_a_loss_that_differs_each_time_is_refused(way: str) -> None:
+    with pytest.raises(
+        LossError, match=r"^Squares computes a different loss each time .*tf.random, .*ctx.uniform"
+    ):
+        check(way)
+
+
+@pytest.mark.parametrize(
+    ("way", "what"),
+    [("metric of NumPy", "metric 'size'"), ("penalty of NumPy", "auxiliary loss 'l2'")],
+)
+def test_a_metric_or_an_auxiliary_loss_that_differs_each_time_is_called_so(
+    way: str, what: str
+) -> None:
+    with pytest.raises(LossError, match=rf"^Squares computes a different {what} each time"):
+        check(way)
+
+
+def test_a_mean_that_only_training_uses_is_refused() -> None:
+    with pytest.raises(LossError, match=r"is not a sum over the examples of a batch in training"):
+        check("mean in training")
+
+
+def test_a_mean_of_small_losses_is_refused() -> None:
+    with pytest.raises(LossError, match=r"is not a sum over the examples of a batch: for 3"):
+        check("mean of 1e-9")
+
+
+class Signed(Squares):
+    """The first example has a loss of 1, and each other one of -1, as a log density may have."""
+
+    def loss(self, theta: Any, batch: Any, ctx: StepContext) -> LossSums:
+        first = Points.Params(batch_size=4).instantiate().batch(0)["x"][0, 0]
+        sign = tf.where(batch["x"][:, 0] == first, 1.0, -1.0)
+        return LossSums(tf.reduce_sum(sign * batch["weights"]) * tf.reduce_sum(theta.w) ** 2)
+
+
+class Nil(Squares):
+    """The loss of all examples is 0."""
+
+    def loss(self, theta: Any, batch: Any, ctx: StepContext) -> LossSums:
+        return LossSums(tf.reduce_sum(0.0 * batch["weights"]))
+
+
+def test_a_sum_of_losses_of_both_signs_that_equals_the_mean_of_its_parts_is_a_sum() -> None:
+    """1 and -2 are together -1, which is also a third of the first and two thirds of the second."""
+    assert len(check("nothing", Signed)) == 1  # the weight that is not used
+
+
+def test_losses_of_0_are_a_sum() -> None:
+    assert len(check("nothing", Nil)) == 1  # the weights, which are not used
+
+
+def test_an_auxiliary_loss_has_to_be_a_sum_over_examples() -> None:
+    assert len(check("penalty times examples")) == 1  # the weight that is not used
+    what = r"^the auxiliary loss 'l2' of ctx.collect_loss is not a sum over the examples: for 3"
+    with pytest.raises(LossError, match=what):
+        check("penalty collected")
+
+
+def test_a_weight_of_a_metric_that_does_not_add_up_is_a_warning_where_the_metric_is_0() -> None:
+    assert any("weight of the metric 'size' does not add up" in x for x in check("metric of 16"))
