@@ -1,7 +1,7 @@
-"""Switches TensorFlow's graph optimizer off in tests that compute a function once or twice.
+"""Switches TensorFlow's graph optimizer off in quick tests that compute a function once or twice.
 
-The optimizer takes longer than such a function. Runs and executions, whose tests start programs,
-are tested with it.
+The optimizer takes longer than such a function. The slow tests have it on, and so do the programs
+that test runs and executions.
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ import pytest
 
 
 @pytest.fixture(scope="module", autouse=True)
-def graph_optimizer_off() -> Iterator[None]:
+def graph_optimizer_off(request: pytest.FixtureRequest) -> Iterator[None]:
     """Computes the functions of a module as they were traced."""
+    if request.config.option.markexpr != "not slow":
+        yield
+        return
     import tensorflow as tf
 
-    before = tf.config.optimizer.get_experimental_options()
+    before = tf.config.optimizer.get_experimental_options().get("disable_meta_optimizer", False)
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     yield
-    is_off = before.get("disable_meta_optimizer", False)
-    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": is_off})
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": before})
