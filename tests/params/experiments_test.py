@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -88,7 +90,23 @@ def test_the_experiments_that_are_promised_are_there() -> None:
     assert any(key.startswith("lm.gpt.") for key in ENTRIES)
 
 
-@pytest.mark.parametrize("key", ENTRIES)
+@pytest.fixture(scope="module", params=ENTRIES)
+def key(request: pytest.FixtureRequest) -> Iterator[str]:
+    """An experiment; its tests run one after the other, and build equal tasks once."""
+    build = inspection.task_of
+    built: dict[str, Any] = {}
+
+    def build_once(tree: Any) -> Any:
+        text = tree.task.to_text() + tree.input.to_text()
+        if text not in built:
+            built[text] = build(tree)
+        return built[text]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(inspection, "task_of", build_once)
+        yield request.param
+
+
 def test_its_parts_fit_together(key: str) -> None:
     tree = ENTRIES[key].cls().tree()
     assert ENTRIES[key].summary.endswith(".")
@@ -109,7 +127,6 @@ def test_its_parts_fit_together(key: str) -> None:
     assert tree.freeze().is_frozen
 
 
-@pytest.mark.parametrize("key", ENTRIES)
 def test_two_trees_share_nothing(key: str) -> None:
     first, second = ENTRIES[key].cls().tree(), ENTRIES[key].cls().tree()
     before = second.to_text()
@@ -119,7 +136,6 @@ def test_two_trees_share_nothing(key: str) -> None:
     assert second.to_text() == before == ENTRIES[key].cls().tree().to_text()
 
 
-@pytest.mark.parametrize("key", ENTRIES)
 def test_its_params_and_weights_are_those_that_are_stored(key: str) -> None:
     stored = (STORED / f"{key}.txt").read_text()
     found = experiment_record.text(key, ENTRIES[key].cls().tree(), placement=False)

@@ -85,14 +85,14 @@ def assert_same_run(run: dict[str, Any], reference: dict[str, Any]) -> None:
     sample(
         [
             ["--execution", '{"towers": 2, "xla": "clusters"}'],
-            TWO_DEVICES,
+            [*TWO_DEVICES, UNOPTIMIZED],
             ["--execution", '{"towers": 2, "xla": "step"}'],
             ["--execution", '{"towers": 1}', "--accumulation", "4", NO_EVALUATION, UNOPTIMIZED],
             ["--cpu_devices", "4", "--execution", '{"xla": "none"}', UNOPTIMIZED],
         ],
         quick=[
             ["--execution", '{"towers": 2, "xla": "clusters"}'],
-            TWO_DEVICES,
+            [*TWO_DEVICES, UNOPTIMIZED],
         ],
     ),
     ids=" ".join,

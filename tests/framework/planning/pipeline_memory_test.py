@@ -15,7 +15,7 @@ from tekso.framework.costs.best_fit import BestFit
 from tekso.framework.execution.pipelined import Pipelined
 from tekso.framework.planning import pipeline_memory
 from tekso.framework.planning.pipeline_memory import PipelineMemory
-from tekso.framework.planning.stage_figures import PipelineFigures, durations
+from tekso.framework.planning.stage_figures import durations
 from tekso.framework.run import inspection, pipeline_plan
 from tekso.framework.step import Step
 
@@ -36,19 +36,21 @@ class Plain(BestFit):
         self.held -= sum(size for _, size in self._used.pop(name, ()))
 
 
-def peak_of(
-    settings: dict[str, Any], key: str = "image.digits.Mlp", **execution: Any
-) -> tuple[float, PipelineMemory, PipelineFigures]:
-    tree = registry.get(key)().tree()
+def tree_of(settings: dict[str, Any], **execution: Any) -> Any:
+    tree = registry.get("image.digits.Mlp")().tree()
     tree.set(settings)
     tree.execution = Pipelined.Params(num_stages=2, **execution)
-    found = pipeline_plan.figures(tree)
+    return tree
+
+
+def peak_of(tree: Any) -> tuple[float, PipelineMemory]:
     learner = schedules.end_with_run(tree.learner, tree.run.steps).instantiate()
-    step = Step(inspection.task_of(tree, assets_dir=None), learner, seed=0)
+    task = inspection.task_of(tree, assets_dir=None)
     batch = inspection.batch_of(tree, assets_dir=None)
-    memory = PipelineMemory(step, found.plan, batch, this_machine.only(op_s=1e-6))
-    times = durations(found.plan, [each.forward_cost for each in found.stages])
-    return memory.peak_bytes(times), memory, found
+    plan = tree.execution.instantiate().plan(task, batch, parts=1)
+    step = Step(task, learner, seed=0)
+    memory = PipelineMemory(step, plan, batch, this_machine.only(op_s=1e-6))
+    return memory.peak_bytes(durations(plan, [1.0, 1.0])), memory
 
 
 @pytest.mark.parametrize(
@@ -60,7 +62,9 @@ def test_steps_leave_weights_slots_and_sums_of_gradients_only(
     monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
 ) -> None:
     monkeypatch.setattr(pipeline_memory, "BestFit", Plain)
-    peak, memory, found = peak_of(MLP, num_micro_batches=4, **settings)
+    tree = tree_of(MLP, num_micro_batches=4, **settings)
+    found = pipeline_plan.figures(tree)
+    peak, memory = peak_of(tree)
     stored = sum(stage.weight_bytes + stage.slot_bytes for stage in found.stages)
     sums = found.plan.num_replicas * sum(stage.gradient_bytes for stage in found.stages)
     assert memory._devices.arrays.held == stored + sums
@@ -75,7 +79,7 @@ def test_every_micro_batch_of_gpipe_saves_its_activations(monkeypatch: pytest.Mo
     def peak(micro_batches: int, again: str) -> float:
         settings = {**MLP, "input.batch_size": size * micro_batches}
         options = {"schedule": "gpipe", "rematerialize": again}
-        return peak_of(settings, num_micro_batches=micro_batches, **options)[0]
+        return peak_of(tree_of(settings, num_micro_batches=micro_batches, **options))[0]
 
     # The images have 64 pixels. Both hidden layers save the output of relu, the factors of dropout,
     # and their product, which is the input of the next layer.

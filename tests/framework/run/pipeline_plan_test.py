@@ -137,9 +137,8 @@ def test_interleaved_stages_lie_round_the_devices() -> None:
 def test_durations_are_one_for_the_slowest_stage(
     rematerialize: str, schedule: str, expected: dict[Any, tuple[float, float]]
 ) -> None:
-    plan = tiny(
-        num_stages=2, num_micro_batches=8, rematerialize=rematerialize, schedule=schedule
-    ).plan
+    options = {"rematerialize": rematerialize, "schedule": schedule}
+    plan = figures("image.digits.Mlp", num_stages=2, num_micro_batches=8, **options).plan
     found = durations(plan, [3.0, 6.0])
     assert found == pytest.approx(
         {(s, kind): t[s] * (3, 6)[s] / 18 for s in (0, 1) for kind, t in expected.items()}

@@ -7,6 +7,7 @@ import json
 import math
 import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,14 +20,15 @@ from tekso.framework import execution, registry
 from tekso.framework.costs import device_types, stored_speeds, this_machine
 from tekso.framework.costs.device_types import DeviceType
 from tekso.framework.costs.stored_speeds import Condition
-from tekso.framework.costs.this_machine import MachineSpeed, ThisMachine
+from tekso.framework.costs.this_machine import THIS_MACHINE, MachineSpeed, ThisMachine
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.mesh_sharded import MeshSharded
 from tekso.framework.execution.pipelined import Pipelined
+from tekso.framework.execution.spmd_pipelined import SpmdPipelined
 from tekso.framework.exit_codes import ExitCode
 from tekso.framework.initializers import Ones
 from tekso.framework.params import param
-from tekso.framework.planning import mesh_time
+from tekso.framework.planning import layout_search, mesh_time
 from tekso.framework.planning.mesh_time import MeshStarts
 from tekso.framework.planning.pipeline_time import PipelineStarts
 from tekso.framework.run import (
@@ -39,12 +41,43 @@ from tekso.framework.run import (
 )
 from tekso.framework.run.checkpoint_description import Description
 from tekso.framework.run.run_plan import RunPlan
+from tekso.framework.run.step_parts import StepParts, StepPlan
 from tekso.framework.task import LossSums, Task
 from tekso.framework.warm_start import WarmStart
 from tekso.models.layers.stack import RepeatedStack
 from tekso.tools import trainer
 
 MODEL = "lm.python_source.Tiny"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def traced_once() -> Iterator[None]:
+    """Traces equal steps of modelled devices once: most tests are about the rest of the plan."""
+    step_of, flops_of = run_plan.step_plan, run_plan.forward_flops
+    steps: dict[Any, StepPlan] = {}
+    flops: dict[Any, Any] = {}
+
+    def step_plan_once(parts: StepParts, num_devices: int | None = None) -> StepPlan:
+        if parts.device.name == THIS_MACHINE:  # whose speeds tests replace
+            return step_of(parts, num_devices)
+        found = parts.tree
+        read = (found.task, found.input, found.learner, found.execution)
+        texts = [params.to_text() for params in read]
+        key = (*texts, found.run.steps, found.run.activation_dtype, str(parts.device), num_devices)
+        if key not in steps:
+            steps[key] = step_of(parts, num_devices)
+        return steps[key]
+
+    def forward_flops_once(task: Task, batch: Any) -> Any:
+        key = task.params.to_text(), str(batch)
+        if key not in flops:
+            flops[key] = flops_of(task, batch)
+        return flops[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run_plan, "step_plan", step_plan_once)
+        patch.setattr(run_plan, "forward_flops", forward_flops_once)
+        yield
 
 
 def tree(**settings: Any) -> Any:
@@ -310,7 +343,10 @@ def test_the_executions_of_an_experiment_and_of_a_search_are_planned(tmp_path: P
         assert " ".join(reasons.split()).endswith(step.notes[-1])
 
 
-def test_pipelines_as_one_program_are_ranked_and_what_is_not_is_said(tmp_path: Path) -> None:
+def test_pipelines_as_one_program_are_ranked_and_what_is_not_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layout_search, "MAX_TRIED", 40)  # meshes are not what is tested
     found = registry.get("lm.python_source.TinySpmdPipeline")().tree()
     found.set({"input.batch_size": 16, "input.length": 32})
     plan = planned(tmp_path, found, num_devices=4, searches=True)
@@ -322,6 +358,7 @@ def test_pipelines_as_one_program_are_ranked_and_what_is_not_is_said(tmp_path: P
     assert "execution.stages_on is not ranked" in plan_text.text(plan).replace("\n    ", " ")
     assert [*plan_text.record(plan)["not_ranked"]] == ["pipelined, stages on meshes"]
     no_stack = registry.get("image.digits.Mlp")().tree()
+    monkeypatch.setattr(step_plan, "_PIPELINES", {"spmd_pipelined": SpmdPipelined})
     plan = planned(tmp_path, no_stack, num_devices=4, searches=True)
     assert "spmd_pipelined" in plan.rejected, "one reason for all numbers of stages"
 
@@ -415,6 +452,8 @@ def test_a_plan_says_that_other_programs_use_the_machine(
 
 
 BFLOAT16 = {"run.activation_dtype": "bfloat16"}
+ONE_LAYER = {"task.model.stack.num_layers": 1}
+HERE = "this_machine"
 
 
 def test_a_step_on_this_machine_has_the_time_and_memory_of_its_graphs(
@@ -426,26 +465,29 @@ def test_a_step_on_this_machine_has_the_time_and_memory_of_its_graphs(
     monkeypatch.setattr(step_graphs, "num_cores", lambda: 2)
     condition = Condition(2.5, is_slow=True)
     monkeypatch.setattr(stored_speeds, "_read", {"machine": condition})
-    plan = planned(tmp_path, device="this_machine")
+    one_layer = tree(**ONE_LAYER)
+    plan = planned(tmp_path, one_layer, device=HERE)
     assert plan.condition == condition
     assert plan.step is not None and "2 cores" in plan.step.name
     assert plan.device.name == "this_machine"
-    alone = planned(tmp_path, tree(**{"execution.towers": 1}), device="this_machine").step
+    alone = planned(tmp_path, tree(**{**ONE_LAYER, "execution.towers": 1}), device=HERE).step
     assert alone is not None and plan.step.core_seconds is not None
     assert alone.seconds == pytest.approx(alone.core_seconds)
     assert plan.step.core_seconds == pytest.approx(alone.core_seconds, rel=0.2)
     assert 0.5 < plan.step.seconds / plan.step.core_seconds < 0.7
-    parts = planned(tmp_path, tree(**{"learner.accumulation_steps": 4}), device="this_machine").step
+    in_parts = tree(**{**ONE_LAYER, "learner.accumulation_steps": 4})
+    parts = planned(tmp_path, in_parts, device=HERE).step
     assert parts is not None
     assert parts.memory["tensors of a step"] < 0.6 * plan.step.memory["tensors of a step"]
     assert parts.memory["weights"] == plan.step.memory["weights"] == 4 * plan.weights
-    in_16_bits = planned(tmp_path, tree(**BFLOAT16), device="this_machine").step
+    small = registry.get("image.digits.Mlp")().tree().set(BFLOAT16)
+    in_16_bits = planned(tmp_path, small, device=HERE).step
     assert in_16_bits is not None and "in bfloat16 may take much longer" in in_16_bits.notes[-1]
     assert "float" not in plan.step.notes[-1]
     starts = MeshStarts(0.0, 0.0, 0.0, op_s=speed.op_s, collective_s=0.0, byte_s=0.0)
     monkeypatch.setattr(mesh_time, "measured_starts", lambda: {2: starts, 4: starts})
-    replicas = planned(tmp_path, device="this_machine", num_devices=2)
-    other = planned(tmp_path, tree(**BFLOAT16), device="this_machine", num_devices=2).step
+    replicas = planned(tmp_path, one_layer, device=HERE, num_devices=2)
+    other = planned(tmp_path, small, device=HERE, num_devices=2).step
     assert other is not None and "in bfloat16 may take much longer" in other.notes[-1]
     # The devices compute what two towers compute, and update their own copies of the weights.
     assert replicas.step is not None and replicas.step.core_seconds is not None
@@ -461,22 +503,31 @@ def test_a_step_on_this_machine_has_the_time_and_memory_of_its_graphs(
     assert "for the 2 devices that share it" in problem
 
 
-@pytest.mark.parametrize(("cores", "threads"), [(2, None), (3, None), (8, 4)])
 def test_a_mesh_with_several_cores_for_a_device_says_that_they_are_not_planned(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cores: int, threads: int | None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     speed = speed_of(1.0)
     machine = ThisMachine(speed, speed, speed, call_s=0.0, array_s=0.0, variable_s=0.0)
     starts = MeshStarts(0.0, 0.0, 0.0, op_s=0.0, collective_s=0.0, byte_s=0.0)
     monkeypatch.setattr(this_machine, "measured", lambda: machine)
     monkeypatch.setattr(mesh_time, "measured_starts", lambda: {2: starts, 4: starts})
-    monkeypatch.setattr(local_steps, "num_cores", lambda: cores)
     small = registry.get("image.digits.Mlp")().tree()
     small.execution = execution.MeshSharded.Params(mesh="data:2", rules="batch:data")
-    plan = run_plan.plan("m", small, device="this_machine", logdir=str(tmp_path / "none"))
-    assert plan.step is not None
-    notes = [note for note in plan.step.notes if "planned on one" in note]
-    assert notes == [] if threads is None else f"uses {threads} cores" in notes[0]
+    compiled = local_steps.compiled_step
+    made: list[Any] = []
+
+    def compiled_once(*args: Any, **options: Any) -> Any:
+        made[:] = made or [compiled(*args, **options)]
+        return made[0]
+
+    monkeypatch.setattr(local_steps, "compiled_step", compiled_once)
+    for cores, threads in ((2, None), (3, None), (8, 4)):
+        monkeypatch.setattr(local_steps, "num_cores", lambda cores=cores: cores)
+        plan = run_plan.plan("m", small, device="this_machine", logdir=str(tmp_path / "none"))
+        assert plan.step is not None
+        notes = [note for note in plan.step.notes if "planned on one" in note]
+        assert len(notes) == (threads is not None)
+        assert threads is None or f"uses {threads} cores" in notes[0]
 
 
 class Growing(Task):

@@ -168,6 +168,7 @@ def executions(found: dict[str, Any]) -> None:
         ({"run.deterministic": True}, None),
         ({}, None),
     ]
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})
     found["losses"], found["process"] = [], []
     for settings, cpu_devices in given:
         session = Session(Mine, {**ONE_LAYER, **settings}, cpu_devices=cpu_devices)
@@ -180,6 +181,8 @@ def executions(found: dict[str, Any]) -> None:
 
 def main(folder: str) -> None:
     devices.setup_cpu(logical_devices=4)
+    # Until the executions, which check that it is on: it takes longer than the steps.
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     found: dict[str, Any] = {}
     session = Session(Mine, cpu_devices=2)  # and four stay
     session.train(2)

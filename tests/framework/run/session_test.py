@@ -17,7 +17,7 @@ PROGRAM = Path(__file__).with_name("session_program.py")
 
 
 def trainer(*flags: str) -> Any:
-    return processes.run(["-m", "tekso.tools.trainer", *flags])
+    return processes.run(["-m", "tekso.tools.trainer", *flags], optimized=False)
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def found(folder: Path) -> Any:
-    done = processes.run([PROGRAM, str(folder)])
+    done = processes.run([PROGRAM, str(folder)], optimized=False)
     assert done.returncode == 0, done.stderr
     return {**json.loads(done.stdout.splitlines()[-1]), "stderr": done.stderr}
 
