@@ -12,6 +12,10 @@ files. Uncaught errors, `sys.exit` and `atexit` work as usual. Environment varia
 reads during its import (TF_CPP_MIN_LOG_LEVEL, TF_ENABLE_ONEDNN_OPTS) have the values of the server.
 Use `subprocess` for a program that needs other values, or whose imports are tested.
 
+At its end, a fork waits for its threads, runs what is registered with `atexit`, frees the objects
+of the program, and runs the destructors of C++. It does not take the modules of the server apart,
+as `python` does at last: that takes 0.3 s of CPU time, and is the same for each program.
+
 With `optimized=False`, or `GRAPH_OPTIMIZER_OFF` in its environment, a program runs without
 TensorFlow's graph optimizer, which takes longer than a few steps of a small model.
 """
@@ -20,6 +24,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import gc
 import importlib
 import json
@@ -32,10 +37,11 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any, NoReturn, cast
 
 DEFAULT_TIMEOUT_S = 600
 
@@ -426,7 +432,37 @@ def _serve_and_become(parent: str, listener: str) -> None:
         for module in MODULES:
             importlib.import_module(module)
     collect_less()
-    _become(_serve(socket.socket(fileno=int(parent)), socket.socket(fileno=int(listener))))
+    request = _serve(socket.socket(fileno=int(parent)), socket.socket(fileno=int(listener)))
+    try:
+        _become(request)
+        code = 0
+    except SystemExit as error:
+        code = _exit_code(error)
+    except Exception:
+        sys.excepthook(*sys.exc_info())
+        code = 1
+    _end(code)
+
+
+def _exit_code(error: SystemExit) -> int:
+    """Returns the exit code of `sys.exit`, which also prints what is not a number."""
+    if error.code is None or isinstance(error.code, int):
+        return error.code or 0
+    print(error.code, file=sys.stderr)
+    return 1
+
+
+def _end(code: int) -> NoReturn:
+    """Ends a fork as the interpreter does, except that it clears no modules."""
+    threads: Any = threading
+    threads._shutdown()
+    atexit._run_exitfuncs()
+    gc.collect()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(BrokenPipeError):
+            stream.flush()
+    ctypes.PyDLL(None).exit(code)  # keeps the GIL, so that daemon threads run no more
+    raise AssertionError("the process has ended")
 
 
 def _forward(address: str, *args: str) -> int:

@@ -39,6 +39,22 @@ def test_a_program_has_its_arguments_input_folder_environment_and_exit_code(
     assert "ZeroDivisionError" in processes.run(["-c", "1 / 0"]).stderr
 
 
+def test_a_program_ends_its_threads_calls_what_is_registered_and_frees_its_objects() -> None:
+    code = (
+        "import atexit, sys, threading, time\n"
+        "class Own:\n"
+        "    def __del__(self): print('freed')\n"
+        "own = Own()\n"
+        "own.cycle = own\n"
+        "atexit.register(print, 'registered')\n"
+        "threading.Thread(target=lambda: (time.sleep(0.2), print('thread'))).start()\n"
+        "threading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n"
+        "sys.exit(3)"
+    )
+    done = processes.run(["-c", code])
+    assert (done.returncode, done.stdout) == (3, "thread\nregistered\nfreed\n"), done.stderr
+
+
 def test_the_graph_optimizer_is_off_in_programs_that_ask_for_it() -> None:
     code = (
         "import tensorflow as tf;"

@@ -17,6 +17,7 @@ _LABELS = {
     "bleu": "BLEU",
     "learning_rate": "learning rate per step",
 }
+_PANEL_INCHES, _LABEL_INCHES, _AXES_INCHES = 6.0, 0.9, 4.95  # widths; a label is to the left
 _MAX_POINTS = 2000
 _SMOOTHED_POINTS = 20
 _HEADROOM = 0.05
@@ -44,8 +45,16 @@ def draw(
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(6 * len(panels), 4.2), layout="constrained")
+    figure = Figure(figsize=(_PANEL_INCHES * len(panels), 4.2))
     FigureCanvasAgg(figure)
+    # A layout that matplotlib computes would draw everything twice: half of a short run's report.
+    figure.subplots_adjust(
+        left=_LABEL_INCHES / figure.get_figwidth(),
+        right=1 - (_PANEL_INCHES - _LABEL_INCHES - _AXES_INCHES) / figure.get_figwidth(),
+        bottom=0.14,
+        top=0.89,
+        wspace=(_PANEL_INCHES - _AXES_INCHES) / _AXES_INCHES,
+    )
     figure.suptitle(title)
     for index, panel in enumerate(panels):
         axes = figure.add_subplot(1, len(panels), index + 1)

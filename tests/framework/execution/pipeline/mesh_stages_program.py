@@ -151,8 +151,8 @@ def graph_size(execution: Any, model: str, size: int) -> int:
         graph = graph.as_graph_def()
         raise _CountedError(len(graph.node) + sum(len(f.node_def) for f in graph.library.function))
 
-    batch = small_models.batch(model, 0, size=size)
-    task = small_models.MODELS[model]().instantiate()
+    batch = equality_program.batch_of(model, 0, size)
+    task = equality_program.task_of(model)
     program = execution.build(
         task, equality_program.learner(model), seed=7, batch=signature_of(batch)
     )
