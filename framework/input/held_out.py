@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from tekso.framework.batch_part import BatchPart, RowsOf
 from tekso.framework.input.errors import NoSplitError
-from tekso.framework.input.input import Batch, Input, Signature, check_step
+from tekso.framework.input.input import Batch, Input, Signature, check_at_least_1, check_step
 from tekso.framework.input.skips import SkipReport
 from tekso.framework.input.splits import Split
 from tekso.framework.params import param
@@ -65,12 +65,6 @@ class HeldOut(Input):
                 "HeldOut reads the data of a training input: pass its Params as "
                 "instantiate(train=…)"
             )
-        if p.max_batches is not None and p.max_batches < 1:
-            raise ValueError(
-                f"{p.path_of('max_batches')} is {p.max_batches}, but must be at least 1"
-            )
-        if p.batch_size is not None and p.batch_size < 1:
-            raise ValueError(f"{p.path_of('batch_size')} is {p.batch_size}, but must be at least 1")
         whole = train.get(p.part) if p.part else train
         if "split" not in whole or "order" not in whole:
             raise NoSplitError(
@@ -90,6 +84,12 @@ class HeldOut(Input):
         self._steps = spread(self._inner.num_batches, p.max_batches)
         self.tokenizer = self._inner.tokenizer
         self.arrays = self._inner.arrays
+
+    @classmethod
+    def check_params(cls, params: Any) -> None:
+        """See `Input`."""
+        super().check_params(params)
+        check_at_least_1(params, "max_batches", "batch_size")
 
     def batch(self, step: int) -> Batch:
         """Returns a batch of the pass.

@@ -75,9 +75,21 @@ class Input(Configurable):
           train: for an evaluation input: Params of the training input.
         """
         super().__init__(params)
+        self.check_params(self.params)
         self.seed = seed
         self.assets_dir = assets_dir
         del train
+
+    @classmethod
+    def check_params(cls, params: Any) -> None:
+        """Checks what can be checked without data; `--mode=plan` calls it too.
+
+        A class that overrides it calls the base class first. Fields may be REQUIRED and not set.
+
+        Raises:
+          ValueError: Params are invalid; the message names their path.
+        """
+        del params
 
     @classmethod
     def signature(cls, params: Input.Params) -> Signature | None:
@@ -243,14 +255,14 @@ class ExampleInput(Input):
     padding_keys: tuple[str, ...] = ("weights",)  # arrays that are 0 for padding examples
 
     def __init__(self, params: Any, **kwargs: Any) -> None:
-        """Checks batch_size."""
         super().__init__(params, **kwargs)
-        if self.params.batch_size < 1:
-            raise ValueError(
-                f"{self.params.path_of('batch_size')} is {self.params.batch_size}, but must be at "
-                "least 1"
-            )
         self._key = shuffle.key_of(self.seed, "order")
+
+    @classmethod
+    def check_params(cls, params: Any) -> None:
+        """See `Input`: checks batch_size."""
+        super().check_params(params)
+        check_at_least_1(params, "batch_size")
 
     @property
     def num_examples(self) -> int:
@@ -377,6 +389,18 @@ def form_text(form: Signature) -> str:
     return ", ".join(
         f"{name!r} {list(shape)} {dtype}" for name, (shape, dtype) in sorted(form.items())
     )
+
+
+def check_at_least_1(params: Any, *names: str) -> None:
+    """Checks fields of Params that are numbers, None, or not set.
+
+    Raises:
+      ValueError: one of them is below 1.
+    """
+    for name in names:
+        value = params.get(name)
+        if isinstance(value, int) and value < 1:
+            raise ValueError(f"{params.path_of(name)} is {value}, but must be at least 1")
 
 
 def check_step(step: int, num_batches: int | None) -> None:

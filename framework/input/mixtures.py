@@ -24,6 +24,7 @@ from tekso.framework.input.input import (
     Input,
     KnownText,
     Signature,
+    check_at_least_1,
     check_step,
     form_of,
     form_text,
@@ -64,8 +65,6 @@ class Mixture(Input):
         """
         super().__init__(params, seed=seed, assets_dir=assets_dir)
         p = self.params
-        if p.batch_size < 1:
-            raise ValueError(f"{p.path_of('batch_size')} is {p.batch_size}, but must be at least 1")
         weights = list(p.weights) or [1.0] * len(p.inputs)
         if not p.inputs or len(weights) != len(p.inputs):
             raise InputError(
@@ -94,6 +93,12 @@ class Mixture(Input):
             )
         self.tokenizer = self._inputs[0].tokenizer
         self._choice = Interleaving(weights, seed=seed)
+
+    @classmethod
+    def check_params(cls, params: Any) -> None:
+        """See `Input`."""
+        super().check_params(params)
+        check_at_least_1(params, "batch_size")
 
     @classmethod
     def signature(cls, params: Any) -> Signature | None:

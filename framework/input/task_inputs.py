@@ -102,6 +102,13 @@ class TaskInputs(Input):
         self._lock = threading.Lock()
 
     @classmethod
+    def check_params(cls, params: Any) -> None:
+        """See `Input`: checks every input."""
+        super().check_params(params)
+        for own in params.inputs.values():
+            own.owner.check_params(own)
+
+    @classmethod
     def known(cls, params: Any, *, assets_dir: str | None) -> KnownTasks | None:
         """See `Input`: what is known of the input of every task."""
         found = {
@@ -224,6 +231,12 @@ class OneTask(Input):
         self.input: Input = p.input.instantiate(
             seed=seed, assets_dir=assets_of(assets_dir, p.task), train=tasks[p.task]
         )
+
+    @classmethod
+    def check_params(cls, params: Any) -> None:
+        """See `Input`."""
+        super().check_params(params)
+        type(params.input).owner.check_params(params.input)
 
     def batch(self, step: int) -> Batch:
         """Returns a batch of the pass; see `Input`."""

@@ -20,8 +20,8 @@ def forward_flops(task: Task, batch: Signature) -> dict[str, float]:
     """Returns {part: floating-point operations of the forward pass}, in the order of the model.
 
     The parts are the pieces of the task (`Task.pieces`), or if these do not divide the model, its
-    layers (`layer_flops`). The layers of a stack are one part, such as "4 × stack/layers". The
-    result is empty if the loss cannot be traced.
+    layers (`layer_flops`). The layers of a stack are one part, such as "4 × stack/layers", unless
+    the model has nothing else and there are few. The result is empty if the loss cannot be traced.
 
     Args:
       task: the task.
@@ -43,9 +43,12 @@ def _of_pieces(task: Task, batch: Signature) -> dict[str, float]:
         traces = trace_all(pieces, task.specs(), batch)
     except (ExecutionError, TaskError):
         return {}
+    depth = layer_flops.common_depth([p.name for p in pieces if p.name != layer_flops.LOSS])
     layers: dict[str, list[float]] = {}
     for piece, trace in zip(pieces, traces, strict=True):
-        layers.setdefault(_NUMBER.sub("", piece.name), []).append(trace.flops)
+        names = piece.name.split(SEPARATOR)
+        part, rest = SEPARATOR.join(names[: depth + 1]), SEPARATOR.join(["", *names[depth + 1 :]])
+        layers.setdefault(part + _NUMBER.sub("", rest), []).append(trace.flops)
     return {
         name if len(flops) == 1 else f"{len(flops)} × {name}": sum(flops)
         for name, flops in layers.items()

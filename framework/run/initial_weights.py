@@ -27,6 +27,7 @@ from tekso.framework.execution.shards import Slices
 from tekso.framework.input.assets import inherit, learned_assets
 from tekso.framework.path_patterns import PathPatterns
 from tekso.framework.run import weight_path_text
+from tekso.framework.run.checkpoint_errors import CheckpointError
 from tekso.framework.run.initialized import Initialized
 from tekso.framework.run.warm_start_sources import WarmStartError, open_source
 from tekso.framework.run.weight_files import StoredWeights
@@ -103,7 +104,7 @@ def plan(
     specs: Mapping[str, WeightSpec],
     sources: Mapping[str, Any],
     *,
-    assets: str,
+    assets: str | None,
     warn: Callable[[str], None],
 ) -> InitialWeights:
     """Returns where every weight of a new run comes from.
@@ -111,7 +112,7 @@ def plan(
     Args:
       specs: of the weights of the task, by path.
       sources: `run.warm_start`: {name: Params of WarmStart}.
-      assets: folder of the tokenizers of the new run.
+      assets: folder of the tokenizers of the new run; None: they are not compared.
       warn: takes the text of a warning.
 
     Raises:
@@ -173,20 +174,47 @@ def take_tokenizers(
       WarmStartError: two checkpoints have different ones of the same name.
       CheckpointError: a checkpoint is missing or damaged.
     """
+    for asset, theirs in _tokenizers(sources, warn).items():
+        inherit(asset, theirs, assets)
+
+
+def _tokenizers(sources: Mapping[str, Any], warn: Callable[[str], None]) -> dict[str, str]:
+    """Returns {tokenizer: folder to take it from}; for errors see `take_tokenizers`."""
     taken: dict[str, str] = {}
     for name, params in sources.items():
         theirs = open_source(name, params, warn)[1]
         if not params.tokenizers or not theirs:
             continue
         for asset in learned_assets(theirs):
+            first = files.join(taken.setdefault(asset, theirs), asset)
             other = files.join(theirs, asset)
-            if asset in taken and files.read(taken[asset]) != files.read(other):
+            if files.read(first) != files.read(other):
                 raise WarmStartError(
-                    f"{taken[asset]} and {other} differ: set run.warm_start.{name}.tokenizers=False"
+                    f"{first} and {other} differ: set run.warm_start.{name}.tokenizers=False"
                 )
-            if asset not in taken:
-                inherit(asset, theirs, assets)
-            taken[asset] = other
+    return taken
+
+
+def problem(specs: Mapping[str, WeightSpec], sources: Mapping[str, Any], *, assets: str) -> str:
+    """Returns why a new run cannot begin with the weights of other runs, or ""; writes nothing.
+
+    Args:
+      specs: as in `plan`.
+      sources: as in `plan`.
+      assets: as in `plan`; the folder may not exist.
+    """
+    if not sources:
+        return ""
+
+    def ignore(text: str) -> None:
+        del text
+
+    try:
+        taken = _tokenizers(sources, ignore)  # those in `assets` would be replaced by them
+        plan(specs, sources, assets=None if taken else assets, warn=ignore)
+    except (WarmStartError, CheckpointError, OSError) as error:
+        return str(error)
+    return ""
 
 
 class _Source:
@@ -304,11 +332,11 @@ class _Source:
             f"--set {shlex.quote(setting)}"
         )
 
-    def check_tokens(self, weights: Iterable[Initialized], assets: str) -> None:
+    def check_tokens(self, weights: Iterable[Initialized], assets: str | None) -> None:
         """Checks that rows of a vocabulary stand for the same tokens in both runs."""
         of_vocab = [w.spec.path for w in weights if _VOCAB in w.spec.dims]
         theirs = self._assets
-        if not of_vocab or not theirs:
+        if not of_vocab or not theirs or assets is None:
             return
         for name in learned_assets(theirs):
             own, other = files.join(assets, name), files.join(theirs, name)

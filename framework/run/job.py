@@ -176,21 +176,16 @@ class Job:
         )
 
     def changes_since(self, checkpoint: Checkpoint) -> list[str]:
-        """Returns the differences of the tree from the Params of a checkpoint, a line for each.
-
-        Fields that only one of two classes has are not listed.
-        """
-        try:
-            return param_changes.lines(_params_of(checkpoint), self.tree)
-        except (ValueError, ImportError, AttributeError, TypeError) as error:
-            return [f"the Params of the checkpoint can no longer be read: {error}"]
+        """Returns the differences of the tree from the Params of a checkpoint, a line for each."""
+        return param_changes.since(checkpoint.description, self.tree)
 
     def settings_not_repeated(self, checkpoint: Checkpoint) -> list[str]:
         """Returns the settings of a checkpoint that a command with --model has reset."""
         if not any(word.partition("=")[0] == "--model" for word in self.command):
             return []
         try:
-            reset = param_changes.reset(_params_of(checkpoint), self.tree, self.registered)
+            before = Params.from_text(checkpoint.description.params)
+            reset = param_changes.reset(before, self.tree, self.registered)
             given = self.logdir.settings() if reset else set()
             return [path for path in reset if path in given]
         except (ValueError, ImportError, AttributeError, TypeError):
@@ -223,10 +218,6 @@ class Job:
         """Returns the checkpoints of the run as an instance of `kind`, written by a group."""
         warn = functools.partial(self.console.line, style="warning")
         return checkpoints_of(kind, self.tree, self.logdir, warn=warn, group=group)
-
-
-def _params_of(checkpoint: Checkpoint) -> Params:
-    return Params.from_text(checkpoint.description.params)
 
 
 def checkpoints_of(

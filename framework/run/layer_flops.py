@@ -2,8 +2,9 @@
 
     encoder.fprop(theta, …)  ─►  ops in the name scope "layer_3/"  ─►  "model/encoder"
 
-Every method of a layer that takes theta is observed, not only `fprop`. Ops within loops and
-functions belong to the layer that creates them there, else to the one that creates the loop.
+`fprop` and every other method of a layer whose first argument is `theta` are observed. Ops within
+loops and functions belong to the layer that creates them there, else to the one that creates the
+loop.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import contextlib
 import functools
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -73,7 +74,7 @@ def by_part(flops: Mapping[str, float]) -> dict[str, float]:
       flops: as of `layer_flops`.
     """
     own = {path: value for path, value in flops.items() if path != LOSS}
-    depth = _common_depth([p.split(SEPARATOR) for p in own if not _is_above(p, own)])
+    depth = common_depth(own)
     parts: dict[str, float] = {}
     numbers: dict[str, set[str]] = {}
     for path, value in own.items():
@@ -87,8 +88,15 @@ def by_part(flops: Mapping[str, float]) -> dict[str, float]:
     return {**found, LOSS: flops[LOSS]} if LOSS in flops else found
 
 
-def _common_depth(paths: list[list[str]]) -> int:
-    """Returns how many names all paths begin with; not those of a list of many layers."""
+def common_depth(names: Collection[str]) -> int:
+    """Returns how many parts all paths begin with; not those of a list of many layers.
+
+    A part of the model has the path up to there, and one name more.
+
+    Args:
+      names: paths of layers or of pieces.
+    """
+    paths = [name.split(SEPARATOR) for name in names if not _is_above(name, names)]
     depth = 0
     while paths and all(len(path) > depth + 1 for path in paths):
         below = {path[depth + 1] for path in paths}
@@ -99,7 +107,7 @@ def _common_depth(paths: list[list[str]]) -> int:
     return depth
 
 
-def _is_above(path: str, others: Mapping[str, float]) -> bool:
+def _is_above(path: str, others: Iterable[str]) -> bool:
     return any(other.startswith(f"{path}{SEPARATOR}") for other in others)
 
 
@@ -120,12 +128,15 @@ def _observed(layers: list[Layer]) -> Iterator[None]:
 
 
 def _computing(kind: type[Layer]) -> list[str]:
-    """Returns the names of the public methods of a class that compute with theta."""
-    found = inspect.getmembers(kind, inspect.isfunction)
+    """Returns the names of `fprop` and of other public methods of a class that take theta."""
+
+    def takes_theta(method: Callable[..., Any]) -> bool:
+        return [*inspect.signature(method).parameters][1:2] == ["theta"]
+
     return [
         name
-        for name, method in found
-        if not name.startswith("_") and [*inspect.signature(method).parameters][1:2] == ["theta"]
+        for name, method in inspect.getmembers(kind, inspect.isfunction)
+        if name == "fprop" or (not name.startswith("_") and takes_theta(method))
     ]
 
 

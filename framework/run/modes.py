@@ -151,7 +151,8 @@ def _run(
             name = outcome.stopped_by.name
             lines = summary.stopped(name, outcome.step, run.steps, path)
             report.finish(outcome.step)
-            for line in lines + time_use.lines(report.time_use.seconds()):
+            seconds = report.time_use.seconds()
+            for line in lines + time_use.lines(seconds, shapes=outcome.shapes):
                 job.console.line(line)
             return exit_code(outcome.stopped_by)
         report.progress(outcome.step, "decoding")
@@ -169,7 +170,8 @@ def _run(
     job.console.close()
     _show(job, decoded)
     report.finish(outcome.step)
-    spent = time_use.lines(report.time_use.seconds(), width=job.console.width)
+    seconds, width = report.time_use.seconds(), job.console.width
+    spent = time_use.lines(seconds, shapes=outcome.shapes, width=width)
     decodes = type(parts.task).decode is not Task.decode
     if run.decode_at_end:
         decodes = (

@@ -7,9 +7,25 @@ import re
 from tekso.framework.params import Params
 from tekso.framework.params import tree as params_tree
 from tekso.framework.params.containers import Node, holds_nodes, same_value
+from tekso.framework.run.checkpoint_description import Description
 
 _NO_FIELD = "(no field)"
 _OF_CLASS = re.compile(r"""Params\("[^":]*:([^"]*)"[^)]*\)""")
+
+
+def since(description: Description, now: Params) -> list[str]:
+    """Returns the differences of Params from those of a checkpoint, a line for each.
+
+    Fields that only one of two classes has are not listed.
+
+    Args:
+      description: of the checkpoint.
+      now: the Params.
+    """
+    try:
+        return lines(Params.from_text(description.params), now)
+    except (ValueError, ImportError, AttributeError, TypeError) as error:
+        return [f"the Params of the checkpoint can no longer be read: {error}"]
 
 
 def lines(before: Params, now: Params) -> list[str]:

@@ -43,6 +43,8 @@ def record(plan: RunPlan) -> dict[str, Any]:
         "free_bytes": plan.free_bytes,
         "logdir": plan.logdir,
         "resumes_from": plan.resumes_from,
+        "warnings": list(plan.warnings),
+        "changes": list(plan.changes),
         "steps": plan.steps,
     }
 
@@ -71,7 +73,7 @@ def text(plan: RunPlan, *, width: int | None = None) -> str:
     lines = [plan.model, ""]
     if plan.step is not None:
         lines += [*_step(plan, plan.step, prose), ""]
-    lines += [*_forward(plan), *_run(plan)]
+    lines += [*_forward(plan), *_run(plan, prose)]
     if plan.others:
         rows = [
             (
@@ -148,7 +150,7 @@ def _forward(plan: RunPlan) -> list[str]:
     ]
 
 
-def _run(plan: RunPlan) -> list[str]:
+def _run(plan: RunPlan, width: int) -> list[str]:
     done = plan.resumes_from or 0
     left = max(0, plan.steps - done)
     how = (
@@ -159,9 +161,17 @@ def _run(plan: RunPlan) -> list[str]:
     time = f", about {duration(left * plan.step.seconds)}" if plan.step is not None else ""
     existing = f", {plan.existing_checkpoints} exist" if plan.existing_checkpoints else ""
     free = "" if plan.free_bytes is None else f"; {bytes_text(plan.free_bytes)} are free"
+    said = [*plan.warnings, *(f"changed since then: {line}" for line in plan.changes)]
     return [
         f"run         {how}: {left} steps are left{time}",
         *(["              without start, compilation and evaluations"] if time else []),
+        *(
+            line
+            for one in said
+            for line in textwrap.wrap(
+                one, width, initial_indent=" " * 14, subsequent_indent=" " * 16
+            )
+        ),
         f"disk        checkpoints of {bytes_text(plan.checkpoint_bytes)}, at most "
         f"{plan.checkpoints} of them: {bytes_text(plan.disk_bytes)}{existing}{free}",
     ]

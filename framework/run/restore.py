@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 
 from tekso.framework.execution.base import ExecutionProgram
+from tekso.framework.execution.errors import ExecutionError
+from tekso.framework.execution.state import checked_state
 from tekso.framework.run.checkpoints import Checkpoint, CheckpointError, DamagedCheckpointError
+from tekso.framework.weight_spec import WeightSpec
 
 
 def restore(program: ExecutionProgram, checkpoint: Checkpoint) -> None:
@@ -24,7 +28,25 @@ def restore(program: ExecutionProgram, checkpoint: Checkpoint) -> None:
         if damage:
             raise damage[0]
     except ValueError as error:
-        raise CheckpointError(
-            f"{checkpoint.path} cannot be restored: {error}. Undo the changes since it was saved, "
-            "or train in another --logdir"
-        ) from error
+        raise CheckpointError(_text(checkpoint, error)) from error
+
+
+def problem(specs: Mapping[str, WeightSpec], checkpoint: Checkpoint) -> str:
+    """Returns why a checkpoint does not fit a program, as `restore` would find, or "".
+
+    Args:
+      specs: of the state of the program, by key.
+      checkpoint: its values are not read.
+    """
+    try:
+        checked_state(specs, checkpoint.stored, checkpoint.keys)
+    except ExecutionError as error:
+        return _text(checkpoint, error)
+    return ""
+
+
+def _text(checkpoint: Checkpoint, error: ValueError) -> str:
+    return (
+        f"{checkpoint.path} cannot be restored: {error}. Undo the changes since it was saved, "
+        "or train in another --logdir"
+    )

@@ -19,16 +19,15 @@ from tekso.framework.costs.this_machine import THIS_MACHINE
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.experiment import Tree
 from tekso.framework.planning import layout_ranking
-from tekso.framework.run import inspection, metric_names, warm_start_sources
-from tekso.framework.run.checkpoints import Checkpoints
+from tekso.framework.run import inspection, metric_names, run_start
 from tekso.framework.run.early_stopping import early_stopping_of
 from tekso.framework.run.execution_search import not_ranked, other_plans
 from tekso.framework.run.forward_flops import forward_flops
-from tekso.framework.run.job import checkpoints_of
 from tekso.framework.run.logdir import Logdir
-from tekso.framework.run.metric_choice import metric_of
+from tekso.framework.run.metric_choice import goal_of, metric_of
 from tekso.framework.run.step_parts import StepParts, StepPlan
 from tekso.framework.run.step_plan import step_plan
+from tekso.framework.state import State
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,17 +40,19 @@ class RunPlan:
       weights: number of elements of all weights.
       step: the step under the execution of the experiment; None: it is impossible.
       problem: why the step is impossible, or "".
-      start_problem: why the checkpoints of a warm start cannot be opened, or "".
-      metric_problem: why the metric of early stopping or of the best checkpoint is none, or "".
+      run_problems: why the run cannot start or resume, see `run_start.py`.
+      warnings: of damaged checkpoints that the run skips.
+      changes: what differs from the Params of the checkpoint that the run resumes from.
       others: steps under other executions, the fastest that fits first.
       rejected: {execution: why it is impossible}.
       not_ranked: {execution: why the search leaves it out}.
       checkpoint_bytes: bytes of a checkpoint.
       checkpoints: largest number of checkpoints on the disk, with one that is being written.
-      existing_checkpoints: number of checkpoints that are in the logdir already.
+      existing_checkpoints: number of checkpoints that are in the logdir already, without damaged
+        ones that the run sets aside.
       free_bytes: free bytes of the disk of the logdir; None: unknown.
       logdir: the logdir.
-      resumes_from: step of the newest checkpoint in the logdir; None: a new run.
+      resumes_from: step of the newest good checkpoint in the logdir; None: a new run.
       steps: steps of the whole run.
       condition: how far the measured speeds of this machine apply to it as it is now.
       forward_flops: {part of the model: floating-point operations of the forward pass over the
@@ -63,8 +64,9 @@ class RunPlan:
     weights: int
     step: StepPlan | None
     problem: str
-    start_problem: str
-    metric_problem: str
+    run_problems: tuple[str, ...]
+    warnings: tuple[str, ...]
+    changes: tuple[str, ...]
     others: tuple[StepPlan, ...]
     rejected: Mapping[str, str]
     not_ranked: Mapping[str, str]
@@ -95,8 +97,7 @@ class RunPlan:
     @property
     def problems(self) -> list[str]:
         """Why the run would fail; empty if it would not."""
-        said = (self.problem, self.start_problem, self.metric_problem)
-        found = [text for text in said if text]
+        found = [text for text in (self.problem, *self.run_problems) if text]
         text = layout_ranking.bytes_text
         if self.step is not None and not self.fits(self.step):
             sharing = self.step.sharing_devices
@@ -139,60 +140,69 @@ def plan(
 
     Raises:
       ExecutionError: the device type is unknown.
-      ValueError: Params of the task, the input or the learner are invalid.
+      ValueError: Params of the task or the learner are invalid.
     """
+    invalid = run_start.params_problems(tree)
     parts = StepParts(
         tree,
         inspection.task_of(tree, assets_dir=assets_dir),
         schedules.end_with_run(tree.learner, tree.run.steps).instantiate(),
-        inspection.batch_of(tree, assets_dir=assets_dir),
+        {} if invalid else inspection.batch_of(tree, assets_dir=assets_dir),
         this_machine.find(device),
     )
     step, problem = None, ""
     try:
-        step = step_plan(parts, num_devices)
+        step = None if invalid else step_plan(parts, num_devices)
     except ExecutionError as error:
         problem = str(error)
     others: list[StepPlan] = []
     rejected: dict[str, str] = {}
     left_out: dict[str, str] = {}
-    if searches:
+    if searches and not invalid:
         devices = num_devices or (step.devices if step else 1)
         others, rejected = other_plans(parts, devices)
         left_out = not_ranked(devices)
     specs = parts.task.specs()
-    state = [*specs.values(), *parts.learner.slots(specs).values()]
-    place = Logdir(logdir)
-    kept = checkpoints_of(Checkpoints, tree, place, warn=lambda text: None)
-    steps = kept.steps()
-    keep_best = tree.run.keep_best.count if metric_of(tree, "keep_best") else 0
+    state = State(specs, parts.learner.slots(specs))
+    start = run_start.find(tree, state, Logdir(logdir))
+    problems = [*invalid, *start.problems, _metric_problem(parts, is_valid=not invalid)]
     return RunPlan(
         model,
         parts.device,
         sum(spec.size for spec in specs.values()),
         step,
         problem,
-        "" if steps else warm_start_sources.problem(tree.run.warm_start),
-        _metric_problem(parts),
+        tuple(dict.fromkeys(filter(None, problems))),
+        start.warnings,
+        start.changes,
         tuple(sorted(others, key=lambda s: (not _fits(s, parts.device), s.seconds))),
         rejected,
         left_out,
-        sum(spec.size_bytes for spec in state),
-        tree.run.keep_last_checkpoints + keep_best + len(kept.earlier_best()) + 1,
-        len(steps),
+        sum(spec.size_bytes for spec in state.keyed().values()),
+        tree.run.keep_last_checkpoints + start.best + 1,
+        start.checkpoints,
         _free_bytes(logdir),
         logdir,
-        steps[-1] if steps else None,
+        start.resumes_from,
         tree.run.steps,
         stored_speeds.condition() if parts.device.name == THIS_MACHINE else Condition(),
-        forward_flops(parts.task, parts.batch),
+        {} if invalid else forward_flops(parts.task, parts.batch),
     )
 
 
-def _metric_problem(parts: StepParts) -> str:
+def _metric_problem(parts: StepParts, *, is_valid: bool) -> str:
+    """Returns why early stopping or the best checkpoint has no metric, or "".
+
+    Args:
+      parts: the parts of the experiment.
+      is_valid: whether its inputs are valid; otherwise only the Params are checked.
+    """
+    tree = parts.tree
     try:
-        early_stopping_of(parts.tree)
-        return metric_names.problem(parts.tree, parts.task, parts.batch)
+        early_stopping_of(tree)
+        if metric_of(tree, "keep_best") and tree.run.keep_best.count:
+            goal_of(tree, "keep_best")
+        return metric_names.problem(tree, parts.task, parts.batch) if is_valid else ""
     except ValueError as error:
         return str(error)
 

@@ -55,6 +55,11 @@ class StepCalls:
         """Whether there was a call."""
         return bool(self._compiled)
 
+    @property
+    def num_shapes(self) -> int:
+        """Number of different shapes of batches so far."""
+        return len({shape for _, shape in self._compiled})
+
     def run(self, batches: list[Batch], step: int) -> list[Figures]:
         """Runs steps in one call; returns the figures of each.
 

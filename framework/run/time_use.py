@@ -51,9 +51,12 @@ _ADVICE = {
     ),
     DECODING: (0.4, "a longer run has less of it; run.decode_at_end=false has none"),
     LOST: (0.1, "save more often (run.checkpoint_every_steps)"),
-    COMPILE: (0.4, "a longer run, or fewer shapes of batches, has less of it"),
+    COMPILE: (0.4, "a longer run has less of it"),
     START: (0.4, "a longer run has less of it"),
 }
+
+
+_SEVERAL_SHAPES = "a longer run, or fewer shapes of batches, has less of it"
 
 
 class TimeUse:
@@ -123,8 +126,14 @@ def valid(seconds: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
-def lines(seconds: Mapping[str, float], *, width: int = WIDTH) -> list[str]:
-    """Returns where the time of a run went, as text, and its bottleneck if there is one."""
+def lines(seconds: Mapping[str, float], *, shapes: int = 1, width: int = WIDTH) -> list[str]:
+    """Returns where the time of a run went, as text, and its bottleneck if there is one.
+
+    Args:
+      seconds: {activity: seconds}.
+      shapes: number of shapes of training batches that were compiled.
+      width: columns of a line.
+    """
     total = math.fsum(seconds.values())
     if total <= 0:
         return []
@@ -135,17 +144,23 @@ def lines(seconds: Mapping[str, float], *, width: int = WIDTH) -> list[str]:
         if seconds.get(name, 0.0) >= 0.005 * total
     ]
     texts = [f"  time of the run: {duration(total)}: {', '.join(parts)}"]
-    if sentence := bottleneck(seconds):
+    if sentence := bottleneck(seconds, shapes=shapes):
         texts.append(f"  {sentence}")
     return [line for text in texts for line in wrapped(text, width)]
 
 
-def bottleneck(seconds: Mapping[str, float]) -> str:
-    """Returns a sentence about the activity that takes too large a share of a run, or ""."""
+def bottleneck(seconds: Mapping[str, float], *, shapes: int = 1) -> str:
+    """Returns a sentence about the activity that takes too large a share of a run, or "".
+
+    Args:
+      seconds: as of `lines`.
+      shapes: as of `lines`.
+    """
     total = math.fsum(seconds.values())
     shares = {name: seconds.get(name, 0.0) / total for name in _ADVICE} if total > 0 else {}
     found = [name for name, share in shares.items() if share >= _ADVICE[name][0]]
     if not found:
         return ""
     name = max(found, key=lambda name: shares[name] / _ADVICE[name][0])
-    return f"bottleneck: {name}, {100 * shares[name]:.0f}% of the time; {_ADVICE[name][1]}"
+    advice = _SEVERAL_SHAPES if name == COMPILE and shapes > 1 else _ADVICE[name][1]
+    return f"bottleneck: {name}, {100 * shares[name]:.0f}% of the time; {advice}"

@@ -55,6 +55,7 @@ class Outcome:
       evaluations: figures at `step`, {evaluation: figures}.
       stopped_by: the signal that stopped the loop; None if the run is finished.
       ended_early: why early stopping ended the run before its last step, or "".
+      shapes: number of shapes of batches that this process trained on.
     """
 
     step: int
@@ -62,6 +63,7 @@ class Outcome:
     evaluations: Evaluations
     stopped_by: Any = None
     ended_early: str = ""
+    shapes: int = 1
 
 
 class TrainingLoop:
@@ -248,7 +250,8 @@ class TrainingLoop:
         self._save(step, evaluations)
         self._checkpoints.wait()
         stop.poll()
-        return Outcome(step, first_step, evaluations, stop.received, ended_early)
+        shapes = self._calls.num_shapes
+        return Outcome(step, first_step, evaluations, stop.received, ended_early, shapes)
 
     def _roll_back(self, error: NonFiniteStepsError) -> int:
         """Restores the checkpoint before the last skipped steps; returns its step.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from tekso.framework import files
@@ -42,13 +42,3 @@ def open_source(name: str, params: Any, warn: Callable[[str], None]) -> tuple[St
         raise
     assets = run.logdir.assets
     return run.checkpoint, assets if files.exists(assets) else ""
-
-
-def problem(sources: Mapping[str, Any]) -> str:
-    """Returns why a source cannot be opened, or ""."""
-    for name, params in sources.items():
-        try:
-            open_source(name, params, warn=lambda text: None)
-        except (WarmStartError, CheckpointError, OSError) as error:
-            return str(error)
-    return ""

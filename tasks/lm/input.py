@@ -18,7 +18,7 @@ from tekso.framework import files
 from tekso.framework.counting import counted
 from tekso.framework.input import shuffle
 from tekso.framework.input.errors import InputError
-from tekso.framework.input.input import Batch, Signature
+from tekso.framework.input.input import Batch, Signature, check_at_least_1
 from tekso.framework.input.row_inputs import RowInput
 from tekso.framework.input.sides import CutTexts, Side, SideForm
 from tekso.framework.input.skips import SkipReport
@@ -78,10 +78,6 @@ class TextInput(RowInput):
           OSError: a file is missing, or assets cannot be written.
         """
         super().__init__(params, seed=seed, assets_dir=assets_dir, train=train)
-        if self.params.length < 1:
-            raise ValueError(
-                f"{self.params.path_of('length')} is {self.params.length}, but must be at least 1"
-            )
         if self.params.files:  # errors name this field, not the field of the corpus
             files.glob(self.params.files, what=self.params.path_of("files"))
         self._source: Source = corpus_of(self.params).instantiate(split=self.params.split)
@@ -102,6 +98,12 @@ class TextInput(RowInput):
         )
         self.text: TokenText = tokens.sides[0]
         self._num_bytes_of = self.tokenizer.token_num_bytes
+
+    @classmethod
+    def check_params(cls, params: Any) -> None:
+        """See `Input`."""
+        super().check_params(params)
+        check_at_least_1(params, "length")
 
     @classmethod
     def forms(cls, params: Any) -> tuple[SideForm, ...]:

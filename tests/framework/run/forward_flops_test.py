@@ -57,7 +57,7 @@ class Net(Layer):
     def __init__(self, params: Any) -> None:
         super().__init__(params)
         square = Linear.Params(input_dim=6, output_dim=6, use_bias=False)
-        self.child("encoder", Linear.Params(input_dim=5, output_dim=6, use_bias=False))
+        self.child("encoder", Other.Params(input_dim=5, output_dim=6, use_bias=False))
         self.child_list("blocks", [square] * 3)
         self.child_stack("deep", square, 4)
         self.child("head", Head.Params())
@@ -71,6 +71,16 @@ class Net(Layer):
             x = x + block.fprop(own, x, ctx)
         x, _ = ops.scan(ctx, self._deep, Theta(), x, theta.deep)
         return self.head.scores(theta.head, x, ctx)
+
+
+class Other(Linear):
+    """Its `fprop` has another name for the weights."""
+
+    class Params(Linear.Params):
+        """Params of Other."""
+
+    def fprop(self, weights: Any, x: Any, ctx: StepContext) -> Any:  # type: ignore[override]
+        return super().fprop(weights, x, ctx)
 
 
 class Head(Layer):
@@ -149,6 +159,16 @@ def test_layers_of_a_short_list_are_parts_of_their_own_and_of_a_long_one_are_one
     long = {f"model/layers/{i}/norm": 2.0 for i in range(9)}
     assert layer_flops.by_part(long) == {"9 × model/layers": 18}
     assert layer_flops.by_part({"loss": 4.0}) == {"loss": 4}
+
+
+def test_pieces_follow_the_same_rule() -> None:
+    tree = registry.get("image.digits.Mlp")().tree().set({"task.model.hidden_dims": [64, 32]})
+    found = forward_flops(inspection.task_of(tree), inspection.batch_of(tree))
+    assert [*found] == ["model/layers/0", "model/layers/1", "model/layers/2", "loss"]
+    assert found["model/layers/0"] > found["model/layers/1"] > found["model/layers/2"]
+    tree.set({"task.model.hidden_dims": [32] * 8})
+    found = forward_flops(inspection.task_of(tree), inspection.batch_of(tree))
+    assert [*found] == ["9 × model/layers", "loss"]
 
 
 @pytest.mark.parametrize("key", ["image.digits.Cnn", "lm.python_source.TinyLstm"])

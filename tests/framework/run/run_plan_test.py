@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
 import re
 import shutil
 from collections.abc import Iterator
@@ -12,11 +13,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import tensorflow as tf
-from stored_checkpoints import STATE, save
 
-from tekso.framework import execution, registry
+from tekso.framework import execution, registry, schedules
 from tekso.framework.costs import device_types, stored_speeds, this_machine
 from tekso.framework.costs.device_types import DeviceType
 from tekso.framework.costs.stored_speeds import Condition
@@ -32,16 +33,20 @@ from tekso.framework.planning import layout_search, mesh_time
 from tekso.framework.planning.mesh_time import MeshStarts
 from tekso.framework.planning.pipeline_time import PipelineStarts
 from tekso.framework.run import (
+    checkpoint_files,
+    inspection,
     local_steps,
     pipeline_plan,
     plan_text,
     run_plan,
+    run_start,
     step_graphs,
     step_plan,
 )
 from tekso.framework.run.checkpoint_description import Description
 from tekso.framework.run.run_plan import RunPlan
 from tekso.framework.run.step_parts import StepParts, StepPlan
+from tekso.framework.state import State
 from tekso.framework.task import LossSums, Task
 from tekso.framework.warm_start import WarmStart
 from tekso.models.layers.stack import RepeatedStack
@@ -108,9 +113,10 @@ def test_state_and_checkpoint_have_the_bytes_of_weights_and_two_slots(tmp_path: 
 
 
 def test_a_run_in_the_logdir_is_resumed(tmp_path: Path) -> None:
-    save(tmp_path / "checkpoints" / "step_000000012", STATE)
+    save_fitting(tmp_path, tree(**{"run.steps": 20}), 12)
     plan = planned(tmp_path, tree(**{"run.steps": 20}), logdir=str(tmp_path))
-    assert plan.resumes_from == 12
+    assert plan.resumes_from == 12 and plan.problems == []
+    assert plan.changes == () and plan.warnings == ()
     assert "resumes from step 12 in" in plan_text.text(plan)
     assert ": 8 steps are left, about" in plan_text.text(plan)
     assert "without start, compilation and evaluations" in plan_text.text(plan)
@@ -162,7 +168,7 @@ def test_a_new_run_needs_the_checkpoints_of_its_warm_start(tmp_path: Path) -> No
     found.set({"run.warm_start": {"teacher": WarmStart.Params(checkpoint="none")}})
     (problem,) = planned(tmp_path, found).problems
     assert problem.startswith("run.warm_start.teacher.checkpoint is 'none': there is no checkpoint")
-    save(tmp_path / "checkpoints" / "step_000000012", STATE)  # a resumed run reads its own
+    save_fitting(tmp_path, found, 12)  # a resumed run reads its own
     assert planned(tmp_path, found, logdir=str(tmp_path)).problems == []
 
 
@@ -195,8 +201,7 @@ def test_the_checkpoints_of_a_resumed_run_are_on_the_disk_already(
     size = planned(tmp_path).checkpoint_bytes
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=3 * size))
     assert "5 checkpoints need" in planned(tmp_path).problems[0]
-    for step in (4, 8, 12):
-        save(tmp_path / "checkpoints" / f"step_{step:09d}", STATE)
+    save_fitting(tmp_path, tree(), 4, 8, 12)
     plan = planned(tmp_path, logdir=str(tmp_path))
     assert plan.problems == [] and plan.new_disk_bytes == 2 * size
     assert ", 3 exist; " in plan_text.text(plan)
@@ -204,6 +209,101 @@ def test_the_checkpoints_of_a_resumed_run_are_on_the_disk_already(
     assert "5 checkpoints need" in planned(tmp_path, logdir=str(tmp_path)).problems[0]
     # Without an evaluation there is no best checkpoint.
     assert planned(tmp_path, tree(eval_inputs={})).checkpoints == 3 + 1
+
+
+def save_fitting(tmp_path: Path, found: Any, *steps: int) -> list[Path]:
+    """Writes checkpoints of zeros that fit a tree; returns their folders."""
+    task = inspection.task_of(found)
+    learner = schedules.end_with_run(found.learner, found.run.steps).instantiate()
+    specs = State(task.specs(), learner.slots(task.specs())).keyed()
+    state = {key: np.zeros(spec.shape, spec.dtype) for key, spec in specs.items()}
+    (tmp_path / "checkpoints").mkdir(parents=True, exist_ok=True)
+    paths = [tmp_path / "checkpoints" / f"step_{step:08d}" for step in steps]
+    for step, path in zip(steps, paths, strict=True):
+        checkpoint_files.write(str(path), state, Description(step, MODEL, params=found.to_text()))
+    return paths
+
+
+def test_a_checkpoint_that_does_not_fit_the_changed_model_is_a_problem(tmp_path: Path) -> None:
+    (path,) = save_fitting(tmp_path, tree(), 12)
+    changed = tree(**{"task.model.stack.num_layers": 1})
+    plan = planned(tmp_path, changed, logdir=str(tmp_path))
+    (problem,) = plan.problems
+    assert problem.startswith(f"{path} cannot be restored: the checkpoint does not fit the model")
+    (line,) = plan.changes
+    assert line.startswith("task.model.stack.num_layers : 2 -> 1")
+    assert f"changed since then: {line}"[:40] in plan_text.text(plan)
+    assert plan_text.record(plan)["changes"] == [line]
+    # Training ends before it restores a checkpoint after its last step.
+    changed.set({"run.steps": 11})
+    assert planned(tmp_path, changed, logdir=str(tmp_path)).problems == []
+
+
+def test_a_warm_start_that_does_not_fit_the_model_is_a_problem(tmp_path: Path) -> None:
+    save_fitting(tmp_path, tree(), 12)
+    same = tree(**{"run.warm_start": {"main": WarmStart.Params(checkpoint=str(tmp_path))}})
+    assert planned(tmp_path, same).problems == []
+    other = same.copy().set({"task.model.dim": 32})
+    (problem,) = planned(tmp_path, other).problems
+    assert problem.startswith("the warm start does not fit the model:\n  ")
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_damaged_checkpoint_is_skipped(tmp_path: Path) -> None:
+    first, newest = save_fitting(tmp_path, tree(), 10, 12)
+    (data,) = newest.glob("tensors.data*")
+    os.truncate(data, 100)
+    plan = planned(tmp_path, tree(**{"run.steps": 20}), logdir=str(tmp_path))
+    assert (plan.resumes_from, plan.existing_checkpoints, plan.problems) == (10, 1, [])
+    assert ": 10 steps are left, about" in plan_text.text(plan)
+    (line,) = plan.warnings
+    assert line.startswith(f"skipped the damaged checkpoint {newest}: tensors.data-00000-of-00001")
+    assert "skipped the damaged checkpoint" in plan_text.text(plan)
+    assert newest.exists()  # nothing is renamed
+    (data,) = first.glob("tensors.data*")
+    os.truncate(data, 100)
+    plan = planned(tmp_path, logdir=str(tmp_path))
+    assert plan.resumes_from is None and "are damaged" in plan.problems[0]
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "at_least"),
+    [
+        ("input.batch_size", 0, 1),
+        ("eval_inputs.dev.max_batches", 0, 1),
+        ("run.log_every_steps", 0, 1),
+        ("run.steps", -1, 0),
+    ],
+)
+def test_numbers_that_training_rejects_are_problems(
+    path: str, value: int, at_least: int, tmp_path: Path
+) -> None:
+    plan = planned(tmp_path, tree(**{path: value}), searches=True)
+    assert plan.problems == [f"{path} is {value}, but must be at least {at_least}"]
+    assert plan.step is None and plan_text.record(plan)["ok"] is False
+    assert f"problem: {plan.problems[0]}" in plan_text.text(plan)
+
+
+@pytest.mark.parametrize(
+    ("model", "path"),
+    [
+        ("multi.cldr_and_python.Shared", "input.inputs.lm.batch_size"),
+        ("multi.cldr_and_python.Shared", "eval_inputs.lm_dev.input.batch_size"),
+        ("lm.python_source.Tiny", "input.length"),
+    ],
+)
+def test_numbers_of_all_inputs_are_checked(model: str, path: str) -> None:
+    found = registry.get(model)().tree().set({path: 0})
+    assert run_start.params_problems(found) == [f"{path} is 0, but must be at least 1"]
+
+
+def test_a_wrong_metric_of_the_best_checkpoint_is_a_problem(tmp_path: Path) -> None:
+    plan = planned(tmp_path, tree(**{"run.keep_best.metric": "nope"}))
+    (problem,) = plan.problems
+    assert "run.keep_best.metric" in problem and "does not declare whether larger" in problem
+    assert plan_text.record(plan)["problems"] == [problem]
+    (problem,) = planned(tmp_path, tree(**{"run.keep_best.eval_input": "nope"})).problems
+    assert problem.startswith("run.keep_best.eval_input is 'nope', but the evaluation inputs are")
 
 
 def test_devices_share_the_batch_and_replicate_the_weights(tmp_path: Path) -> None:
@@ -298,8 +398,7 @@ def test_too_little_memory_and_disk_are_problems(
     assert "5 checkpoints need" in disk and "20 MB are free" in disk
     assert plan.free_bytes == free and plan.disk_bytes == 5 * plan.checkpoint_bytes
     # Checkpoints that are there already need no more space.
-    for step in range(4):
-        save(tmp_path / "checkpoints" / f"step_{step:09}", STATE)
+    save_fitting(tmp_path, tree(), *range(4))
     free = plan.checkpoint_bytes
     assert planned(tmp_path, logdir=str(tmp_path)).problems == []
 

@@ -87,6 +87,13 @@ def test_the_bottleneck_is_named_with_what_to_do(
     assert sentence in text and text.startswith("time of the run: ")
 
 
+def test_shapes_of_batches_are_named_only_if_there_were_several() -> None:
+    seconds = {"step": 50.0, "compile": 50.0}
+    assert time_use.bottleneck(seconds).endswith("; a longer run has less of it")
+    several = " ".join(" ".join(time_use.lines(seconds, shapes=2)).split())
+    assert several.endswith("; a longer run, or fewer shapes of batches, has less of it")
+
+
 def test_a_run_that_mostly_trains_has_no_bottleneck() -> None:
     assert time_use.bottleneck({"step": 90.0, "compile": 10.0}) == ""
     assert time_use.bottleneck({}) == "" and time_use.lines({}) == []
