@@ -84,6 +84,40 @@ class IdError(ValueError):
     """A batch has an id for which a table has no row."""
 
 
+class MissingArrayError(KeyError):
+    """A method of a task reads an array that the batch does not have.
+
+    Attributes:
+      args: the name of the array, as of any KeyError.
+      text: the message.
+    """
+
+    def __init__(self, name: str, text: str) -> None:
+        super().__init__(name)
+        self.text = text
+
+    def __str__(self) -> str:
+        """Returns the message."""
+        return self.text
+
+
+def naming_missing_arrays(method: Method) -> Method:
+    """Wraps a method with an argument `batch`: a missing array is a MissingArrayError."""
+
+    @functools.wraps(method)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return method(*args, **kwargs)
+        except KeyError as error:
+            if isinstance(error, MissingArrayError) or (names := _names_in_batch(error)) is None:
+                raise
+            name, given = error.args[0], ", ".join(map(repr, names)) or "none"
+            text = f"{method.__qualname__} reads the array {name!r}, which is not given; "
+            raise MissingArrayError(name, f"{text}given: {given}") from error
+
+    return cast(Method, run)
+
+
 def text_of(error: BaseException) -> str:
     """Returns the message of an error in the code of users, with advice if there is any.
 
@@ -143,6 +177,8 @@ def advice(error: BaseException) -> str:
             return found.expand(answer)
     if hint := advice_for_ids(text):
         return hint
+    if isinstance(error, MissingArrayError):
+        return ""
     if isinstance(error, KeyError) and (names := _names_in_batch(error)):
         return f"the batch has {', '.join(map(repr, names))}"
     return ""
@@ -170,11 +206,15 @@ def advised(method: Method) -> Method:
     return cast(Method, run)
 
 
-def _names_in_batch(error: KeyError) -> list[Any]:
-    """Returns the names in the local variable `batch` of the function that raised, or []."""
+def _names_in_batch(error: KeyError) -> list[Any] | None:
+    """Returns the names in the variable `batch` of the function that raised.
+
+    None: it has no such dict, or the dict has the key.
+    """
     place = error.__traceback__
     while place is not None and place.tb_next is not None:
         place = place.tb_next
     batch = place.tb_frame.f_locals.get("batch") if place is not None else None
-    names = list(batch) if isinstance(batch, Mapping) else []
-    return names if error.args and error.args[0] not in names else []
+    if not isinstance(batch, Mapping) or not error.args or error.args[0] in batch:
+        return None
+    return list(batch)

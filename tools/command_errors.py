@@ -113,7 +113,8 @@ def _text(error: BaseException) -> str:
         return f"cannot write {what}: {out_of_space.reason(code)}; {hint}"
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         return f"{error.filename}: {error.strerror}"
-    text = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
+    has_text = not isinstance(error, KeyError) or type(error).__str__ is not KeyError.__str__
+    text = str(error) if has_text or not error.args else str(error.args[0])
     return text or type(error).__name__
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from tekso.framework import out_of_memory
+from tekso.framework import error_advice, out_of_memory
 from tekso.framework.context import StepContext
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.layer import Layer
@@ -199,6 +199,17 @@ def test_an_id_without_a_row_has_advice_under_every_execution(
         lines = shown(failing, capsys)
         assert f"InvalidArgumentError: {reason}; the data has the id 9, but the tab" in lines[0]
         assert "the whole traceback is in" not in " ".join(lines)
+
+
+def test_an_array_that_predict_reads_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = "def predict(batch):\n    return batch['city']\n"
+    predict = error_advice.naming_missing_arrays(written(tmp_path, "mine.tasks", source)["predict"])
+    lines = shown(functools.partial(predict, {"x": 1}), capsys)
+    assert lines[0] == (
+        "tekso-some: predict reads the array 'city', which is not given; given: 'x'"
+    )
 
 
 def test_common_mistakes_are_answered_with_what_to_write(
