@@ -69,7 +69,10 @@ def test_what_is_set_decides() -> None:
 
 
 def test_a_metric_of_which_nothing_is_known_is_refused_with_the_setting() -> None:
-    known = r"in Mine, with goals = \{'recall': …\}, .*; the declared ones are accuracy \(max\), error \(min\)"
+    known = (
+        r"in Mine, with goals = \{'recall': …\}, .*; the declared ones are accuracy \(max\), "
+        r"error \(min\)"
+    )
     with pytest.raises(
         ValueError, match=rf"^run.keep_best.metric \({HERE}\) is 'recall', .*{known}"
     ) as error:
