@@ -88,8 +88,7 @@ def _panels(curves: Mapping[str, Mapping[str, Curve]]) -> list[str]:
     metrics = [
         name
         for name, by_split in curves.items()
-        if by_split.keys() != {TRAIN}
-        and name not in {*quality, _RATE, *_NO_METRICS}
+        if by_split.keys() != {TRAIN} and name not in {*quality, _RATE, *_NO_METRICS}
     ]
     return [*quality, *metrics[: _MOST_PANELS - len(quality) - len(rate)], *rate]
 
