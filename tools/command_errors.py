@@ -19,7 +19,7 @@ import traceback
 from collections.abc import Callable
 from types import FrameType
 
-from tekso.framework import error_advice, graph_errors, out_of_memory, out_of_space
+from tekso.framework import error_advice, files, graph_errors, out_of_memory, out_of_space
 from tekso.framework.exit_codes import ExitCode, exit_code_of
 from tekso.framework.run.report.console import drop_output
 
@@ -112,7 +112,9 @@ def _text(error: BaseException) -> str:
         what = error.filename or "the output"
         return f"cannot write {what}: {out_of_space.reason(code)}; {hint}"
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
-        return f"{error.filename}: {error.strerror}"
+        is_missing = isinstance(error, FileNotFoundError) and isinstance(error.filename, str)
+        hint = files.near(error.filename) if is_missing else ""
+        return f"{error.filename}: {error.strerror}{hint}"
     has_text = not isinstance(error, KeyError) or type(error).__str__ is not KeyError.__str__
     text = str(error) if has_text or not error.args else str(error.args[0])
     return text or type(error).__name__

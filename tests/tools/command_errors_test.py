@@ -201,6 +201,22 @@ def test_an_id_without_a_row_has_advice_under_every_execution(
         assert "the whole traceback is in" not in " ".join(lines)
 
 
+def test_a_missing_file_is_named_with_a_similar_one_beside_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "houses.csv").touch()
+    (tmp_path / "data").mkdir()
+    for name, hint in {
+        "house.csv": "; did you mean 'houses.csv'?",
+        f"{tmp_path}/house.csv": f"; did you mean '{tmp_path}/houses.csv'?",
+        "date/x.csv": "; did you mean 'data'?",
+        "other": "",
+    }.items():
+        lines = shown(functools.partial(open, name), capsys)
+        assert lines[0] == f"tekso-some: {name}: No such file or directory{hint}"
+
+
 def test_an_array_that_predict_reads_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
