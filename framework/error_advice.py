@@ -7,6 +7,9 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, cast
 
+import numpy as np
+
+from tekso.framework import graph_errors
 from tekso.framework.params.origins import hide_from_origins
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -77,6 +80,44 @@ _ANSWERS = (
 _NO_ROW = re.compile(r"indices\S* = (-?\d+) is not in \[0, (\d+)\)")
 
 
+class IdError(ValueError):
+    """A batch has an id for which a table has no row."""
+
+
+class MissingArrayError(KeyError):
+    """A method of a task reads an array that the batch does not have.
+
+    Attributes:
+      args: the name of the array, as of any KeyError.
+      text: the message.
+    """
+
+    def __init__(self, name: str, text: str) -> None:
+        super().__init__(name)
+        self.text = text
+
+    def __str__(self) -> str:
+        """Returns the message."""
+        return self.text
+
+
+def naming_missing_arrays(method: Method) -> Method:
+    """Wraps a method with an argument `batch`: a missing array is a MissingArrayError."""
+
+    @functools.wraps(method)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return method(*args, **kwargs)
+        except KeyError as error:
+            if isinstance(error, MissingArrayError) or (names := _names_in_batch(error)) is None:
+                raise
+            name, given = error.args[0], ", ".join(map(repr, names)) or "none"
+            text = f"{method.__qualname__} reads the array {name!r}, which is not given; "
+            raise MissingArrayError(name, f"{text}given: {given}") from error
+
+    return cast(Method, run)
+
+
 def text_of(error: BaseException) -> str:
     """Returns the message of an error in the code of users, with advice if there is any.
 
@@ -89,16 +130,41 @@ def text_of(error: BaseException) -> str:
     return f"{text.rstrip('.')}; {hint}" if hint else text
 
 
-def advice_for_ids(text: str) -> str:
+def advice_for_ids(text: str, of: str = "the data has the id") -> str:
     """Returns advice if an error is a lookup of an id for which a table has no row, else ""."""
     if (found := _NO_ROW.search(text)) is None:
         return ""
     given, rows = found.groups()
     return (
-        f"the data has the id {given}, but the table, such as that of an Embedding, has the rows 0 "
+        f"{of} {given}, but the table, such as that of an Embedding, has the rows 0 "
         f"to {int(rows) - 1:,}: set its size (vocab_size) to the largest id of all splits + 1, or "
         "replace unknown ids in the input"
     )
+
+
+def id_error(error: BaseException, batch: Mapping[str, Any] | None = None) -> IdError | None:
+    """Returns an error to raise for the lookup of an id without a row in a traced function.
+
+    It names the line that looks up, and the arrays of the batch that have the id. None: `error` is
+    something else, or was raised by the line itself.
+    """
+    text, place = graph_errors.parts(error)
+    if (found := _NO_ROW.search(text)) is None:
+        return None
+    names = _arrays_with(int(found[1]), batch or {})
+    of = f"{' and '.join(names)} {'have' if names[1:] else 'has'} the id" if names else ""
+    return IdError((advice_for_ids(text, of) if of else advice_for_ids(text)) + place)
+
+
+def _arrays_with(number: int, batch: Mapping[str, Any]) -> list[str]:
+    """Returns the names of the arrays of whole numbers that have a number, with the first place."""
+    arrays = {name: np.asarray(value) for name, value in batch.items()}
+    wrong = {name: a == number for name, a in arrays.items() if a.ndim and a.dtype.kind in "iu"}
+    return [
+        f"{name!r} (example {int(np.argwhere(is_wrong)[0][0])})"
+        for name, is_wrong in wrong.items()
+        if is_wrong.any()
+    ]
 
 
 def advice(error: BaseException) -> str:
@@ -111,19 +177,27 @@ def advice(error: BaseException) -> str:
             return found.expand(answer)
     if hint := advice_for_ids(text):
         return hint
+    if isinstance(error, MissingArrayError):
+        return ""
     if isinstance(error, KeyError) and (names := _names_in_batch(error)):
         return f"the batch has {', '.join(map(repr, names))}"
     return ""
 
 
 def advised(method: Method) -> Method:
-    """Wraps a method so that an error gets its advice as a note, which a traceback ends with."""
+    """Wraps a method so that an error gets its advice as a note, which a traceback ends with.
+
+    The lookup of an id without a row raises an IdError instead.
+    """
 
     @functools.wraps(method)
     def run(*args: Any, **kwargs: Any) -> Any:
         try:
             return method(*args, **kwargs)
         except Exception as error:
+            batch = next((each for each in args if isinstance(each, Mapping)), None)
+            if (of_ids := id_error(error, batch)) is not None:
+                raise of_ids from None  # the stack of TensorFlow has no line of the user
             note = advice(error)
             if note and note not in getattr(error, "__notes__", ()):
                 error.add_note(note)
@@ -132,11 +206,15 @@ def advised(method: Method) -> Method:
     return cast(Method, run)
 
 
-def _names_in_batch(error: KeyError) -> list[Any]:
-    """Returns the names in the local variable `batch` of the function that raised, or []."""
+def _names_in_batch(error: KeyError) -> list[Any] | None:
+    """Returns the names in the variable `batch` of the function that raised.
+
+    None: it has no such dict, or the dict has the key.
+    """
     place = error.__traceback__
     while place is not None and place.tb_next is not None:
         place = place.tb_next
     batch = place.tb_frame.f_locals.get("batch") if place is not None else None
-    names = list(batch) if isinstance(batch, Mapping) else []
-    return names if error.args and error.args[0] not in names else []
+    if not isinstance(batch, Mapping) or not error.args or error.args[0] in batch:
+        return None
+    return list(batch)

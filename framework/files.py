@@ -268,6 +268,17 @@ def _no_match(pattern: str) -> str:
     return f"nothing matches {pattern!r}: the folder {shown!r}{here} has {listed}{more}"
 
 
+def near(path: str) -> str:
+    """Returns "; did you mean …?" for a missing file beside one of a similar name, or ""."""
+    if not is_local(path):
+        return ""
+    folder, name = os.path.split(os.path.expanduser(path).rstrip("/"))
+    if not is_folder(folder or "."):
+        return _hint(folder)
+    close = close_matches(name, _names(folder or "."), count=1)
+    return f"; did you mean {(join(folder, close[0]) if folder else close[0])!r}?" if close else ""
+
+
 def _hint(folder: str) -> str:
     above, name = os.path.split(folder.rstrip("/"))
     if not is_folder(above or "."):

@@ -21,13 +21,29 @@ BLOCK_SIZE = 65_536
 
 
 class Initializer(Configurable):
-    """Base class of all initializers. A subclass defines `block`."""
+    """Base class of all initializers. A subclass defines `block(generator, size, fans)`.
+
+        class Half(Initializer):
+            def block(self, generator, size, fans):
+                return generator.uniform(0, 0.5, size).astype(np.float32)
+
+    A weight takes its Params: `self.weight(..., init=Half.Params())`.
+    """
 
     class Params(Configurable.Params):
         """Params of an initializer."""
 
     def block(self, generator: np.random.Generator, size: int, fans: Fans) -> np.ndarray:
-        """Returns `size` float32 numbers that depend only on the generator's state and the fans."""
+        """Returns `size` float32 numbers that depend only on the generator's state and the fans.
+
+        Args:
+          generator: the generator of this block.
+          size: number of elements, of a block in row-major order of the weight.
+          fans: numbers of inputs and outputs, `fans.fan_in` and `fans.fan_out`.
+
+        Shapes:
+          returns: [size]
+        """
         raise NotImplementedError(f"{type(self).__name__} has no block()")
 
 

@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from tekso.framework import task_results
 from tekso.framework.context import StepContext
+from tekso.framework.error_advice import naming_missing_arrays
 from tekso.framework.exports import ExportedFunction, ExportedTexts
 from tekso.framework.gradient_combination import GradientCombination
 from tekso.framework.input.input import Input
@@ -92,11 +93,16 @@ class Task(Layer):
         """Params of a task."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Wraps `loss` and `loss_weight` of the class so that they accept NumPy arrays."""
+        """Wraps methods of the class.
+
+        `loss` and `loss_weight` accept NumPy arrays; `predict` names an array that is missing.
+        """
         super().__init_subclass__(**kwargs)
         for name, position in (("loss", 1), ("loss_weight", 0)):
             if inspect.isfunction(method := vars(cls).get(name)):
                 setattr(cls, name, _on_tensors(method, position))
+        if inspect.isfunction(predict := vars(cls).get("predict")):
+            cls.predict = naming_missing_arrays(predict)  # type: ignore[method-assign]
 
     @classmethod
     def goals_of(cls, params: Task.Params) -> dict[str, Goal]:

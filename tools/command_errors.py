@@ -13,17 +13,13 @@ from __future__ import annotations
 
 import contextlib
 import dis
-import linecache
-import os
-import re
 import sys
-import sysconfig
 import tempfile
 import traceback
 from collections.abc import Callable
 from types import FrameType
 
-from tekso.framework import error_advice, out_of_memory, out_of_space
+from tekso.framework import error_advice, files, graph_errors, out_of_memory, out_of_space
 from tekso.framework.exit_codes import ExitCode, exit_code_of
 from tekso.framework.run.report.console import drop_output
 
@@ -31,12 +27,6 @@ OK, FAILED = ExitCode.OK, ExitCode.FAILED
 _PROJECT = "tekso."
 _EXPERIMENTS = "tekso.params."
 _MORE = "  --traceback prints the whole traceback"
-_ROOT = os.path.dirname(os.path.dirname(os.path.realpath(__file__))) + os.sep
-_OF_GRAPH = re.compile(
-    r"Detected at node [^\n]* defined at \(most recent call last\):\n(.*?)\n\n((?! *File).*?)"
-    r"(?:\n\t \[\[|$)",
-    re.DOTALL,
-)
 
 
 class UsageError(Exception):
@@ -67,21 +57,26 @@ def run(program: str, action: Callable[[], int], *, show_traceback: bool = False
         drop_output(sys.stdout)
         return FAILED
     except Exception as error:
-        of_graph, place = _graph_error(error)
+        of_graph, place = graph_errors.parts(error)
+        of_ids = error_advice.advice_for_ids(of_graph or str(error))
         if show_traceback:
             traceback.print_exc()
         elif (text := out_of_memory.explained(error)) is not None:
             cause = error.__cause__ or error  # of an OutOfMemoryError
-            _report(program, f"{text}{_graph_error(cause)[1] or _places(cause)}")
+            _report(program, f"{text}{graph_errors.parts(cause)[1] or _places(cause)}")
         elif of_graph:
-            hint = error_advice.advice_for_ids(of_graph)
-            text = f"{of_graph}; {hint}" if hint else of_graph
+            text = f"{of_graph}; {of_ids}" if of_ids else of_graph
             _report(program, f"{type(error).__name__}: {text}{place}\n{_MORE}")
         elif is_meant(error):
-            _report(program, f"{_text(error)}{_places(error)}")
+            hint = of_ids and f"; {of_ids}"
+            _report(program, f"{_text(error)}{hint}{_places(error)}")
         elif _is_of_wrong_use(error):
             text = f"{type(error).__name__}: {error_advice.text_of(error)}"
             _report(program, f"{text}{_places(error)}\n{_MORE}")
+        elif of_ids:  # of a function on a mesh, whose error has no line of code
+            text = error_advice.text_of(error).partition("\n")[0]
+            hint = "" if of_ids in text else f"; {of_ids}"
+            _report(program, f"{type(error).__name__}: {text}{hint}\n{_MORE}")
         else:
             _report(program, f"{type(error).__name__}: {error}{_unexpected(error)}")
         return exit_code_of(error)
@@ -111,36 +106,17 @@ def _is_of_wrong_use(error: BaseException) -> bool:
     return of_values and any(_is_users(frame) or _layer_path(frame) for frame in frames)
 
 
-def _graph_error(error: BaseException) -> tuple[str, str]:
-    """Returns the message of an op that failed in a traced step, and the line that created it.
-
-    TensorFlow writes the lines that created the op into the message. A part that is unknown is "".
-    """
-    found = _OF_GRAPH.search(str(error))
-    if found is None:
-        return "", ""
-    made, text = found.groups()
-    text = re.sub(r"\{\{\w+ [^}]*\}\}\s*", "", text)
-    places = [
-        (file, line, name)
-        for file, line, name in re.findall(r'File "([^"]+)", line (\d+), in (\S+)', made)
-        if not _is_library_file(file)
-    ]
-    users = [place for place in places if not place[0].startswith(_ROOT)]
-    if not places:
-        return text.strip(), ""
-    file, line, name = (users or places)[-1]
-    return text.strip(), f"\n  (at {file}:{line}, in {name})" + _code(file, int(line))
-
-
 def _text(error: BaseException) -> str:
     if isinstance(error, OSError) and (code := out_of_space.code_of(error)) is not None:
         hint = f"{out_of_space.cure(code)} and repeat the command"
         what = error.filename or "the output"
         return f"cannot write {what}: {out_of_space.reason(code)}; {hint}"
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
-        return f"{error.filename}: {error.strerror}"
-    text = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
+        is_missing = isinstance(error, FileNotFoundError) and isinstance(error.filename, str)
+        hint = files.near(error.filename) if is_missing else ""
+        return f"{error.filename}: {error.strerror}{hint}"
+    has_text = not isinstance(error, KeyError) or type(error).__str__ is not KeyError.__str__
+    text = str(error) if has_text or not error.args else str(error.args[0])
     return text or type(error).__name__
 
 
@@ -151,7 +127,7 @@ def _places(error: BaseException) -> str:
         code = frame.f_code
         if _is_users(frame):
             users = f"\n  (at {code.co_filename}:{line}, in {code.co_name})"
-            users += "" if is_meant(error) else _code(code.co_filename, line)
+            users += "" if is_meant(error) else graph_errors.code(code.co_filename, line)
         path = _layer_path(frame)
         if path:
             layer = f"\n  (in the layer {path})"
@@ -177,7 +153,7 @@ def _unexpected(error: BaseException) -> str:
     if not places and frames:
         code, line = frames[-1]
         places = f"\n  (at {code.co_filename}:{line}, in {code.co_name})"
-        places += _code(code.co_filename, line)
+        places += graph_errors.code(code.co_filename, line)
     return f"{places}\n{where}"
 
 
@@ -200,17 +176,8 @@ def _is_users(frame: FrameType) -> bool:
     return module != "__main__" and not _is_library(frame)
 
 
-def _code(file: str, line: int) -> str:
-    text = linecache.getline(file, line).strip()
-    return text and f"\n    {text}"
-
-
 def _is_library(frame: FrameType) -> bool:
-    return _is_library_file(frame.f_code.co_filename)
-
-
-def _is_library_file(file: str) -> bool:
-    return "site-packages" in file or file.startswith((sysconfig.get_paths()["stdlib"], "<"))
+    return graph_errors.is_library_file(frame.f_code.co_filename)
 
 
 def _module(frame: FrameType) -> str:

@@ -12,6 +12,7 @@ from absl import flags
 from tekso.framework import files
 from tekso.framework.commands import typed
 from tekso.framework.counting import counted
+from tekso.framework.spelling import close_matches
 from tekso.tools import command_flags
 from tekso.tools.command_errors import OK, UsageError
 
@@ -87,8 +88,12 @@ def compare(paths: Sequence[str], *, output: str, metric: str | None = None) -> 
     found = [runs.read(path) for path in distinct.values()]
     metric = metric or runs.main_metric(found)
     if not any(metric in run.curves for run in found):
-        known = ", ".join(dict.fromkeys(key for run in found for key in run.curves)) or "none"
-        raise UsageError(f"no run has the curve {metric}; the runs have: {known}")
+        known = list(dict.fromkeys(key for run in found for key in run.curves))
+        close = close_matches(metric, known, count=1, cutoff=0.75)  # they begin alike
+        hint = f"did you mean {close[0]}? The" if close else "the"
+        raise UsageError(
+            f"no run has the curve {metric}; {hint} runs have: {', '.join(known) or 'none'}"
+        )
     groups = runs.groups(found)
     different = runs.differences([run for group in groups for run in group.runs])
     shown = [tables.results(groups, metric), tables.cost(groups)]

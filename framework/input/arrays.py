@@ -56,6 +56,8 @@ class Arrays(ExampleInput):
 
     Attributes:
       arrays: the examples of the split, {name: array [examples, ...]}, without added weights.
+      class_names: names of the classes in the order of their numbers, for decoding. Set it in the
+        subclass, or as `self.class_names` in `load`. (): the numbers are shown.
     Raises:
       NoSplitError: there are no examples.
       InputError: all examples have the weight 0; arrays have different lengths;
@@ -73,6 +75,7 @@ class Arrays(ExampleInput):
         )
 
     arrays: dict[str, np.ndarray]
+    class_names: tuple[str, ...] = ()
 
     def __init__(self, params: Any, **kwargs: Any) -> None:
         super().__init__(params, **kwargs)

@@ -203,7 +203,8 @@ class Logdir:
           warn: called with the text of a warning.
 
         Raises:
-          LogdirError: it belongs to another experiment, or it cannot be created.
+          LogdirError: it belongs to another experiment that trained a step or has a checkpoint,
+            or it cannot be created.
           LogdirInUseError: another process trains in it.
         """
         self._is_new = files.is_local(self.path) and not files.exists(self.path)
@@ -211,16 +212,29 @@ class Logdir:
             files.make_folder(self.path)
         except (FileExistsError, NotADirectoryError):
             raise LogdirError(f"{self.path} cannot be a logdir: it is a file") from None
+        owner = None
         try:
-            self.model()
+            owner = self.model()
         except DamagedParamsError:
             warn(f"{self.file(PARAMS)} is damaged, and is written again")
-        self.check_model(model)
+        is_left = owner not in (None, model) and self._failed_before_a_step()
+        if not is_left:
+            self.check_model(model)
         if files.is_local(self.path):
             self._take_lock(warn)
+        if is_left:
+            warn(f"{self.path} is of {owner}, which ended before its first step: {model} takes it")
+            if files.exists(self.assets):  # of the data and tokenizers of that start
+                files.remove_folder(self.assets)
         for name in files.names(self.path):  # files that a killed process was writing
             if files.is_unfinished(name):
                 files.remove(self.file(name))
+
+    def _failed_before_a_step(self) -> bool:
+        """Whether a run began here, but has neither a figure nor a checkpoint."""
+        if not files.exists(self.metrics) or files.size_bytes(self.metrics):
+            return False
+        return not files.exists(self.checkpoints) or not files.names(self.checkpoints)
 
     def _take_lock(self, warn: Callable[[str], None]) -> None:
         """Locks the logdir for this process; the lock is released whenever the process ends."""

@@ -73,6 +73,7 @@ def goal_of(tree: Any, rule: Rule) -> Goal:
     hint = f"did you mean {close[0]}? Otherwise " if close else ""
     raise ValueError(
         f"{where(tree, rule)} is {metric!r}, and {name} does not declare whether larger or smaller "
-        f"values are better: {hint}--set run.{rule}.goal=max or --set run.{rule}.goal=min, "
-        f"or set goals = {{{metric!r}: 'max'}} in {name}; the declared ones are {goals}"
+        f"values are better: {hint}--set run.{rule}.goal=min if smaller values are better, as of "
+        f"an error, else max; or declare it in {name}, with goals = {{{metric!r}: …}}, where … is "
+        f"'min' or 'max'; the declared ones are {goals}"
     )

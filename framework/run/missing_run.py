@@ -34,6 +34,19 @@ def reason(path: str) -> str:
     return f"{path} contains runs: {', '.join(inside[:_SHOWN])}{more}" if inside else ""
 
 
+def not_a_folder(path: str) -> str:
+    """Returns what to give instead of a file that is no checkpoint, or "" if it is no file."""
+    if not files.exists(path) or files.is_folder(path):
+        return ""
+    text = f"{path} is a file, but a checkpoint is the folder of a run or of a checkpoint"
+    if not path.endswith((".npz", ".npy")):
+        return f"{text}, or a safetensors file (*.safetensors)"
+    return (
+        f"{text}, or a safetensors file, which safetensors.numpy.save_file({{path of the weight: "
+        "array}, 'weights.safetensors') writes from NumPy arrays"
+    )
+
+
 def wait(logdir: Logdir) -> None:
     """Waits until there is a run, and says so on stderr."""
     if logdir.model() is None:

@@ -144,6 +144,8 @@ def open_run(
         return OpenedRun(checkpoints.open(other, unread=unread), logdir)
     newest = checkpoints.newest_good(unread=unread)
     if newest is None:
+        if why := missing_run.not_a_folder(path):
+            raise CheckpointError(why)
         advice = "give the folder of a run that saved a checkpoint, or the folder of a checkpoint"
         raise CheckpointError(
             f"there is no checkpoint in {logdir.checkpoints}: {missing_run.reason(path) or advice}"

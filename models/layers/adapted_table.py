@@ -8,9 +8,12 @@ Legend: D size of a vector, R rank, V rows.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 import tensorflow as tf
 
-from tekso.framework import ops
+from tekso.framework import error_advice, ops
 from tekso.framework.context import StepContext
 from tekso.framework.params import param
 from tekso.framework.theta import Theta
@@ -47,8 +50,12 @@ class TableLayer(AdaptedLayer):
         Shapes:
           ids: [...]
           returns: [..., dim]
+
+        Raises:
+          IdError: an id has no row. A traced function raises it as an error of TensorFlow.
         """
-        x = ops.lookup(ctx, theta[name], ids)
+        with self._naming_ids():
+            x = ops.lookup(ctx, theta[name], ids)
         if (lora := self.lora(name)) is None:
             return x
         low = ops.lookup(ctx, theta[f"{name}_lora_a"], ids)
@@ -58,13 +65,24 @@ class TableLayer(AdaptedLayer):
         self, theta: Theta, name: str, ids: tf.Tensor, ctx: StepContext
     ) -> tuple[tf.Tensor, Theta]:
         """Returns the rows for ids, and weights for further use; see `ops.lookup_shared`."""
-        x, table = ops.lookup_shared(ctx, theta[name], ids)
+        with self._naming_ids():
+            x, table = ops.lookup_shared(ctx, theta[name], ids)
         theta = Theta(theta, **{name: table})
         if (lora := self.lora(name)) is None:
             return x, theta
         low, table = ops.lookup_shared(ctx, theta[f"{name}_lora_a"], ids)
         x += lora.scale * ops.project(ctx, low, theta[f"{name}_lora_b"])
         return x, Theta(theta, **{f"{name}_lora_a": table})
+
+    @contextlib.contextmanager
+    def _naming_ids(self) -> Iterator[None]:
+        try:
+            yield
+        except tf.errors.InvalidArgumentError as error:
+            if not (advice := error_advice.advice_for_ids(str(error))):
+                raise
+            where = self.path or "the layer"
+            raise error_advice.IdError(f"{where} ({type(self).__name__}): {advice}") from None
 
     def scores(self, theta: Theta, name: str, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
         """Returns x @ table^T.

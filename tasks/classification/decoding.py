@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from tekso.framework.input.held_out import HeldOut, ShownExamples, held_out_or_training
-from tekso.framework.input.input import Input
+from tekso.framework.input.held_out import HeldOut, ShownExamples, held_out_or_training, spread
+from tekso.framework.input.input import Batch, ExampleInput, Input
 from tekso.framework.task import Decoded, Program
 from tekso.tasks.classification.exports import has_texts
 from tekso.tasks.classification.labelled_texts import class_name
@@ -19,7 +19,10 @@ _WIDTH = 50  # characters of a text shown
 
 
 def decoded_examples(task: Classifier, program: Program, input: Input) -> Decoded:
-    """Returns label, likeliest class and its probability for the first held-out examples.
+    """Returns label, likeliest class and its probability for some held-out examples.
+
+    If the input reads examples by index, they are spread evenly over all of them, because those of
+    a class are often side by side; otherwise over the first batch.
 
     Args:
       task: a `Classification`.
@@ -30,11 +33,13 @@ def decoded_examples(task: Classifier, program: Program, input: Input) -> Decode
     shown: ShownExamples[Input] = held_out_or_training(
         lambda split: HeldOut.Params(split=split).instantiate(train=input.params), lambda: input
     )
-    batch = shown.input.batch(0)
+    batch = _spread_batch(shown.input)
     found = program.call(task.class_probabilities, batch["x"])
     arrays = {name: np.asarray(value) for name, value in found.items()}
-    names = tuple(getattr(input, "class_names", ()))
-    rows = np.flatnonzero(batch["weights"])[:_MOST].tolist()
+    read = shown.input.inner if isinstance(shown.input, HeldOut) else shown.input
+    names = tuple(getattr(read, "class_names", ()) or getattr(input, "class_names", ()))
+    counted = np.flatnonzero(batch["weights"])
+    rows = counted[spread(len(counted), _MOST)].tolist()
     records = [
         {
             "kind": "class",
@@ -47,6 +52,20 @@ def decoded_examples(task: Classifier, program: Program, input: Input) -> Decode
         for row in rows
     ]
     return Decoded(shown.titled("\n".join(_lines(records)), "examples"), records)
+
+
+def _spread_batch(input: Input) -> Batch:
+    """Returns a batch of the usual size, of examples from the whole pass where that is possible."""
+    inner = input.inner if type(input) is HeldOut else input
+    if (
+        not isinstance(inner, ExampleInput)
+        or type(inner).batch is not ExampleInput.batch
+        or inner.params.order != "once"
+        or inner.num_examples <= inner.params.batch_size
+    ):
+        return input.batch(0)
+    index = spread(inner.num_examples, inner.params.batch_size)
+    return inner.examples(index, np.zeros_like(index))
 
 
 def missing_predict(cls: Any, base: Any) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,8 +12,9 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from tekso.framework import out_of_memory
+from tekso.framework import error_advice, out_of_memory
 from tekso.framework.context import StepContext
+from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.layer import Layer
 from tekso.models.layers.linear import Linear
 from tekso.tools import command_errors
@@ -154,6 +157,75 @@ def test_an_op_that_fails_when_it_runs_is_shown_with_the_line_that_made_it(
         "    return tf.gather(table, ids)",
         "  --traceback prints the whole traceback",
     ]
+
+
+def test_the_errors_of_several_devices_are_shown_as_one(capsys: pytest.CaptureFixture[str]) -> None:
+    def failing() -> None:
+        stack = 'defined at (most recent call last):\n  File "/home/me/net.py", line 5, in fprop\n'
+        raise tf.errors.InvalidArgumentError(
+            None,
+            None,
+            f"Graph execution error:\n\nDetected at node GatherV2 {stack}\n"
+            f"Detected at node GatherV2 {stack}\n2 root error(s) found.\n"
+            "  (0) INVALID_ARGUMENT:  indices[14] = 9 is not in [0, 4)\n"
+            "\t [[{{node GatherV2}}]]\n\t [[Other/_46]]\n  (1) CANCELLED:  Operation was",
+        )
+
+    lines = shown(failing, capsys)
+    assert lines[0].startswith(
+        "tekso-some: InvalidArgumentError: indices[14] = 9 is not in [0, 4); the data has the id 9"
+    )
+    assert lines[1] == "  (at /home/me/net.py:5, in fprop)"
+
+
+def test_an_id_without_a_row_has_advice_under_every_execution(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reason = "indices[2] = 9 is not in [0, 4)"
+    name = "{{function_node __inference_1}}"
+    on_a_mesh: Future[None] = Future()  # `result` raises in a library, as an op of TensorFlow
+    on_a_mesh.set_exception(
+        tf.errors.InvalidArgumentError(None, None, f"{name} {reason}\n\t [[{{{{node Gather}}}}]]")
+    )
+    source = (
+        "def mesh(one):\n    return one.result()\n"
+        f"def pipeline(error):\n    raise error('stage 0 failed: InvalidArgumentError: {reason}')\n"
+    )
+    names = written(tmp_path, "tekso.framework.some", source)
+    for failing in (
+        functools.partial(names["mesh"], on_a_mesh),
+        functools.partial(names["pipeline"], ExecutionError),
+    ):
+        lines = shown(failing, capsys)
+        assert f"InvalidArgumentError: {reason}; the data has the id 9, but the tab" in lines[0]
+        assert "the whole traceback is in" not in " ".join(lines)
+
+
+def test_a_missing_file_is_named_with_a_similar_one_beside_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "houses.csv").touch()
+    (tmp_path / "data").mkdir()
+    for name, hint in {
+        "house.csv": "; did you mean 'houses.csv'?",
+        f"{tmp_path}/house.csv": f"; did you mean '{tmp_path}/houses.csv'?",
+        "date/x.csv": "; did you mean 'data'?",
+        "other": "",
+    }.items():
+        lines = shown(functools.partial(open, name), capsys)
+        assert lines[0] == f"tekso-some: {name}: No such file or directory{hint}"
+
+
+def test_an_array_that_predict_reads_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = "def predict(batch):\n    return batch['city']\n"
+    predict = error_advice.naming_missing_arrays(written(tmp_path, "mine.tasks", source)["predict"])
+    lines = shown(functools.partial(predict, {"x": 1}), capsys)
+    assert lines[0] == (
+        "tekso-some: predict reads the array 'city', which is not given; given: 'x'"
+    )
 
 
 def test_common_mistakes_are_answered_with_what_to_write(

@@ -306,7 +306,15 @@ def test_the_page_is_one_file_without_scripts_and_the_csv_has_all_points(
         ([], "a run is missing"),
         (["{a}/nothing"], "nothing has no run"),
         (["{a}/.."], "it is a sweep, whose runs are "),
-        (["{a}", "--metric=dev/los"], "no run has the curve dev/los; the runs have: train/loss, "),
+        (["{a}_"], "a_ has no run: there is no folder "),
+        (["{a}_"], "; did you mean "),
+        (["{a}/../folder"], "folder has no run: "),
+        (["{a}/../folder"], "folder contains runs: "),
+        (
+            ["{a}", "--metric=dev/los"],
+            "no run has the curve dev/los; did you mean dev/loss? The runs have: train/loss, ",
+        ),
+        (["{a}", "--metric=x"], "no run has the curve x; the runs have: train/loss, "),
         (["{a}", "--output=x.pdf"], "expected a file that ends with .html"),
     ],
 )
@@ -314,6 +322,8 @@ def test_what_is_typed_wrong_is_one_message(
     args: list[str], expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = write(tmp_path / "a", loss=1.0)
+    (tmp_path / "folder").mkdir()
+    write(tmp_path / "folder" / "b", loss=1.0)
     (tmp_path / "trials").mkdir()
     words = [word.format(a=run) for word in args]
     assert compare.main(["tekso-compare", *words]) == ExitCode.WRONG_USAGE

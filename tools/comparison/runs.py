@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tekso.framework import bounded, files
-from tekso.framework.run import time_use
+from tekso.framework.run import missing_run, time_use
 from tekso.framework.run.logdir import PARAMS, DamagedParamsError, Logdir
 from tekso.framework.run.metrics_log import SECONDS, SEEN, SPLIT, STEP, TRAIN, MetricsLog
 from tekso.tools.command_errors import UsageError
@@ -114,7 +114,10 @@ def read(path: str) -> ComparedRun:
         hint = ""
         if files.is_folder(logdir.file(TRIALS)):
             hint = f"; it is a sweep, whose runs are {logdir.file(TRIALS)}/*"
-        raise UsageError(f"{path} has no run: there is no {logdir.file(PARAMS)}{hint}")
+        why = missing_run.reason(logdir.path)
+        if hint or not why:
+            why = f"there is no {logdir.file(PARAMS)}{hint}"
+        raise UsageError(f"{path} has no run: {why}")
     records = MetricsLog(logdir.metrics).read()
     unit = next((key for r in records for key in r if key.endswith(SEEN)), "").removesuffix(SEEN)
     spent = map(_last_seconds, (records, MetricsLog(logdir.progress).read()))

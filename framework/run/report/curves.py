@@ -8,9 +8,13 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from tekso.framework.run.metrics_log import SPLIT, STEP, TRAIN
+from tekso.framework.run.metrics_log import SEEN, SPLIT, STEP, TRAIN
 
-_PANELS = ("loss", "bits_per_byte", "bleu", "learning_rate")
+_QUALITY = ("loss", "bits_per_byte", "bleu")
+_RATE = "learning_rate"
+_MOST_PANELS = 4
+_NO_METRICS = frozenset({STEP, SPLIT, "total_loss", "perplexity", "gradient_norm"})
+_NO_METRIC_ENDS = ("seconds", "_per_second", SEEN)
 _LABELS = {
     "loss": "loss",
     "bits_per_byte": "bits per byte",
@@ -38,7 +42,7 @@ def draw(
       references: bits per byte of other methods for comparison, {name: bits per byte}.
     """
     curves = _curves(records)
-    panels = [name for name in _PANELS if name in curves]
+    panels = _panels(curves)
     if not panels:
         return None
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
@@ -60,9 +64,9 @@ def draw(
         axes = figure.add_subplot(1, len(panels), index + 1)
         axes.set_xlabel("step")
         is_nats = panel == "loss" and "perplexity" in curves
-        axes.set_ylabel("loss (nats)" if is_nats else _LABELS[panel])
+        axes.set_ylabel("loss (nats)" if is_nats else _LABELS.get(panel, panel))
         axes.grid(alpha=0.3)
-        if panel == "learning_rate":
+        if panel == _RATE:
             axes.plot(*zip(*_thinned(curves[panel][TRAIN]), strict=True), color="tab:gray")
         else:
             _draw_quality(axes, curves[panel], references if panel == "bits_per_byte" else None)
@@ -75,15 +79,27 @@ Curve = list[tuple[int, float]]
 
 
 def _curves(records: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Curve]]:
-    """Returns all finite values as {metric: {split: [(step, value)]}}."""
+    """Returns all finite values but times and amounts as {metric: {split: [(step, value)]}}."""
     curves: dict[str, dict[str, Curve]] = {}
     for record in records:
-        for name in (*_PANELS, "perplexity"):
-            value = record.get(name)
-            if isinstance(value, (int, float)) and math.isfinite(value):
+        for name, value in record.items():
+            is_number = isinstance(value, (int, float)) and math.isfinite(value)
+            if is_number and not name.endswith(_NO_METRIC_ENDS):
                 curve = curves.setdefault(name, {}).setdefault(str(record[SPLIT]), [])
                 curve.append((record[STEP], value))
     return curves
+
+
+def _panels(curves: Mapping[str, Mapping[str, Curve]]) -> list[str]:
+    """Returns the figures to draw: quality, the first metrics of evaluations, the learning rate."""
+    quality = [name for name in _QUALITY if name in curves]
+    rate = [_RATE] if TRAIN in curves.get(_RATE, ()) else []
+    metrics = [
+        name
+        for name, by_split in curves.items()
+        if by_split.keys() != {TRAIN} and name not in {*quality, _RATE, *_NO_METRICS}
+    ]
+    return [*quality, *metrics[: _MOST_PANELS - len(quality) - len(rate)], *rate]
 
 
 def _draw_quality(

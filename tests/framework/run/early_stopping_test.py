@@ -82,7 +82,7 @@ def test_an_experiment_defines_the_rule_by_its_params() -> None:
     [
         (
             {"metric": "recall"},
-            r"metric \(.*\) is 'recall', .*early_stopping.goal=max",
+            r"metric \(.*\) is 'recall', .*early_stopping.goal=min if",
         ),
         ({"eval_input": "test"}, "run.early_stopping.eval_input is 'test', .* are: dev"),
     ],

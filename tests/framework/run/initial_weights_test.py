@@ -275,6 +275,16 @@ def test_two_checkpoints_for_one_weight_and_none_at_all(tmp_path: Path) -> None:
         begin(layer, tmp_path, main={"checkpoint": str(tmp_path / "nowhere")})
 
 
+@pytest.mark.parametrize("name", ["vectors.npz", "model.bin"])
+def test_a_file_of_another_format_is_no_folder_of_a_run(tmp_path: Path, name: str) -> None:
+    file = tmp_path / name
+    file.write_bytes(b"x")
+    said = rf"{name} is a file, but a checkpoint is the folder .*, or a safetensors file"
+    with pytest.raises(CheckpointError, match=said) as raised:
+        begin(Repeated.Params().instantiate(), tmp_path, main={"checkpoint": str(file)})
+    assert ("save_file" in str(raised.value)) == name.endswith(".npz")
+
+
 # --- tokenizers ---
 
 

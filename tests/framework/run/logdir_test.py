@@ -49,6 +49,29 @@ def test_a_logdir_of_another_experiment_is_refused_and_stays_as_it_is(tmp_path: 
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
+def test_a_start_that_failed_before_its_first_step_leaves_the_logdir_to_anybody(
+    tmp_path: Path,
+) -> None:
+    Logdir(str(tmp_path)).write_params("h1.Houses", tree(), tree())
+    (tmp_path / "metrics.jsonl").touch()
+    (tmp_path / "checkpoints" / "step_00000000").mkdir(parents=True)
+    (tmp_path / "assets").mkdir()
+    (tmp_path / "assets" / "arrays_train_00000000.json").write_text("{}")
+    with pytest.raises(LogdirError, match=r"logdir of h1.Houses, but the model is h2.Houses"):
+        Logdir(str(tmp_path)).claim("h2.Houses")  # it has a checkpoint
+    (tmp_path / "checkpoints" / "step_00000000").rmdir()
+    warnings: list[str] = []
+    logdir = Logdir(str(tmp_path))
+    logdir.claim("h2.Houses", warn=warnings.append)
+    said = "is of h1.Houses, which ended before its first step: h2.Houses takes it"
+    assert warnings == [f"{tmp_path} {said}"] and not (tmp_path / "assets").exists()
+    logdir.write_params("h2.Houses", tree(), tree())
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
+    logdir.release()
+    with pytest.raises(LogdirError, match=r"logdir of h2.Houses, but the model is h1.Houses"):
+        Logdir(str(tmp_path)).claim("h1.Houses")
+
+
 @pytest.mark.parametrize("content", [b"", b"\0" * 300, b"\xff\xfe# model: a", b"run.steps: 5\n"])
 def test_damaged_params_are_named_and_written_again_by_training(
     tmp_path: Path, content: bytes

@@ -69,12 +69,15 @@ def test_what_is_set_decides() -> None:
 
 
 def test_a_metric_of_which_nothing_is_known_is_refused_with_the_setting() -> None:
-    known = r"\{'recall': 'max'\} in Mine; the declared ones are accuracy \(max\), error \(min\)"
+    known = (
+        r"in Mine, with goals = \{'recall': …\}, .*; the declared ones are accuracy \(max\), "
+        r"error \(min\)"
+    )
     with pytest.raises(
         ValueError, match=rf"^run.keep_best.metric \({HERE}\) is 'recall', .*{known}"
     ) as error:
         goal(Mine.Params(), "recall")
-    assert "--set run.keep_best.goal=max or --set run.keep_best.goal=min" in str(error.value)
+    assert "--set run.keep_best.goal=min if smaller values are better, as of an" in str(error.value)
     with pytest.raises(ValueError, match=r"the declared ones are loss \(min\)$"):
         goal(Mlp.Params(), "recall")
 

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tekso.framework.context import StepContext
+from tekso.framework.error_advice import IdError
 from tekso.framework.experiment import Experiment
 from tekso.framework.input.arrays import Arrays
 from tekso.framework.layer import Layer
@@ -70,11 +72,18 @@ def test_a_schedule_with_a_branch_is_told_to_use_where() -> None:
     assert notes(caught.value).count("write tf.where(condition, a, b)") == 1
 
 
-def test_an_id_without_a_row_is_explained() -> None:
+def test_an_id_without_a_row_is_an_error_of_the_batch_and_of_the_line_that_looks_up() -> None:
     session = Session(Classes)
-    with pytest.raises(Exception, match="is not in") as caught:
-        session.predict({"x": np.array([1, 9])})
-    assert "the data has the id 9, but the table" in notes(caught.value)
+    said = (
+        r"^'x' \(example 1\) has the id 9, but the table, .* has the rows 0 to 3: set its size "
+        r".*\n  \(at .*:\d+, in \w+\)\n    return "
+    )
+    batch = {"x": np.array([1, 9])}
+    with pytest.raises(IdError, match=said) as caught:
+        session.predict(batch)
+    assert caught.value.__suppress_context__ and not notes(caught.value)
+    with pytest.raises(IdError, match=r"^model/table \(Embedding\): the data has the id 9, but"):
+        session.task.predict(session.theta(), batch, StepContext(mode="eval"))
 
 
 def test_an_execution_by_name_is_answered_with_its_params() -> None:

@@ -158,6 +158,24 @@ def test_arrays_with_the_names_of_their_classes_are_not_shown_as_texts() -> None
     assert found.text.splitlines()[0].startswith("label dog  predicted ")
 
 
+class Sorted(Arrays):
+    """Held-out examples in the order of their classes, whose names `load` finds."""
+
+    def load(self, split: str) -> Any:
+        """Returns 20 examples of each of three classes."""
+        self.class_names = ("cat", "dog", "cow")
+        return {"x": np.arange(60.0)[:, None], "labels": np.repeat([0, 1, 2], 20)}
+
+
+def test_examples_are_spread_over_all_that_are_held_out() -> None:
+    input = Sorted.Params(batch_size=16).instantiate()
+    found, _, _ = decoded(input, Classification.Params(model=Mlp.Params(hidden_dims=[])))
+    assert [r["label"] for r in found.records] == ["cat"] * 4 + ["dog"] * 3 + ["cow"] * 3
+    del input.class_names  # of an input whose `load` has not run
+    again, _, _ = decoded(input, Classification.Params(model=Mlp.Params(hidden_dims=[])))
+    assert again.records[0]["label"] == "cat"
+
+
 class OwnPieces(Classification):
     """Computes its scores in its own way, which `predict` of the base class does not know."""
 

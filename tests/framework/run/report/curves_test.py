@@ -20,6 +20,18 @@ def test_curves_are_a_png_and_nothing_is_no_picture() -> None:
     assert curves.draw(records((1, "train", {"loss": math.nan})), title="") is None
 
 
+def test_the_first_metrics_of_evaluations_have_panels_beside_loss_and_rate() -> None:
+    train = (1, "train", {"loss": 5.0, "total_loss": 6.0, "mae": 1.0, "learning_rate": 0.1,
+                          "examples_seen": 8.0, "only_in_training": 1.0})  # fmt: skip
+    dev = (1, "dev", {"loss": 4.0, "perplexity": 9.0, "r2": math.nan, "mae": 2.0, "accuracy": 0.5,
+                      "f1": 0.4, "eval_seconds": 1.0, "elapsed_seconds": 2.0})  # fmt: skip
+    found = curves._curves(records(train, dev))
+    assert curves._panels(found) == ["loss", "mae", "accuracy", "learning_rate"]
+    assert found["mae"] == {"train": [(1, 1.0)], "dev": [(1, 2.0)]}
+    assert curves._panels(curves._curves(records(train))) == ["loss", "learning_rate"]
+    assert curves.draw(records(train, dev), title="") is not None
+
+
 def test_smoothing_keeps_length_mean_level_and_a_straight_line() -> None:
     line = [float(i) for i in range(200)]
     np.testing.assert_allclose(curves.smoothed(line), line)
