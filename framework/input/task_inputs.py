@@ -5,6 +5,7 @@ array "ids" of the task "lm" ─► "lm/ids"        so the names say to which ta
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import threading
 from collections.abc import Callable, Mapping
@@ -148,6 +149,33 @@ class TaskInputs(Input):
         """
         return _joined(self._read(step, lambda one, own: one.batch(own)))
 
+    def largest_batch(self) -> Batch:
+        """See `Input`: of all tasks, or with one_task of the task whose batch has most bytes.
+
+        Raises:
+          InputError: with all_tasks: the batches have different numbers of examples.
+        """
+        found = self.largest_batches()
+        if not self.takes_turns:
+            self._check_sizes(found, "the largest batches")
+            return _joined(found)
+        name = max(found, key=lambda name: sum(array.nbytes for array in found[name].values()))
+        return named(name, found[name])
+
+    def largest_batches(self) -> dict[str, Batch]:
+        """Returns {task: its largest batch}, for estimates."""
+        return {name: one.largest_batch() for name, one in self.inputs.items()}
+
+    def shares(self, steps: int) -> dict[str, float]:
+        """Returns {task: its share of the first steps}, with one_task; those without are left out.
+
+        Args:
+          steps: number of steps; more than 10,000 are not counted.
+        """
+        number = max(1, min(steps, _MOST_STEPS_SEARCHED))
+        found = collections.Counter(self.place(step)[0] for step in range(number))
+        return {name: found[name] / number for name in self.inputs if found[name]}
+
     def num_rows(self, step: int) -> int:
         """See `Input`."""
         name, own = self.place(step) if self.takes_turns else (next(iter(self.inputs)), step)
@@ -168,16 +196,19 @@ class TaskInputs(Input):
             return {name: read(self.inputs[name], own)}
         check_step(step, None)
         found = {name: read(one, step) for name, one in self.inputs.items()}
+        self._check_sizes(found, f"the batches of step {step}")
+        return found
+
+    def _check_sizes(self, found: Mapping[str, Mapping[str, np.ndarray]], what: str) -> None:
         sizes = {name: num_examples(batch) for name, batch in found.items()}
         if len(set(sizes.values())) > 1:
             raise InputError(
-                f"{self.params.path_of('unit')} is 'all_tasks', but the batches of step {step} "
+                f"{self.params.path_of('unit')} is 'all_tasks', but {what} "
                 f"have different numbers of examples: "
                 f"{', '.join(f'{name} {size}' for name, size in sizes.items())}. Set the same "
                 "batch_size for all tasks, with inputs whose batches have a fixed number of "
                 "examples; or set unit to 'one_task'"
             )
-        return found
 
     def check_unchanged(self) -> None:
         """See `Input`: checks every input."""

@@ -74,11 +74,17 @@ def _best_mesh(parts: StepParts, devices: int) -> StepPlan:
     if first is None:
         raise ExecutionError(f"no layout over {counted(devices, 'device')} divides the step")
     best = step_plan.of_ranked(first, "mesh_sharded", parts.device.name)
-    if parts.device.name != THIS_MACHINE:
-        return best
     dtype = parts.tree.run.activation_dtype
-    found = local_steps.on_mesh(parts, first.layout, dtype, "auto")
-    return dataclasses.replace(found, name=best.name)
+
+    def planned(one: StepParts) -> StepPlan:
+        if parts.device.name == THIS_MACHINE:
+            found = local_steps.on_mesh(one, first.layout, dtype, "auto")
+            return dataclasses.replace(found, name=best.name)
+        if one is parts:
+            return best
+        return step_plan.priced(one, first.layout, "mesh_sharded", dtype)
+
+    return parts.of_each_task(planned)
 
 
 def _pipeline_over(

@@ -22,7 +22,6 @@ from tekso.framework.planning import layout_ranking
 from tekso.framework.run import inspection, metric_names, run_start
 from tekso.framework.run.early_stopping import early_stopping_of
 from tekso.framework.run.execution_search import not_ranked, other_plans
-from tekso.framework.run.forward_flops import forward_flops
 from tekso.framework.run.logdir import Logdir
 from tekso.framework.run.metric_choice import goal_of, metric_of
 from tekso.framework.run.step_parts import StepParts, StepPlan
@@ -149,6 +148,7 @@ def plan(
         schedules.end_with_run(tree.learner, tree.run.steps).instantiate(),
         {} if invalid else inspection.batch_of(tree, assets_dir=assets_dir),
         this_machine.find(device),
+        () if invalid else inspection.task_batches(tree, assets_dir=assets_dir),
     )
     step, problem = None, ""
     try:
@@ -186,7 +186,7 @@ def plan(
         start.resumes_from,
         tree.run.steps,
         stored_speeds.condition() if parts.device.name == THIS_MACHINE else Condition(),
-        {} if invalid else forward_flops(parts.task, parts.batch),
+        {} if invalid else parts.forward_flops,
     )
 
 

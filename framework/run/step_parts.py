@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping
+import operator
+from collections.abc import Callable, Mapping, Sequence
 
 from tekso.framework.costs import graph_time, this_machine
 from tekso.framework.costs.device_types import DeviceType
@@ -14,7 +15,10 @@ from tekso.framework.execution.data_parallel import DataParallel
 from tekso.framework.experiment import Tree
 from tekso.framework.learning_step import LearnerBase
 from tekso.framework.planning.collectives import Collective
+from tekso.framework.planning.layout_ranking import bytes_text, seconds_text
 from tekso.framework.run import step_graphs
+from tekso.framework.run.forward_flops import forward_flops
+from tekso.framework.run.inspection import TaskBatch
 from tekso.framework.signature import Signature
 from tekso.framework.step import Step
 from tekso.framework.task import Task
@@ -89,6 +93,7 @@ class StepParts:
       learner: the learner.
       batch: signature of the global batch.
       device: type of the devices.
+      task_batches: the batches of all tasks, if a step trains one of several; else nothing.
     """
 
     tree: Tree.Params
@@ -96,11 +101,59 @@ class StepParts:
     learner: LearnerBase
     batch: Signature
     device: DeviceType
+    task_batches: Sequence[TaskBatch] = ()
 
     def dtype(self, execution: Execution) -> str:
         """Returns the type in which layers compute under an execution."""
         found: str = execution.activation_dtype(self.tree.run.activation_dtype)
         return found
+
+    @functools.cached_property
+    def forward_flops(self) -> dict[str, float]:
+        """See `forward_flops.py`: of the batch, or the mean of steps that train one task each."""
+        found: dict[str, float] = {}
+        for _, share, batch in self.task_batches or [TaskBatch("", 1.0, self.batch)]:
+            for name, flops in forward_flops(self.task, batch).items():
+                found[name] = found.get(name, 0.0) + share * flops
+        return found
+
+    def of_each_task(self, plan: Callable[[StepParts], StepPlan]) -> StepPlan:
+        """Returns a step, or what is planned for steps that train one task each.
+
+        Args:
+          plan: plans a step, given the parts with the batch of a task.
+        """
+        if not self.task_batches:
+            return plan(self)
+        steps = [
+            plan(dataclasses.replace(self, batch=one.batch, task_batches=()))
+            for one in self.task_batches
+        ]
+        shares = [one.share for one in self.task_batches]
+        largest = max(range(len(steps)), key=lambda n: steps[n].bytes_together)
+
+        def mean(values: Sequence[float]) -> float:
+            return math.fsum(map(operator.mul, shares, values))
+
+        texts = [
+            f"{one.task} {one.share:.0%} ({seconds_text(step.seconds)}, "
+            f"{bytes_text(step.total_bytes)})"
+            for one, step in zip(self.task_batches, steps, strict=True)
+        ]
+        note = (
+            f"a step trains one task: {', '.join(texts)}, each with its largest batch; time and "
+            "operations, also of the forward pass, are the mean, and memory and the other notes "
+            f"are of {self.task_batches[largest].task}"
+        )
+        cores = [step.core_seconds for step in steps]
+        known = [one for one in cores if one is not None]
+        return dataclasses.replace(
+            steps[largest],
+            flops=mean([step.flops for step in steps]),
+            seconds=mean([step.seconds for step in steps]),
+            core_seconds=mean(known) if len(known) == len(steps) else None,
+            notes=(note, *steps[largest].notes),
+        )
 
     @functools.cached_property
     def update_seconds(self) -> float:

@@ -71,21 +71,26 @@ def step_plan(parts: StepParts, num_devices: int | None = None) -> StepPlan:
         own = f"has its own number of devices, {found.devices}: --devices={num_devices} counts only"
         return dataclasses.replace(found, notes=(f"{own} for --auto", *found.notes))
     if issubclass(owner, MeshSharded):
-        execution = parts.tree.execution.instantiate()
-        accumulated = parts.learner.params.accumulation_steps
-        check_whole(parts.task, accumulated, *ACCUMULATION)
-        layout = execution.layout(
-            parts.task, part_of(parts.batch, accumulated), num_devices=num_devices
-        )
-        if parts.device.name == THIS_MACHINE:
-            return local_steps.on_mesh(parts, layout, parts.dtype(execution), execution.params.xla)
-        return _priced(parts, layout, "mesh_sharded", parts.dtype(execution))
+        return parts.of_each_task(lambda one: _on_mesh(one, num_devices))
     if issubclass(owner, DataParallel):
         return data_parallel(parts, num_devices or 1)
     raise ExecutionError(
         f"the execution {owner.__name__} cannot be planned: set --execution=data_parallel, "
         "mesh_sharded, pipelined or spmd_pipelined"
     )
+
+
+def _on_mesh(parts: StepParts, num_devices: int | None) -> StepPlan:
+    execution = parts.tree.execution.instantiate()
+    accumulated = parts.learner.params.accumulation_steps
+    check_whole(parts.task, accumulated, *ACCUMULATION)
+    layout = execution.layout(
+        parts.task, part_of(parts.batch, accumulated), num_devices=num_devices
+    )
+    dtype = parts.dtype(execution)
+    if parts.device.name == THIS_MACHINE:
+        return local_steps.on_mesh(parts, layout, dtype, execution.params.xla)
+    return priced(parts, layout, "mesh_sharded", dtype)
 
 
 def data_parallel(parts: StepParts, devices: int) -> StepPlan:
@@ -98,6 +103,10 @@ def data_parallel(parts: StepParts, devices: int) -> StepPlan:
     Raises:
       ExecutionError: the step is impossible.
     """
+    return parts.of_each_task(lambda one: _data_parallel_batch(one, devices))
+
+
+def _data_parallel_batch(parts: StepParts, devices: int) -> StepPlan:
     size, accumulated = num_examples(parts.batch), parts.learner.params.accumulation_steps
     if size % (devices * accumulated):
         near = multiples_near(size, devices * accumulated)
@@ -116,10 +125,18 @@ def data_parallel(parts: StepParts, devices: int) -> StepPlan:
     if parts.device.name == THIS_MACHINE:
         return local_steps.data_parallel(parts, devices)
     layout = MeshLayout(MeshShape(((DATA, devices),)), Rules((("batch", DATA),)))
-    return _priced(parts, layout, "data_parallel", parts.tree.run.activation_dtype)
+    return priced(parts, layout, "data_parallel", parts.tree.run.activation_dtype)
 
 
-def _priced(parts: StepParts, layout: MeshLayout, name: str, dtype: str) -> StepPlan:
+def priced(parts: StepParts, layout: MeshLayout, name: str, dtype: str) -> StepPlan:
+    """Returns a step on a layout, as the cost model prices it.
+
+    Args:
+      parts: the parts of the experiment.
+      layout: the layout.
+      name: name of the execution.
+      dtype: type in which layers compute.
+    """
     ranked = layout_search.price(
         parts.task, parts.learner, parts.batch, layout,
         device=parts.device.name, activation_dtype=dtype,
@@ -192,6 +209,9 @@ def pipelined(parts: StepParts, tree: Tree.Params, *, simulates_memory: bool) ->
         )
     name = "pipelined" if isinstance(execution, Pipelined) else "spmd_pipelined"
     stages = f"{len(figures.stages)} stages × {counted(plan.num_replicas, 'replica')}"
+    notes = [*_pipeline_notes(figures, device, time, dtype, shares=shares)]
+    if parts.task_batches:
+        notes.insert(0, "a step trains one task: this plan is for the largest batch of all tasks")
     return StepPlan(
         f"{name}, {stages}, {plan.num_micro_batches} micro-batches",
         devices,
@@ -199,7 +219,7 @@ def pipelined(parts: StepParts, tree: Tree.Params, *, simulates_memory: bool) ->
         plan.num_micro_batches * plan.num_parts * flops,
         time.seconds if time else _modelled_seconds(figures, device, memory, itemsize=itemsize),
         figures.timeline.idle_share,
-        tuple(_pipeline_notes(figures, device, time, dtype, shares=shares)),
+        tuple(notes),
         sent_bytes=_sent_bytes(figures),
         core_seconds=time.core_seconds if time else None,
         counted_bytes=figures.counted_bytes if time else None,

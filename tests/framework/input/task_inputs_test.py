@@ -59,6 +59,37 @@ def test_the_nth_batch_of_a_task_is_the_one_it_has_alone() -> None:
     assert seen == {"small": 15, "large": 45}
 
 
+def test_the_largest_batch_is_of_the_task_with_most_bytes_or_of_all_tasks() -> None:
+    small = Numbers.Params(batch_size=4)
+    params = TaskInputs.Params(inputs={"small": small, "wide": Rows.Params(batch_size=4)})
+    assert list(params.instantiate().largest_batch()) == ["wide/x"]
+    found = {name: len(one["x"]) for name, one in params.instantiate().largest_batches().items()}
+    assert found == {"small": 4, "wide": 4}
+    joined = params.copy().set(unit="all_tasks").instantiate().largest_batch()
+    assert (joined["small/x"].shape, joined["wide/x"].shape) == ((4,), (4, 3))
+    with pytest.raises(InputError, match="the largest batches have different numbers of examples"):
+        inputs(unit="all_tasks").instantiate().largest_batch()
+    mixing = ByWeight.Params(weights={"large": 3.0})
+    shares = inputs(mixing=mixing).instantiate().shares(60)
+    assert shares["large"] == pytest.approx(0.75, abs=0.03) and sum(shares.values()) == 1.0
+
+
+class Rows(Numbers):
+    """Rows of three numbers; the first batch has fewer examples."""
+
+    def load(self, split: Any) -> Any:
+        """Returns the rows."""
+        return {"x": np.ones([self.params.count, 3], np.int64)}
+
+    def batch(self, step: int) -> Any:
+        """Returns one row."""
+        return {"x": np.ones([1, 3], np.int64)}
+
+    def largest_batch(self) -> Any:
+        """Returns four rows."""
+        return {"x": np.ones([4, 3], np.int64)}
+
+
 def test_steps_can_be_asked_in_any_order_and_by_parts() -> None:
     params = inputs(mixing=BySteps.Params(steps=[0, 50], weights=[{"small": 1}, {"large": 1}]))
     forward = [params.instantiate(seed=1).batch(step) for step in range(30)]

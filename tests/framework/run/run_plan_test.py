@@ -497,6 +497,36 @@ def test_replicas_of_a_pipeline_exchange_gradients_and_weights() -> None:
     assert step_plan._exchange_seconds(pipeline_plan.figures(found), device) == 0.0
 
 
+def test_steps_of_one_task_each_have_the_mean_time_and_the_largest_memory(tmp_path: Path) -> None:
+    both = registry.get("multi.cldr_and_python.Shared")().tree()
+    both.set({"input.mixing.weights": {"lm": 3.0}, "run.steps": 40})
+    plan = run_plan.plan("m", both, logdir=str(tmp_path / "none"), device="v100")
+    batches = inspection.task_batches(both)
+    assert [one.task for one in batches] == ["lm", "mt"]
+    shares = [one.share for one in batches]
+    assert shares[0] == pytest.approx(0.75, abs=0.05) and sum(shares) == 1.0
+    parts = StepParts(
+        both,
+        inspection.task_of(both),
+        schedules.end_with_run(both.learner, 40).instantiate(),
+        batches[0].batch,
+        device_types.find("v100"),
+        None,
+    )
+    steps = [
+        step_plan._data_parallel_batch(dataclasses.replace(parts, batch=one.batch), 1)
+        for one in batches
+    ]
+    pairs = list(zip(shares, steps, strict=True))
+    assert plan.step is not None
+    assert plan.step.seconds == pytest.approx(sum(share * step.seconds for share, step in pairs))
+    assert plan.step.flops == pytest.approx(sum(share * step.flops for share, step in pairs))
+    assert plan.step.total_bytes == max(step.total_bytes for step in steps)
+    assert plan.step.notes[0].startswith(f"a step trains one task: lm {shares[0]:.0%} (")
+    of_layers = [flops for name, flops in plan.forward_flops.items() if "stack" in name]
+    assert len(of_layers) == 2 and min(of_layers) > 0
+
+
 def test_an_unknown_device_type_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ExecutionError, match="'gpu'; name the model of the device; there"):
         planned(tmp_path, device="gpu")
