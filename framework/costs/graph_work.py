@@ -94,6 +94,19 @@ def uncounted_loops(graph: Any) -> list[Any]:
     return found
 
 
+def unsized_ops(graph: Any) -> list[Any]:
+    """Returns the ops, also those in loops and functions, whose results have an unknown size."""
+    found = []
+    for op in graph_walks.needed(graph):
+        inner = inside(op)[1]
+        for one in inner:
+            found += unsized_ops(one)
+        numbers = [t for t in op.outputs if t.dtype.is_floating]
+        if not inner and op.type not in op_kinds.INSTANT:
+            found += [op] if any(not t.shape.is_fully_defined() for t in numbers) else []
+    return found
+
+
 def _graphs(op: Any, *called: Any) -> list[Any]:
     found = (graph_walks.function_graph(op, one) for one in called)
     return [graph for graph in found if graph is not None]

@@ -45,7 +45,7 @@ def data_parallel(parts: StepParts, devices: int) -> StepPlan:
     graphs = step_graphs.trace(step, parts.batch, execution, devices=devices)
     if devices == 1:
         plan = _one_device(step, graphs)
-        return dataclasses.replace(plan, notes=(*plan.notes, *_of_loops(graphs.tower)))
+        return dataclasses.replace(plan, notes=(*plan.notes, *_of_unknown_work(graphs.tower)))
     of_device = graphs.of_device()
     sums = of_device.collectives
     plan = _local_devices(
@@ -56,18 +56,26 @@ def data_parallel(parts: StepParts, devices: int) -> StepPlan:
         devices,
         step.dtype,
     )
-    return dataclasses.replace(plan, notes=(*plan.notes, *_of_loops(graphs.tower)))
+    return dataclasses.replace(plan, notes=(*plan.notes, *_of_unknown_work(graphs.tower)))
 
 
-def _of_loops(graph: Any) -> list[str]:
-    """Returns a note if the length of a loop is unknown."""
-    loops = graph_work.uncounted_loops(graph)
-    if not loops:
-        return []
-    return [
-        f"{counted(len(loops), 'loop')} of the step, with those of gradients, run until values "
-        "meet a condition, and count as one iteration each: set maximum_iterations of tf.while_loop"
-    ]
+def _of_unknown_work(graph: Any) -> list[str]:
+    """Returns notes if the length of a loop or the size of a tensor is unknown."""
+    found = []
+    if loops := graph_work.uncounted_loops(graph):
+        found.append(
+            f"{counted(len(loops), 'loop')} of the step, with those of gradients, run until values "
+            "meet a condition, and count as one iteration each: set maximum_iterations of "
+            "tf.while_loop"
+        )
+    if ops := graph_work.unsized_ops(graph):
+        found.append(
+            f"{counted(len(ops), 'op')} of the step, with those of gradients, have results whose "
+            "size depends on values, as that of tf.boolean_mask, and count as one row each, so the "
+            "step takes longer and needs more memory: multiply by weights instead of leaving rows "
+            "out, or take a fixed number of rows with tf.gather"
+        )
+    return found
 
 
 def _one_device(step: Step, graphs: step_graphs.StepGraphs) -> StepPlan:

@@ -176,3 +176,23 @@ def test_the_root_of_a_name_is_the_tensor_that_it_names() -> None:
     traced = named.get_concrete_function(spec, spec).graph
     first, second = (graph_work.root(t) for t in traced.outputs)
     assert first.op.type == "Mul" and second is traced.inputs[1]
+
+
+def test_ops_of_unknown_size_are_found_also_in_branches() -> None:
+    def masked(x: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
+        return tf.reduce_sum(tf.boolean_mask(x, x[:, 0] > 0) @ w)
+
+    def whole(x: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
+        return tf.reduce_sum(tf.where(x[:, :1] > 0, x, 0.0) @ w)
+
+    def branches(x: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
+        return tf.cond(x[0, 0] > 0, lambda: masked(x, w), lambda: whole(x, w))
+
+    specs = tf.TensorSpec([6, 4]), tf.TensorSpec([4, 3])
+    found = {
+        function: [op.type for op in graph_work.unsized_ops(concrete.graph)]
+        for function in (masked, whole, branches)
+        if (concrete := tf.function(function, autograph=False).get_concrete_function(*specs))
+    }
+    assert found[whole] == []
+    assert "MatMul" in found[masked] and sorted(found[masked]) == sorted(found[branches])

@@ -34,6 +34,7 @@ from tekso.framework.planning.mesh_time import MeshStarts
 from tekso.framework.planning.pipeline_time import PipelineStarts
 from tekso.framework.run import (
     checkpoint_files,
+    execution_search,
     inspection,
     local_steps,
     pipeline_plan,
@@ -41,6 +42,7 @@ from tekso.framework.run import (
     run_plan,
     run_start,
     step_graphs,
+    step_parts,
     step_plan,
 )
 from tekso.framework.run.checkpoint_description import Description
@@ -58,7 +60,7 @@ MODEL = "lm.python_source.Tiny"
 @pytest.fixture(scope="module", autouse=True)
 def traced_once() -> Iterator[None]:
     """Traces equal steps of modelled devices once: most tests are about the rest of the plan."""
-    step_of, flops_of = run_plan.step_plan, run_plan.forward_flops
+    step_of, flops_of = run_plan.step_plan, step_parts.forward_flops
     steps: dict[Any, StepPlan] = {}
     flops: dict[Any, Any] = {}
 
@@ -81,7 +83,7 @@ def traced_once() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(run_plan, "step_plan", step_plan_once)
-        patch.setattr(run_plan, "forward_flops", forward_flops_once)
+        patch.setattr(step_parts, "forward_flops", forward_flops_once)
         yield
 
 
@@ -457,7 +459,7 @@ def test_pipelines_as_one_program_are_ranked_and_what_is_not_is_said(
     assert "execution.stages_on is not ranked" in plan_text.text(plan).replace("\n    ", " ")
     assert [*plan_text.record(plan)["not_ranked"]] == ["pipelined, stages on meshes"]
     no_stack = registry.get("image.digits.Mlp")().tree()
-    monkeypatch.setattr(step_plan, "_PIPELINES", {"spmd_pipelined": SpmdPipelined})
+    monkeypatch.setattr(execution_search, "_PIPELINES", {"spmd_pipelined": SpmdPipelined})
     plan = planned(tmp_path, no_stack, num_devices=4, searches=True)
     assert "spmd_pipelined" in plan.rejected, "one reason for all numbers of stages"
 
@@ -511,7 +513,6 @@ def test_steps_of_one_task_each_have_the_mean_time_and_the_largest_memory(tmp_pa
         schedules.end_with_run(both.learner, 40).instantiate(),
         batches[0].batch,
         device_types.find("v100"),
-        None,
     )
     steps = [
         step_plan._data_parallel_batch(dataclasses.replace(parts, batch=one.batch), 1)
