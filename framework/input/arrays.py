@@ -14,7 +14,8 @@ import numpy.typing as npt
 from tekso.framework import files
 from tekso.framework.input.data_digests import check_digest
 from tekso.framework.input.errors import InputError, NoSplitError
-from tekso.framework.input.input import Batch, ExampleInput, Signature, form_of
+from tekso.framework.input.forms import form_of
+from tekso.framework.input.input import Batch, ExampleInput, Signature
 from tekso.framework.input.loaded import WANT, as_numbers, check_examples
 from tekso.framework.input.sources import digest
 from tekso.framework.input.splits import Split

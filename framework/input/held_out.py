@@ -11,7 +11,8 @@ import numpy.typing as npt
 
 from tekso.framework.batch_part import BatchPart, RowsOf
 from tekso.framework.input.errors import NoSplitError
-from tekso.framework.input.input import Batch, Input, Signature, check_at_least_1, check_step
+from tekso.framework.input.input import Batch, Input, Signature, check_step
+from tekso.framework.input.param_checks import check_at_least_1
 from tekso.framework.input.skips import SkipReport
 from tekso.framework.input.splits import Split
 from tekso.framework.params import param

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from tekso.framework.batch_part import BatchPart, RowsOf
 from tekso.framework.input import parts_of_batches, shuffle
 from tekso.framework.input.errors import InputError
+from tekso.framework.input.param_checks import check_at_least_1
 from tekso.framework.input.skips import SkipReport
 from tekso.framework.input.splits import Split
 from tekso.framework.input.unchanged_examples import check_examples, spread_over
@@ -81,7 +82,7 @@ class Input(Configurable):
         del train
 
     @classmethod
-    def check_params(cls, params: Any) -> None:
+    def check_params(cls, params: Input.Params) -> None:
         """Checks what can be checked without data; `--mode=plan` calls it too.
 
         A class that overrides it calls the base class first. Fields may be REQUIRED and not set.
@@ -377,30 +378,6 @@ class ExampleInput(Input):
         if self.params.order == "shuffled":
             index = shuffle.permute(index, self.num_examples, shuffle.fold(self._key, epoch))
         return self.examples(index, epoch)
-
-
-def form_of(batch: Batch) -> Signature:
-    """Returns {name: (shape, dtype)} of one example of a batch."""
-    return {name: (array.shape[1:], array.dtype) for name, array in batch.items()}
-
-
-def form_text(form: Signature) -> str:
-    """Returns shapes and dtypes as text, sorted by name."""
-    return ", ".join(
-        f"{name!r} {list(shape)} {dtype}" for name, (shape, dtype) in sorted(form.items())
-    )
-
-
-def check_at_least_1(params: Any, *names: str) -> None:
-    """Checks fields of Params that are numbers, None, or not set.
-
-    Raises:
-      ValueError: one of them is below 1.
-    """
-    for name in names:
-        value = params.get(name)
-        if isinstance(value, int) and value < 1:
-            raise ValueError(f"{params.path_of(name)} is {value}, but must be at least 1")
 
 
 def check_step(step: int, num_batches: int | None) -> None:

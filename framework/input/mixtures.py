@@ -18,17 +18,16 @@ import numpy.typing as npt
 
 from tekso.framework.input import shuffle
 from tekso.framework.input.errors import InputError
+from tekso.framework.input.forms import form_of, form_text
 from tekso.framework.input.input import (
     Batch,
     ExampleInput,
     Input,
     KnownText,
     Signature,
-    check_at_least_1,
     check_step,
-    form_of,
-    form_text,
 )
+from tekso.framework.input.param_checks import check_at_least_1
 from tekso.framework.input.skips import SkipReport
 from tekso.framework.params import REQUIRED, param
 

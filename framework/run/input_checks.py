@@ -17,7 +17,8 @@ import tensorflow as tf
 from tekso.framework import task_results
 from tekso.framework.input.bucketing import BucketedInput
 from tekso.framework.input.errors import InputError
-from tekso.framework.input.input import ExampleInput, Input, form_text
+from tekso.framework.input.forms import form_text
+from tekso.framework.input.input import ExampleInput, Input
 from tekso.framework.task import Task
 
 MOST_BATCHES = 1000

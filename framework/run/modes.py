@@ -148,8 +148,7 @@ def _run(
         report.draw_curves(references=next(iter(references.values()), None))
         if outcome.stopped_by is not None:
             path = checkpoints.path(outcome.step)
-            name = outcome.stopped_by.name
-            lines = summary.stopped(name, outcome.step, run.steps, path)
+            lines = summary.stopped(outcome.stopped_by.name, outcome.step, run.steps, path)
             report.finish(outcome.step)
             seconds = report.time_use.seconds()
             for line in lines + time_use.lines(seconds, shapes=outcome.shapes):

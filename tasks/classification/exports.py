@@ -21,7 +21,8 @@ from tekso.framework.exports import (
 )
 from tekso.framework.input.bucketing import BucketedInput
 from tekso.framework.input.errors import InputError
-from tekso.framework.input.input import Input, form_of
+from tekso.framework.input.forms import form_of
+from tekso.framework.input.input import Input
 from tekso.tasks.classification.labelled_texts import LabelledTexts, checked_length, class_name
 
 CLASSIFY = "classify"

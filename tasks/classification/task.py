@@ -11,7 +11,8 @@ import tensorflow as tf
 from tekso.framework.context import StepContext
 from tekso.framework.exports import ExportedFunction, ExportedTexts
 from tekso.framework.input.errors import InputError
-from tekso.framework.input.input import Input, form_of, form_text
+from tekso.framework.input.forms import form_of, form_text
+from tekso.framework.input.input import Input
 from tekso.framework.layer import Layer
 from tekso.framework.params import REQUIRED, param
 from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece
@@ -159,10 +160,9 @@ class Classification(Task):
             return
 
         def loss(weights: Mapping[str, tf.Tensor], batch: Mapping[str, tf.Tensor]) -> tf.Tensor:
-            ctx = StepContext(mode="eval", num_examples=len(labels))
+            ctx = StepContext(mode="eval", num_examples=batch[LABELS].shape[0])
             return self.loss(self.theta(weights), batch, ctx).loss_sum
 
-        labels = batch[LABELS]
         weights = {name: tf.TensorSpec(w.shape, w.dtype) for name, w in self.specs().items()}
         arrays = {name: tf.TensorSpec(array.shape, array.dtype) for name, array in batch.items()}
         try:

@@ -18,7 +18,8 @@ from tekso.framework import files
 from tekso.framework.counting import counted
 from tekso.framework.input import shuffle
 from tekso.framework.input.errors import InputError
-from tekso.framework.input.input import Batch, Signature, check_at_least_1
+from tekso.framework.input.input import Batch, Signature
+from tekso.framework.input.param_checks import check_at_least_1
 from tekso.framework.input.row_inputs import RowInput
 from tekso.framework.input.sides import CutTexts, Side, SideForm
 from tekso.framework.input.skips import SkipReport

@@ -80,7 +80,8 @@ class Other(Linear):
         """Params of Other."""
 
     def fprop(self, weights: Any, x: Any, ctx: StepContext) -> Any:  # type: ignore[override]
-        return super().fprop(weights, x, ctx)
+        del ctx
+        return x @ weights.w
 
 
 class Head(Layer):
