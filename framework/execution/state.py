@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tekso.framework.execution.errors import ExecutionError, joined
+from tekso.framework.state import LEARNER
 from tekso.framework.weight_spec import WeightSpec
 
 T = TypeVar("T")
@@ -65,16 +66,17 @@ def checked_state(
     Raises:
       ExecutionError: keys are missing or unknown, or shapes differ; the message names them.
     """
-    problems = [f"missing {key}" for key in sorted(set(specs) - keys)]
-    problems += [f"unknown {key}" for key in sorted(keys - set(specs))]
+    problems = [(key, f"missing {key}") for key in sorted(set(specs) - keys)]
+    problems += [(key, f"unknown {key}") for key in sorted(keys - set(specs))]
     state: dict[str, Stored] = {
         key: _Converted(read(key), spec.dtype) for key, spec in specs.items() if key in keys
     }
     for key in sorted(state):
         if state[key].shape != specs[key].shape:
-            problems.append(f"{key} is {list(state[key].shape)}, must be {list(specs[key].shape)}")
+            text = f"{key} is {list(state[key].shape)}, must be {list(specs[key].shape)}"
+            problems.append((key, text))
     if problems:
-        raise ExecutionError(
-            f"the checkpoint does not fit the model and learner: {joined(problems)}"
-        )
+        problems.sort(key=lambda problem: problem[0].startswith(LEARNER))  # weights first
+        texts = [text for _, text in problems]
+        raise ExecutionError(f"the checkpoint does not fit the model and learner: {joined(texts)}")
     return state

@@ -64,8 +64,26 @@ def _size_bytes(path: str) -> int:
 
 
 def list_text(rows: Sequence[Mapping[str, Any]], *, width: int | None = None) -> str:
-    """Returns records of checkpoints as text: a row for each, then why some are damaged."""
+    """Returns records of checkpoints as text: a row for each, then why some are damaged.
+
+    It has as many metrics as fit in `width`, at most three.
+    """
     names = list(dict.fromkeys(name for row in rows for name in row["metrics"]))[:_MOST_METRICS]
+    lines = _table(rows, names, None)
+    while names and width is not None and max(map(len, lines)) > width:
+        names = names[:-1]
+        lines = _table(rows, names, None)
+    lines = _table(rows, names, width)
+    lines += [f"{row['name']} is damaged: {row['reason']}" for row in rows if row["reason"]]
+    lines += [
+        f"{row['name']} is the average of {', '.join(row['averaged'])}"
+        for row in rows
+        if row["averaged"]
+    ]
+    return "\n".join(lines)
+
+
+def _table(rows: Sequence[Mapping[str, Any]], names: Sequence[str], width: int | None) -> list[str]:
     cells = [
         (
             row["name"],
@@ -78,11 +96,4 @@ def list_text(rows: Sequence[Mapping[str, Any]], *, width: int | None = None) ->
         for row in rows
     ]
     header = ("checkpoint", "step", "written", "size", "state", *names)
-    lines = table(header, cells, right=(1, 3, *range(5, 5 + len(names))), width=width)
-    lines += [f"{row['name']} is damaged: {row['reason']}" for row in rows if row["reason"]]
-    lines += [
-        f"{row['name']} is the average of {', '.join(row['averaged'])}"
-        for row in rows
-        if row["averaged"]
-    ]
-    return "\n".join(lines)
+    return table(header, cells, right=(1, 3, *range(5, 5 + len(names))), width=width)

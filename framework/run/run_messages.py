@@ -41,9 +41,12 @@ def introduce(job: Job, checkpoint: Checkpoint | None) -> None:
 
 def introduce_parts(job: Job, parts: Assembly, notices: SkipNotices) -> None:
     """Prints the sizes of the model, the inputs, the execution and its devices, and warnings."""
-    specs = parts.task.specs().values()
-    weights = sum(spec.size for spec in specs)
-    job.console.line(f"  model: {weights:,} weights, {size(sum(s.size_bytes for s in specs))}")
+    specs = parts.task.specs()
+    weights = sum(spec.size for spec in specs.values())
+    size_bytes = sum(spec.size_bytes for spec in specs.values())
+    frozen = sum(spec.size for path, spec in specs.items() if parts.learner.is_frozen(path))
+    of_them = f"; {frozen:,} of them are frozen" if frozen else ""
+    job.console.line(f"  model: {weights:,} weights, {size(size_bytes)}{of_them}")
     for name, input in {"input": parts.input, **parts.eval_inputs}.items():
         for line in wrapped(f"  {name}: {input.describe()}", job.console.width):
             job.console.line(line)

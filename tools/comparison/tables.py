@@ -15,6 +15,8 @@ from tekso.framework.run.time_use import ACTIVITIES
 from tekso.tools.comparison import statistics
 from tekso.tools.comparison.runs import ComparedRun, Group
 
+_LEAST_SHARE = 0.005  # of the time of a run, for a column
+
 
 @dataclasses.dataclass(frozen=True)
 class ComparisonTable:
@@ -134,14 +136,20 @@ def _sentence(first: str, other: str, test: statistics.Test) -> str:
 
 
 def cost(groups: Sequence[Group]) -> ComparisonTable:
-    """Returns steps, units and time of every run."""
+    """Returns steps, units and time of every run, without activities that no run spent time on."""
     rows = []
+    spent = [run.seconds for group in groups for run in group.runs]
+    activities = [
+        name
+        for name in ACTIVITIES
+        if any(_LEAST_SHARE * math.fsum(s.values()) < s.get(name, 0.0) for s in spent)
+    ]
     for group in groups:
         for run in group.runs:
             ends = [points[-1] for points in run.curves.values()]  # of logged steps and evaluations
             last = max(ends, key=lambda point: point.step, default=None)
             total = math.fsum(run.seconds.values())
-            shares = [run.seconds.get(name, 0.0) for name in ACTIVITIES]
+            shares = [run.seconds.get(name, 0.0) for name in activities]
             rows.append(
                 [
                     run.path,
@@ -153,7 +161,7 @@ def cost(groups: Sequence[Group]) -> ComparisonTable:
                 ]
             )
     units = {run.unit for group in groups for run in group.runs} - {""}
-    header = ("run", "seed", "steps", " or ".join(sorted(units)) or "units", "time", *ACTIVITIES)
+    header = ("run", "seed", "steps", " or ".join(sorted(units)) or "units", "time", *activities)
     return ComparisonTable("Cost", header, rows, tuple(range(1, len(header))))
 
 

@@ -85,6 +85,16 @@ def test_faults_of_the_input_are_shown_during_the_run(tmp_path: Path) -> None:
     assert output.getvalue().count("warning: input: 1 skipped\n  flowers, record 7: dam") == 1
 
 
+def test_the_first_lines_say_how_many_weights_are_frozen(tmp_path: Path) -> None:
+    for name, frozen, said in (("a", [], ""), ("b", [".*/w"], "; 69 of them are frozen")):
+        output = io.StringIO()
+        job = job_of(Flowers.Params(batch_size=4), 1, tmp_path / name, output)
+        job.tree.set({"learner.frozen": frozen})
+        assert modes.train(job) == ExitCode.OK
+        (line,) = [one for one in output.getvalue().splitlines() if one.startswith("  model: ")]
+        assert line.endswith(f" B{said}")
+
+
 class Unread(Flowers):
     """Must not be read."""
 
