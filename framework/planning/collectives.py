@@ -28,8 +28,9 @@ class Collective:
     """All collectives of one kind over one axis in a step.
 
     Attributes:
-      kind: one of KINDS.
-      axis: the mesh axis of the collective; "data+model" for two axes at once.
+      kind: one of KINDS, or of a pipeline without a mesh "send": a device gets gradients from other
+        replicas, and sends weights to them.
+      axis: the mesh axis of the collective; "data+model" for two axes at once; "replica" of sends.
       count: number of tensors exchanged in a step.
       bytes: bytes of these tensors on one device. all-reduce: the tensor that is reduced;
         all-gather: the result; reduce-scatter: the tensor before it is scattered; all-to-all and

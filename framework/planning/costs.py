@@ -31,6 +31,7 @@ Source:
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -154,14 +155,24 @@ class CostModel:
         self._layouts: dict[Any, Layout] = {}
         self._last: tuple[Any, _Sums] | None = None
 
-    def cost(self, layout: MeshLayout) -> Cost:
-        """Returns the cost of a step under a layout, which must be legal."""
+    def cost(self, layout: MeshLayout, *, packs_gradients: bool = False) -> Cost:
+        """Returns the cost of a step under a layout, which must be legal.
+
+        Args:
+          layout: the layout.
+          packs_gradients: whether one all-reduce over all devices has all gradients, after the last
+            accumulation step, as in data-parallel execution. On a mesh, each has its own.
+        """
         key = (layout.mesh, layout.rules)
         if self._last is None or self._last[0] != key:
             self._last = (key, self._step(PlacedActivations(layout, self._work.weights)))
         sums = self._last[1]
         bill = Bill(layout.mesh, self.device, dict(sums.bill.rows))
-        for gradient in sums.gradients:
+        if packs_gradients:
+            trained = [g.spec.size_bytes * g.count for g in self._weights if g.trained]
+            axes = tuple(name for name, _ in layout.mesh.axes)
+            bill.add("all-reduce", axes, GRADIENTS, math.fsum(trained), 1)
+        for gradient in () if packs_gradients else sums.gradients:
             self._reduce_gradient(bill, layout, gradient)
         memory, update_bytes = self._state(bill, layout, sums)
         flops = sums.flops * self._parts

@@ -141,8 +141,11 @@ def price(
     device: str,
     activation_dtype: str = "float32",
     recomputes_loops: bool = True,
+    packs_gradients: bool = False,
 ) -> Ranked:
-    """Returns one layout with the cost of a step, without a search; the arguments are of `rank`.
+    """Returns one layout with the cost of a step, without a search.
+
+    The arguments are of `rank` and of `CostModel.cost`.
 
     `recomputes_loops` is whether the backward pass of a loop recomputes it, as on a mesh.
 
@@ -155,7 +158,7 @@ def price(
         task, learner, signature, device, activation_dtype, [layout],
         recomputes_loops=recomputes_loops,
     )  # fmt: skip
-    cost = model.cost(layout)
+    cost = model.cost(layout, packs_gradients=packs_gradients)
     return Ranked(1, layout, cost, model.device, cost, is_asked=True)
 
 

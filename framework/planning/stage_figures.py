@@ -59,6 +59,7 @@ class StageFigures:
       copy_bytes: bytes of these copies.
       slot_bytes: bytes of the optimizer slots of its weights.
       gradient_bytes: bytes of the summed gradients of all learned weights that it reads.
+      learned: paths of these weights.
       flops: floating-point operations of the forward pass.
       handed_bytes: bytes of its outputs to other stages, counted once for each reader.
       memory: memory for one micro-batch, with that of the backward pass.
@@ -77,6 +78,7 @@ class StageFigures:
     copy_bytes: int
     slot_bytes: int
     gradient_bytes: int
+    learned: tuple[str, ...]
     flops: float
     handed_bytes: int
     memory: StageBytes
@@ -275,6 +277,7 @@ def _figures(
         copy_bytes=sum(spec.size_bytes for spec in copies.values()),
         slot_bytes=sum(spec.size_bytes for spec in owned.slots.values()),
         gradient_bytes=sum(gradients),
+        learned=tuple(path for path in read if path in trained),
         flops=math.fsum(trace.flops for trace in stage.traces),
         handed_bytes=sum(
             _bytes(stage_plan.values[value]) * count for value, count in readers.items()

@@ -32,8 +32,10 @@ from tekso.framework.execution.pipelined import Pipelined
 from tekso.framework.execution.whole_batches import ACCUMULATION, check_whole
 from tekso.framework.experiment import Tree
 from tekso.framework.planning import collectives, layout_ranking, layout_search, pipeline_memory
+from tekso.framework.planning.collectives import Collective
 from tekso.framework.planning.layout_search import Ranked
 from tekso.framework.planning.pipeline_time import measured_starts, pipeline_time
+from tekso.framework.planning.rings import ring
 from tekso.framework.planning.simulator import simulate
 from tekso.framework.planning.stage_figures import (
     PipelineFigures,
@@ -141,6 +143,7 @@ def priced(parts: StepParts, layout: MeshLayout, name: str, dtype: str) -> StepP
         parts.task, parts.learner, parts.batch, layout,
         device=parts.device.name, activation_dtype=dtype,
         recomputes_loops=name != "data_parallel",
+        packs_gradients=name == "data_parallel",
     )  # fmt: skip
     return of_ranked(ranked, name, parts.device.name)
 
@@ -220,6 +223,7 @@ def pipelined(parts: StepParts, tree: Tree.Params, *, simulates_memory: bool) ->
         time.seconds if time else _modelled_seconds(figures, device, memory, itemsize=itemsize),
         figures.timeline.idle_share,
         tuple(notes),
+        collectives=tuple(filter(None, [_exchange(figures)])),
         sent_bytes=_sent_bytes(figures),
         core_seconds=time.core_seconds if time else None,
         counted_bytes=figures.counted_bytes if time else None,
@@ -269,24 +273,43 @@ def _modelled_seconds(
     return work + _exchange_seconds(figures, device) + moved / device.memory_bytes_per_s
 
 
-def _exchange_seconds(figures: PipelineFigures, device: DeviceType) -> float:
-    """Returns the time in which replicas exchange gradients and weights.
+def _exchange(figures: PipelineFigures) -> Collective | None:
+    """Returns what a device exchanges with its copies in the other replicas in a step, if any.
 
-    One program reduces the gradients of a stage in a ring. Otherwise the first replica gets the
-    gradients of all others, one after the other, and sends its weights to them.
+    One program reduces the gradient of each weight in a ring. Otherwise the device of the first
+    replica gets the gradients of all others, one after the other, and sends its weights to them:
+    each weight by itself.
     """
     plan = figures.plan
     others = plan.num_replicas - 1
     if not others:
+        return None
+    on_devices = [figures.on_device(i) for i in range(plan.num_devices)]
+    if figures.on_mesh is not None and figures.on_mesh.is_program:
+        largest = max(sum(stage.gradient_bytes for stage in own) for own in on_devices)
+        learned = {path for stage in figures.stages for path in stage.learned}
+        return Collective("all-reduce", DATA, len(learned), largest)
+    sent = [
+        (
+            sum(stage.gradient_bytes for stage in own),
+            sum(len(stage.learned) for stage in own),
+        )
+        for own in on_devices
+    ]
+    largest, number = max(sent)
+    return Collective("send", "replica", 2 * others * number, 2 * others * largest)
+
+
+def _exchange_seconds(figures: PipelineFigures, device: DeviceType) -> float:
+    """Returns the time in which replicas exchange gradients and weights."""
+    found, plan = _exchange(figures), figures.plan
+    if found is None:
         return 0.0
     bytes_per_s, latency_s = device.link(plan.num_devices * plan.num_replicas)
-    largest = max(
-        math.fsum(stage.gradient_bytes for stage in figures.on_device(i))
-        for i in range(plan.num_devices)
-    )
-    is_program = figures.on_mesh is not None and figures.on_mesh.is_program
-    sent = largest / plan.num_replicas if is_program else largest
-    return 2 * others * (sent / bytes_per_s + latency_s)
+    if found.kind == "send":
+        return found.bytes / bytes_per_s + found.count * latency_s
+    sent, hops = ring("all-reduce", plan.num_replicas, found.bytes)
+    return sent / bytes_per_s + found.count * hops * latency_s
 
 
 def _pipeline_notes(
@@ -309,6 +332,14 @@ def _pipeline_notes(
         f"sends {layout_ranking.bytes_text(sent)} per device, {seconds_text(sent_s)} if nothing is "
         "computed meanwhile; " + in_time
     )
+    exchange = _exchange(figures)
+    if exchange is not None:
+        what = "all-reduces" if exchange.kind == "all-reduce" else "sends and gets"
+        in_time = ": " + seconds_text(_exchange_seconds(figures, device)) if time is None else ""
+        yield (
+            f"{what} {counted(exchange.count, 'tensor')} of gradients and weights of the replicas, "
+            f"{layout_ranking.bytes_text(exchange.bytes)}{in_time}"
+        )
     if figures.on_mesh is not None:
         yield "every stage is on a mesh: time and memory are those of a stage on one device"
     if shares:

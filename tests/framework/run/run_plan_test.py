@@ -487,16 +487,52 @@ def test_a_pipeline_waits_for_the_handovers_that_fill_and_drain_it(stages: int) 
     assert handover_of(found, stages, device) == pytest.approx(2 * (stages - 1) * one, rel=1e-6)
 
 
-def test_replicas_of_a_pipeline_exchange_gradients_and_weights() -> None:
+def test_replicas_of_a_pipeline_exchange_gradients_and_weights(tmp_path: Path) -> None:
     device = device_types.find("v100")
     found = tree()
     found.execution = Pipelined.Params(num_stages=2, num_micro_batches=2, num_replicas=2)
     figures = pipeline_plan.figures(found)
-    largest = max(stage.gradient_bytes for stage in figures.stages)
-    once = largest / device.link_bytes_per_s + device.link_latency_s
+    largest = max(figures.stages, key=lambda stage: stage.gradient_bytes)
+    number = len(largest.stage.weights)  # all are learned, and each is sent by itself
+    once = largest.gradient_bytes / device.link_bytes_per_s + number * device.link_latency_s
+    assert number > 5
     assert step_plan._exchange_seconds(figures, device) == pytest.approx(2 * once)
+    plan = planned(tmp_path, found, device="v100")
+    assert plan.step is not None
+    (sent,) = plan_text.record(plan)["step"]["collectives"]
+    assert sent == {
+        "kind": "send",
+        "axis": "replica",
+        "count": 2 * number,
+        "bytes": 2 * largest.gradient_bytes,
+    }
+    assert any(note.startswith(f"sends and gets {2 * number} tensors") for note in plan.step.notes)
     found.execution = Pipelined.Params(num_stages=2, num_micro_batches=4)
     assert step_plan._exchange_seconds(pipeline_plan.figures(found), device) == 0.0
+
+
+def test_one_program_of_replicas_reduces_each_weight_in_a_ring() -> None:
+    device = device_types.find("v100")
+    found = registry.get("lm.python_source.TinySpmdPipeline")().tree()
+    found.execution = SpmdPipelined.Params(num_stages=2, num_micro_batches=2, num_replicas=2)
+    figures = pipeline_plan.figures(found)
+    exchange = step_plan._exchange(figures)
+    assert exchange is not None and (exchange.kind, exchange.axis) == ("all-reduce", "data")
+    assert exchange.count == len({path for stage in figures.stages for path in stage.learned})
+    # A ring of two sends half of the bytes in each of two hops.
+    time = exchange.bytes / device.link_bytes_per_s + 2 * exchange.count * device.link_latency_s
+    assert step_plan._exchange_seconds(figures, device) == pytest.approx(time)
+
+
+def test_data_parallel_gradients_are_one_all_reduce(tmp_path: Path) -> None:
+    for parts in (1, 2):
+        found = tree(**{"learner.accumulation_steps": parts})
+        plan = planned(tmp_path, found, device="v100", num_devices=2)
+        assert plan.step is not None
+        (reduced,) = plan.step.collectives
+        sums = 2 * parts  # of the loss and its weight
+        assert (reduced.kind, reduced.axis, reduced.count) == ("all-reduce", "data", 1 + sums)
+        assert reduced.bytes == 4 * plan.weights + 4 * sums
 
 
 def test_steps_of_one_task_each_have_the_mean_time_and_the_largest_memory(tmp_path: Path) -> None:
