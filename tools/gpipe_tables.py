@@ -176,6 +176,9 @@ def _print(words: Sequence[str]) -> int:
 
 def model_of(key: str, settings: dict[str, Any]) -> Model:
     """Traces the pieces of an experiment for one example."""
+    from tekso.framework.run import quiet_tensorflow
+
+    quiet_tensorflow.import_tensorflow()
     from tekso.framework import registry
     from tekso.framework.costs.device_types import find
     from tekso.framework.costs.piece_costs import cost_of

@@ -55,6 +55,8 @@ def _step_record(plan: RunPlan, step: StepPlan) -> dict[str, Any]:
         "devices": step.devices,
         "fits": plan.fits(step),
         "bytes_per_device": int(step.total_bytes),
+        "bytes_of_all_devices": int(step.bytes_of_all_devices),
+        "sharing_devices": step.sharing_devices,
         "memory": {name: int(value) for name, value in step.memory.items()},
         "flops_per_device": step.flops,
         "seconds": step.seconds,

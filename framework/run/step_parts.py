@@ -82,6 +82,16 @@ class StepPlan:
             return self.total_bytes * self.sharing_devices
         return self.shared_bytes
 
+    @property
+    def bytes_of_all_devices(self) -> float:
+        """Bytes of all devices together, as if each needed as much as the one that needs most.
+
+        On this machine, that of a pipeline is known: its stages differ.
+        """
+        if self.shared_bytes is not None:
+            return self.shared_bytes
+        return self.total_bytes * self.devices
+
 
 @dataclasses.dataclass(frozen=True)
 class StepParts:

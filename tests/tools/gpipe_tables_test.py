@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from tekso.framework.exit_codes import ExitCode
+from tekso.framework.registry import UnknownExperimentError
+from tekso.framework.run import quiet_tensorflow
 from tekso.tools import gpipe_tables
 from tekso.tools.gpipe_tables import TABLES, Model
 
@@ -85,3 +87,11 @@ def test_amoebanet_is_traced_for_one_example() -> None:
         assert other == 2 * one
     assert found[0].inputs[1] == 2 * 112 * 112 * 16 * 4 + 8  # x and before; label and weight
     assert found[0].saved(1, 3) > found[0].products[1] + found[0].products[2]
+
+
+def test_tensorflow_is_imported_without_its_log_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    imported = []
+    monkeypatch.setattr(quiet_tensorflow, "import_tensorflow", lambda: imported.append("quietly"))
+    with pytest.raises(UnknownExperimentError):
+        gpipe_tables.model_of("nope.Nope", {})
+    assert imported == ["quietly"]

@@ -318,6 +318,17 @@ def test_devices_share_the_batch_and_replicate_the_weights(tmp_path: Path) -> No
     assert any("all-reduce" in note for note in four.notes)
 
 
+def test_the_record_of_a_step_has_the_bytes_of_all_devices(tmp_path: Path) -> None:
+    plan = planned(tmp_path, num_devices=2, device="v100")
+    record = plan_text.record(plan)["step"]
+    assert record["bytes_of_all_devices"] == 2 * record["bytes_per_device"]
+    assert record["sharing_devices"] == 1
+    assert plan.step is not None
+    shared = dataclasses.replace(plan.step, sharing_devices=2, shared_bytes=5e6)
+    record = plan_text.record(dataclasses.replace(plan, step=shared))["step"]
+    assert (record["bytes_of_all_devices"], record["sharing_devices"]) == (5_000_000, 2)
+
+
 def test_the_record_of_a_step_has_its_collectives(tmp_path: Path) -> None:
     """As JSON data: kind, axis, count and bytes, not only a sentence."""
 
