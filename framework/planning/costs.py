@@ -99,6 +99,7 @@ class Cost:
       compute_s, communication_s, update_s: the three parts of the time.
       memory: bytes per device.
       collectives: the collectives of a step.
+      unsized: names of the ops whose results have an unknown size.
     """
 
     flops: float
@@ -108,6 +109,7 @@ class Cost:
     update_s: float
     memory: Memory
     collectives: tuple[CollectiveCost, ...]
+    unsized: tuple[str, ...] = ()
 
     @property
     def seconds(self) -> float:
@@ -184,6 +186,7 @@ class CostModel:
             update_bytes / self.device.memory_bytes_per_s,
             memory,
             bill.collectives(),
+            self._work.unsized,
         )
 
     def unsharded_share(self, layout: MeshLayout, axis: str) -> float:

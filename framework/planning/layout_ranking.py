@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
+from tekso.framework.counting import counted
 from tekso.framework.execution.mesh.layouts import MeshLayout
 from tekso.framework.planning.costs import Cost
 from tekso.framework.planning.layout_search import Ranked
@@ -144,7 +145,19 @@ def reasons(ranked: Ranked) -> list[str]:
         found.append(f"updates the weights in {seconds_text(cost.update_s)}")
     if ranked.place > 1:
         found.append(_against(cost, ranked.best))
+    if cost.unsized:
+        found.append(unknown_sizes_text(cost.unsized))
     return found
+
+
+def unknown_sizes_text(ops: Sequence[str]) -> str:
+    """Returns a sentence on ops of a step whose results have an unknown size."""
+    return (
+        f"{counted(len(ops), 'op')}, such as {ops[0]}, have results whose size depends on values, "
+        "as that of tf.boolean_mask, and count as one row each, so the step takes longer and needs "
+        "more memory: multiply by weights instead of leaving rows out, or take a fixed number of "
+        "rows with tf.gather"
+    )
 
 
 def _memory(ranked: Ranked) -> str:

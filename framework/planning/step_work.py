@@ -150,12 +150,14 @@ class StepWork:
       saved: saved activations.
       recomputed: for every recomputed part of the step, the activations that it saves meanwhile.
       weights: names of the dims of weights.
+      unsized: names of the ops whose results have an unknown size.
     """
 
     work: Mapping[tuple[Work, int], int]
     saved: tuple[SavedTensor, ...]
     recomputed: tuple[tuple[SavedTensor, ...], ...]
     weights: frozenset[str]
+    unsized: tuple[str, ...] = ()
 
     @property
     def flops(self) -> int:

@@ -19,6 +19,7 @@ import tensorflow as tf
 
 from tekso.framework import primitive, task_results
 from tekso.framework.context import HasStream, StepContext, isolated
+from tekso.framework.costs import graph_work
 from tekso.framework.planning.dim_names import sizes_of
 from tekso.framework.planning.step_work import (
     Alike,
@@ -85,6 +86,7 @@ def trace(
         tuple(recorder.whole.saved.values()),
         tuple(tuple(region.saved.values()) for region in recorder.regions if region.is_recomputed),
         frozenset(d for spec in specs.values() for d in spec.dims if d is not None),
+        tuple(op.name for op in graph_work.unsized_ops(graph)),
     )
 
 

@@ -69,12 +69,7 @@ def _of_unknown_work(graph: Any) -> list[str]:
             "tf.while_loop"
         )
     if ops := graph_work.unsized_ops(graph):
-        found.append(
-            f"{counted(len(ops), 'op')} of the step, with those of gradients, have results whose "
-            "size depends on values, as that of tf.boolean_mask, and count as one row each, so the "
-            "step takes longer and needs more memory: multiply by weights instead of leaving rows "
-            "out, or take a fixed number of rows with tf.gather"
-        )
+        found.append(layout_ranking.unknown_sizes_text([op.name for op in ops]))
     return found
 
 

@@ -714,6 +714,7 @@ class Growing(Task):
         """Params of Growing."""
 
         most: int | None = param("Largest number of products.", default=None)
+        masks: bool = param("Whether rows are left out.", default=False)
 
     def __init__(self, params: Any) -> None:
         super().__init__(params)
@@ -729,6 +730,8 @@ class Growing(Task):
             [tf.ones([2, 3])],
             maximum_iterations=self.params.most,
         )
+        if self.params.masks:
+            rows = tf.boolean_mask(rows, rows[:, 0] > 0) @ theta.w
         return LossSums(tf.reduce_sum(rows))
 
 
@@ -741,13 +744,17 @@ def test_a_plan_says_that_the_length_of_a_loop_is_unknown(
     starts = MeshStarts(0.0, 0.0, 0.0, op_s=speed.op_s, collective_s=0.0, byte_s=0.0)
     monkeypatch.setattr(mesh_time, "measured_starts", lambda: {2: starts, 4: starts})
     for devices in (1, 2):
-        for most, is_said in ((None, True), (7, False)):
+        for most, masks in ((None, False), (7, True)):
             found = tree(**{"learner.optimizer.weight_decay_exclude": []})
-            found.task = Growing.Params(most=most)
+            found.task = Growing.Params(most=most, masks=masks)
             plan = planned(tmp_path, found, device="this_machine", num_devices=devices)
             assert plan.step is not None
-            said = any("set maximum_iterations" in note for note in plan.step.notes)
-            assert said == is_said
+            notes = "\n".join(plan.step.notes)
+            assert ("set maximum_iterations" in notes) == (most is None)
+            assert ("size depends on values" in notes) == masks
+            modelled = planned(tmp_path, found, num_devices=devices).step
+            assert modelled is not None
+            assert ("size depends on values" in "\n".join(modelled.notes)) == masks
 
 
 def test_a_pipeline_on_this_machine_has_the_time_of_its_calls(
