@@ -52,13 +52,15 @@ def updated(
     *,
     loss: Any = 0.0,
     fuse: Fuse = no_fusion,
+    on_mesh: bool = False,
 ) -> Update:
     """Returns the result of `Step.update`; weights that do not change keep their values."""
     task: Any = _Weights(specs)
     total = tf.convert_to_tensor(loss)
     new, metrics = Step(task, learner, seed=0).update(
-        State(weights, slots), gradients, Sums(total, total, {}, {}, {}), step, fuse=fuse
-    )
+        State(weights, slots), gradients, Sums(total, total, {}, {}, {}), step,
+        fuse=fuse, on_mesh=on_mesh,
+    )  # fmt: skip
     return Update({**weights, **new.weights}, new.slots, metrics)
 
 

@@ -95,8 +95,8 @@ def main(names: list[str]) -> None:
         one = learner(name)
         slot_specs = one.slots(SPECS)
 
-        def step(*tensors: Any, one: Learner = one) -> tuple[Any, ...]:
-            made = updated(one, SPECS, *tensors)
+        def step(*tensors: Any, one: Learner = one, on_mesh: bool = True) -> tuple[Any, ...]:
+            made = updated(one, SPECS, *tensors, on_mesh=on_mesh)
             return made.weights, made.slots, one.evaluation_weights(made.weights, made.slots)
 
         compiled = tf.function(step, autograph=False)
@@ -107,7 +107,7 @@ def main(names: list[str]) -> None:
             gradients = {p: tf.constant(v) for p, v in values(SPECS, number + 1).items()}
             count = tf.constant(number, tf.int64)
             placed = place(gradients, SPECS), dtensor.copy_to_mesh(count, replicated(count))
-            weights, slots, averages = step(weights, gradients, slots, count)
+            weights, slots, averages = step(weights, gradients, slots, count, on_mesh=False)
             new = compiled(on_mesh[0], placed[0], on_mesh[1], placed[1])
             on_mesh = new[:2]
         differences, moved = [0.0], []

@@ -16,8 +16,12 @@ from tekso.framework.weight_update import select
 def scalar_where(place: Place, avoided: bool) -> bool:
     """tf.where with a scalar condition and a sharded tensor crashes the process."""
     x = values(4, 6)
-    where = select if avoided else tf.where
-    y = computed(lambda x: where(tf.reduce_sum(x) > 1e6, x, -x), place.put(x, ROWS))
+
+    def negated(x: tf.Tensor) -> tf.Tensor:
+        condition = tf.reduce_sum(x) > 1e6
+        return select(tf.reshape(condition, [1]), x, -x) if avoided else tf.where(condition, x, -x)
+
+    y = computed(negated, place.put(x, ROWS))
     return equal(place, y, -x)
 
 
