@@ -6,7 +6,8 @@ a step is that of starts. On D devices it is
     call_s + D (arrays array_s + variables variable_s + ops op_s + collectives collective_s)
 
 Real steps are measured, since their calls are spread over the engine and DTensor. The numbers of
-ops and of collectives are those of the graphs that DTensor has compiled. The time of the bytes of a
+ops and of collectives are those of the graphs that DTensor has compiled. The time that passes in a
+collective is the time by which a step with collectives takes longer. The time of the bytes of a
 collective is that of sums of large tensors over the devices.
 """
 
@@ -85,7 +86,11 @@ def main(devices: str) -> None:
         for probe, time, each in zip(probes, times, graphs, strict=True)
     }
     starts = start_probes.solve(measured, EQUATIONS, SMALL)
-    print(json.dumps({**starts, "byte_s": _byte_seconds(mesh, count)}))
+    elapsed = {probe: time.elapsed_s for probe, time in zip(probes, times, strict=True)}
+    collectives = measured[SUMMED][1]["collective_s"] / count  # of a device
+    passes = max(0.0, elapsed[SUMMED] - elapsed[WIDE]) / collectives
+    starts |= {"collective_elapsed_s": passes, "byte_s": _byte_seconds(mesh, count)}
+    print(json.dumps(starts))
 
 
 def counts_of(graphs: DeviceGraphs, devices: int) -> dict[str, int]:

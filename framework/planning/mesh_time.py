@@ -5,7 +5,8 @@
     step        the devices at the same time, as far as there are cores, and the call from Python
 
 TensorFlow hands an op to another thread only if it takes more than some microseconds. So short ops
-of all devices run one after the other.
+of all devices run one after the other. The collectives of a device run one after the other, and in
+each the devices wait for the last one, so more time passes than they compute.
 
 The devices are those of a mesh or of data-parallel execution. `mesh_graphs.py` has the graphs of a
 device. `mesh_probes.py` measures starts on meshes; those of data-parallel execution are assumed to
@@ -30,7 +31,7 @@ _PROBES = "tekso.framework.planning.mesh_probes"  # a program
 
 @dataclasses.dataclass(frozen=True)
 class MeshStarts:
-    """What a mesh needs to start its work, in seconds of CPU time.
+    """What a mesh needs to start its work, in seconds of CPU time unless stated otherwise.
 
     Attributes:
       call_s: for a call from Python, and of all devices together.
@@ -38,6 +39,7 @@ class MeshStarts:
       variable_s: for a weight or slot on a device.
       op_s: for an op on a device.
       collective_s: for a collective of a small tensor, on a device.
+      collective_elapsed_s: time that passes in such a collective; its devices wait for each other.
       byte_s: for a byte of a collective, on a device.
     """
 
@@ -46,6 +48,7 @@ class MeshStarts:
     variable_s: float
     op_s: float
     collective_s: float
+    collective_elapsed_s: float
     byte_s: float
 
 
@@ -75,14 +78,20 @@ def _of_record(values: Mapping[str, Mapping[str, float]]) -> dict[int, MeshStart
 def starts_of(measured: Mapping[int, MeshStarts], devices: int) -> MeshStarts:
     """Returns the times on a number of devices.
 
-    The time of a call grows by the same amount with each device. The other times are those of the
-    closest number of devices that was measured.
+    The times of a call and that pass in a collective grow by the same amount with each device. The
+    other times are those of the closest number of devices that was measured.
     """
     few, many = min(measured), max(measured)
     closest = measured[min(measured, key=lambda n: (abs(n - devices), n))]
-    each = max(0.0, (measured[many].call_s - measured[few].call_s) / (many - few))
-    call = max(0.0, measured[few].call_s + (devices - few) * each)
-    return dataclasses.replace(closest, call_s=call)
+
+    def grown(name: str) -> float:
+        least, most = (float(getattr(measured[n], name)) for n in (few, many))
+        each = max(0.0, (most - least) / (many - few))
+        return max(0.0, least + (devices - few) * each)
+
+    return dataclasses.replace(
+        closest, **{name: grown(name) for name in ("call_s", "collective_elapsed_s")}
+    )
 
 
 def mesh_time(
@@ -99,13 +108,15 @@ def mesh_time(
     """
     of_mesh = dataclasses.replace(machine, op_s=starts.op_s)
     # Of a device:
-    collectives = starts.collective_s * len(graphs.collectives)
-    collectives += starts.byte_s * math.fsum(graphs.collectives)
+    count, size = len(graphs.collectives), math.fsum(graphs.collectives)
+    collectives = starts.collective_s * count + starts.byte_s * size
     variables = starts.variable_s * graphs.variables
-    device = graphs.seconds(of_mesh) + collectives + variables
+    device = graphs.seconds(of_mesh) + variables
     short = min(device, graphs.short_seconds(of_mesh) + variables)
     # Of all devices:
     calls = graphs.calls * starts.call_s + devices * graphs.arrays * starts.array_s
-    elapsed = devices * (short + (device - short) / min(devices, cores))
+    at_once = min(devices, cores)
+    elapsed = devices * (short + (device - short) / at_once)
+    elapsed += starts.collective_elapsed_s * count + devices * starts.byte_s * size / at_once
     started = calls + devices * (variables + collectives + starts.op_s * graphs.ops())
-    return StepTime(calls + elapsed, calls + devices * device, started)
+    return StepTime(calls + elapsed, calls + devices * (device + collectives), started)

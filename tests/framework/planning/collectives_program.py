@@ -128,7 +128,13 @@ def set_speeds() -> None:
     speed = this_machine.only()
     machine = ThisMachine(speed, speed, speed, call_s=0.0, array_s=0.0, variable_s=0.0)
     starts = MeshStarts(
-        call_s=100.0, array_s=0.0, variable_s=0.0, op_s=0.0, collective_s=1.0, byte_s=0.0
+        call_s=100.0,
+        array_s=0.0,
+        variable_s=0.0,
+        op_s=0.0,
+        collective_s=1.0,
+        collective_elapsed_s=1.0,
+        byte_s=0.0,
     )
     vars(this_machine)["measured"] = lambda: machine
     vars(mesh_time)["measured_starts"] = lambda: {2: starts, 4: starts}

@@ -19,8 +19,9 @@ from tekso.framework.planning.mesh_time import MeshStarts
 SPEED = this_machine.only(op_s=7.0)
 """Only the start of an op takes time."""
 STARTS = MeshStarts(
-    call_s=100.0, array_s=20.0, variable_s=3.0, op_s=1.0, collective_s=10.0, byte_s=0.5
-)
+    call_s=100.0, array_s=20.0, variable_s=3.0, op_s=1.0, collective_s=10.0,
+    collective_elapsed_s=14.0, byte_s=0.5,
+)  # fmt: skip
 OPS = 5
 
 
@@ -43,13 +44,15 @@ def test_devices_share_the_cores_and_take_turns_with_variables(
     ops, handled, exchanged = 2 * OPS * 1.0, 4 * 3.0, 2 * 10.0 + 12 * 0.5
     called = 2 * 100.0 + devices * 3 * 20.0  # arrays
     assert found.core_seconds == pytest.approx(called + devices * (ops + handled + exchanged))
-    parallel = devices * (ops + exchanged) / at_once
+    parallel = devices * (ops + 12 * 0.5) / at_once + 2 * 14.0  # devices wait in collectives
     assert found.seconds == pytest.approx(called + parallel + devices * handled)
     assert found.start_seconds == pytest.approx(found.core_seconds)
 
 
 def test_short_ops_of_all_devices_run_one_after_the_other() -> None:
-    starts = MeshStarts(0.0, 0.0, 0.0, op_s=1e-6, collective_s=0.0, byte_s=0.0)
+    starts = MeshStarts(
+        0.0, 0.0, 0.0, op_s=1e-6, collective_s=0.0, collective_elapsed_s=0.0, byte_s=0.0
+    )
     found = mesh_time.mesh_time(graphs(), starts, SPEED, devices=2, cores=2)
     assert found.seconds == pytest.approx(found.core_seconds) == pytest.approx(4 * OPS * 1e-6)
 
@@ -106,11 +109,12 @@ def test_gradients_exist_while_another_graph_runs() -> None:
         assert found.peak_bytes(least=50.0) == 100.0
 
 
-def test_a_call_takes_longer_with_each_device() -> None:
-    few = MeshStarts(10.0, 9.0, 1.0, 2.0, 3.0, 4.0)
-    many = MeshStarts(14.0, 9.0, 5.0, 6.0, 7.0, 8.0)
+def test_a_call_and_a_collective_take_longer_with_each_device() -> None:
+    few = MeshStarts(10.0, 9.0, 1.0, 2.0, 3.0, 5.0, 4.0)
+    many = MeshStarts(14.0, 9.0, 5.0, 6.0, 7.0, 11.0, 8.0)
     calls = [mesh_time.starts_of({2: few, 4: many}, n) for n in (1, 2, 3, 4, 8)]
     assert [one.call_s for one in calls] == [8.0, 10.0, 12.0, 14.0, 22.0]
+    assert [one.collective_elapsed_s for one in calls] == [2.0, 5.0, 8.0, 11.0, 23.0]
     assert [one.op_s for one in calls] == [2.0, 2.0, 2.0, 6.0, 6.0]
 
 
@@ -153,6 +157,7 @@ def test_the_measured_times_are_stored_and_read_again(
         "variable_s": 2.0,
         "op_s": 3.0,
         "collective_s": 4.0,
+        "collective_elapsed_s": 7.0,
         "byte_s": 5.0,
     }
     runs: list[tuple[str, ...]] = []
@@ -167,7 +172,7 @@ def test_the_measured_times_are_stored_and_read_again(
     monkeypatch.setattr(reference_work, "measure", lambda: Reference(1.0, 1.0))
     for _ in range(2):
         found = mesh_time.measured_starts.__wrapped__()
-        assert found == dict.fromkeys((2, 4), MeshStarts(1.0, 6.0, 2.0, 3.0, 4.0, 5.0))
+        assert found == dict.fromkeys((2, 4), MeshStarts(1.0, 6.0, 2.0, 3.0, 4.0, 7.0, 5.0))
     assert [words[1] for words in runs] == ["2", "4"]
     (file,) = tmp_path.glob("tekso/mesh_*.json")
     assert sorted(json.loads(file.read_text())["speeds"]) == ["2", "4"]
@@ -176,5 +181,7 @@ def test_the_measured_times_are_stored_and_read_again(
 @pytest.mark.slow
 def test_the_probes_measure_meshes_of_two_devices() -> None:
     found = stored_speeds.printed_by("tekso.framework.planning.mesh_probes", "2")
-    assert sorted(found) == ["array_s", "byte_s", "call_s", "collective_s", "op_s", "variable_s"]
+    assert sorted(found) == sorted(field.name for field in dataclasses.fields(MeshStarts))
+    # On two cores, two devices compute a collective side by side, and wait for each other.
+    assert found["collective_elapsed_s"] > 0.5 * found["collective_s"] > 0.0
     assert 1e-5 < found["call_s"] < 1.0 and 0.0 <= found["op_s"] < 1e-3

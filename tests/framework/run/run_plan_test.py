@@ -661,7 +661,9 @@ def test_a_step_on_this_machine_has_the_time_and_memory_of_its_graphs(
     in_16_bits = planned(tmp_path, small, device=HERE).step
     assert in_16_bits is not None and "in bfloat16 may take much longer" in in_16_bits.notes[-1]
     assert "float" not in plan.step.notes[-1]
-    starts = MeshStarts(0.0, 0.0, 0.0, op_s=speed.op_s, collective_s=0.0, byte_s=0.0)
+    starts = MeshStarts(
+        0.0, 0.0, 0.0, op_s=speed.op_s, collective_s=0.0, collective_elapsed_s=0.0, byte_s=0.0
+    )
     monkeypatch.setattr(mesh_time, "measured_starts", lambda: {2: starts, 4: starts})
     replicas = planned(tmp_path, one_layer, device=HERE, num_devices=2)
     other = planned(tmp_path, small, device=HERE, num_devices=2).step
@@ -685,7 +687,9 @@ def test_a_mesh_with_several_cores_for_a_device_says_that_they_are_not_planned(
 ) -> None:
     speed = speed_of(1.0)
     machine = ThisMachine(speed, speed, speed, call_s=0.0, array_s=0.0, variable_s=0.0)
-    starts = MeshStarts(0.0, 0.0, 0.0, op_s=0.0, collective_s=0.0, byte_s=0.0)
+    starts = MeshStarts(
+        0.0, 0.0, 0.0, op_s=0.0, collective_s=0.0, collective_elapsed_s=0.0, byte_s=0.0
+    )
     monkeypatch.setattr(this_machine, "measured", lambda: machine)
     monkeypatch.setattr(mesh_time, "measured_starts", lambda: {2: starts, 4: starts})
     small = registry.get("image.digits.Mlp")().tree()
@@ -741,7 +745,9 @@ def test_a_plan_says_that_the_length_of_a_loop_is_unknown(
     speed = speed_of(1.0)
     machine = ThisMachine(speed, speed, speed, call_s=1e-4, array_s=0.0, variable_s=1e-6)
     monkeypatch.setattr(this_machine, "measured", lambda: machine)
-    starts = MeshStarts(0.0, 0.0, 0.0, op_s=speed.op_s, collective_s=0.0, byte_s=0.0)
+    starts = MeshStarts(
+        0.0, 0.0, 0.0, op_s=speed.op_s, collective_s=0.0, collective_elapsed_s=0.0, byte_s=0.0
+    )
     monkeypatch.setattr(mesh_time, "measured_starts", lambda: {2: starts, 4: starts})
     for devices in (1, 2):
         for most, masks in ((None, False), (7, True)):
