@@ -18,9 +18,10 @@ The speeds are those of one core, or of all cores if one op at a time uses them.
     a cluster               that every iteration reads, whichever is longer
     every op                plus the time of an op that does nothing
 
-A product or depthwise convolution of fewer operations per byte than were measured is limited by its
-bytes: its rate falls with them. Other convolutions compute at the rate of the fewest that were
-measured, unless their tensors take longer: a filter of one pixel is multiplied as fast as others.
+A product or convolution of fewer operations per byte than were measured computes at the rate of
+the fewest that were measured, because its tensors count apart: a filter of one pixel is multiplied
+as fast as others. A depthwise convolution, whose tensors do not count apart, is limited by its
+bytes: its rate falls with them.
 
 The kernel of a convolution keeps a vector of channels in a register. If there are fewer channels
 than it has numbers, or the last vector is not full, the rest of it is computed for nothing: an
@@ -273,7 +274,7 @@ def _plain_seconds(op: Any, machine: MachineSpeed, uses: Uses) -> float:
         return (
             machine.product_s
             + _moving_seconds(uses, machine.streams)
-            + _computing_seconds(op, points)
+            + graph_work.op_flops(op) / rate(points, _intensity(op))
         )
     if op.type in op_kinds.CONVOLUTIONS | op_kinds.FILTER_GRADIENTS:
         return machine.convolution_s + _convolving_seconds(op, machine, uses)
@@ -292,25 +293,19 @@ def _convolving_seconds(op: Any, machine: MachineSpeed, uses: Uses) -> float:
     is_of_filter = op.type in op_kinds.FILTER_GRADIENTS
     if op.type in op_kinds.DEPTHWISE:
         gradients = machine.depthwise_filter_gradients
-        return _computing_seconds(op, gradients if is_of_filter else machine.depthwise)
+        points = gradients if is_of_filter else machine.depthwise
+        limit = min(1.0, _intensity(op) / points[0][0])
+        return graph_work.op_flops(op) / max(rate(points, _intensity(op)) * limit, 1.0)
     points = machine.filter_gradients if is_of_filter else machine.convolutions
     flops = graph_work.op_flops(op)
     computed = flops * filled(graph_work.summed_channels(op), machine.lanes)
-    computing = computed / rate(points, flops / max(_bytes(op.inputs) + _bytes(op.outputs), 1))
+    computing = computed / rate(points, _intensity(op))
     return max(computing, _moving_seconds(uses, machine.streams))
 
 
-def _computing_seconds(op: Any, points: Sequence[tuple[float, float]]) -> float:
-    """Returns the time of the operations of a product or a depthwise convolution.
-
-    Args:
-      op: the op.
-      points: [(operations per byte, operations per second)].
-    """
-    flops = graph_work.op_flops(op)
-    intensity = flops / max(_bytes(op.inputs) + _bytes(op.outputs), 1)
-    reached = rate(points, intensity) * min(1.0, intensity / points[0][0])
-    return flops / max(reached, 1.0)
+def _intensity(op: Any) -> float:
+    """Returns the operations of an op per byte of its tensors."""
+    return graph_work.op_flops(op) / max(_bytes(op.inputs) + _bytes(op.outputs), 1)
 
 
 def _repeats_an_input(op: Any) -> bool:

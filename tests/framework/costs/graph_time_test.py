@@ -95,6 +95,16 @@ def test_few_operations_per_byte_slow_a_convolution_only_if_its_bytes_take_longe
     assert graph_time.seconds(made, slow) >= 3 * moved / 1e6
 
 
+def test_few_operations_per_byte_do_not_slow_a_product_whose_bytes_count_apart() -> None:
+    """The matrix of a product of few rows, as in a loop over time, comes from a cache."""
+    made = graph(lambda x, w: x @ w, [4, 256], [256, 1024])
+    flops, moved = 2 * 4 * 256 * 1024, 4 * (4 * 256 + 256 * 1024 + 4 * 1024)
+    of_many = {"products": [(1e3, 1e9), (1e4, 1e10)]}
+    assert graph_time.seconds(made, changed(**of_many)) == pytest.approx(flops / 1e9, rel=1e-3)
+    slow = changed(**of_many, streams=[(1.0, 1e8)])
+    assert graph_time.seconds(made, slow) == pytest.approx(flops / 1e9 + moved / 1e8, rel=1e-3)
+
+
 @pytest.mark.parametrize(
     ("channels", "groups", "vectors"),
     [
@@ -124,8 +134,13 @@ def test_depthwise_convolutions_and_their_gradients_have_rates_of_their_own() ->
         return [y, *tf.gradients(y, [x, w])]
 
     made = graph(depthwise, [2, 8, 8, 4], [3, 3, 4, 1])
-    flops = 2 * (2 * 8 * 8 * 4) * 9
+    flops, moved = 2 * (2 * 8 * 8 * 4) * 9, 4 * (2 * 2 * 8 * 8 * 4 + 3 * 3 * 4)
     assert graph_time.seconds(made, SPEED) == pytest.approx(2 * flops / 1e7 + flops / 1e6, rel=1e-3)
+    # Their rates contain the time of the tensors, so it limits those of few operations per byte.
+    of_many = {"depthwise": [(1e3, 1e7)], "depthwise_filter_gradients": [(1e3, 1e6)]}
+    shape = 4 * 4  # an input of the gradients
+    limited = 1e3 * ((2 * moved + shape) / 1e7 + (moved + shape) / 1e6)
+    assert graph_time.seconds(made, changed(**of_many)) == pytest.approx(limited, rel=1e-3)
 
 
 @pytest.mark.parametrize(
