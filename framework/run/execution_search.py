@@ -12,7 +12,7 @@ from tekso.framework.execution.pipeline.staged_execution import StagedExecution
 from tekso.framework.execution.pipelined import Pipelined
 from tekso.framework.execution.spmd_pipelined import SpmdPipelined
 from tekso.framework.planning import layout_search
-from tekso.framework.run import local_steps, step_plan
+from tekso.framework.run import local_steps, pipelined_step, step_plan
 from tekso.framework.run.step_parts import StepParts, StepPlan
 from tekso.framework.signature import num_examples
 
@@ -103,4 +103,4 @@ def _pipeline_over(
     tree.execution = owner.Params(
         num_stages=stages, num_replicas=replicas, num_micro_batches=micro[0]
     )
-    return step_plan.pipelined(parts, tree, simulates_memory=False)
+    return pipelined_step.pipelined(parts, tree, simulates_memory=False)

@@ -23,6 +23,10 @@ from tekso.framework.signature import Signature
 from tekso.framework.step import Step
 from tekso.framework.task import Task
 
+NO_STARTS = (
+    "the time is without the start of ops, which takes most of the step of a small model on a CPU"
+)
+
 
 def measured_note(dtype: str) -> str:
     """Returns what the time of a plan of this machine is based on.

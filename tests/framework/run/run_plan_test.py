@@ -38,6 +38,7 @@ from tekso.framework.run import (
     inspection,
     local_steps,
     pipeline_plan,
+    pipelined_step,
     plan_text,
     run_plan,
     run_start,
@@ -482,7 +483,8 @@ def handover_of(found: Any, stages: int, device: DeviceType) -> float:
     memory = {"weights": 0.0, "slots": 0.0}
     instant = dataclasses.replace(device, link_bytes_per_s=math.inf, link_latency_s=0.0)
     slow, fast = (
-        step_plan._modelled_seconds(figures, one, memory, itemsize=4) for one in (device, instant)
+        pipelined_step._modelled_seconds(figures, one, memory, itemsize=4)
+        for one in (device, instant)
     )
     return slow - fast
 
@@ -507,7 +509,7 @@ def test_replicas_of_a_pipeline_exchange_gradients_and_weights(tmp_path: Path) -
     number = len(largest.stage.weights)  # all are learned, and each is sent by itself
     once = largest.gradient_bytes / device.link_bytes_per_s + number * device.link_latency_s
     assert number > 5
-    assert step_plan._exchange_seconds(figures, device) == pytest.approx(2 * once)
+    assert pipelined_step._exchange_seconds(figures, device) == pytest.approx(2 * once)
     plan = planned(tmp_path, found, device="v100")
     assert plan.step is not None
     (sent,) = plan_text.record(plan)["step"]["collectives"]
@@ -519,7 +521,7 @@ def test_replicas_of_a_pipeline_exchange_gradients_and_weights(tmp_path: Path) -
     }
     assert any(note.startswith(f"sends and gets {2 * number} tensors") for note in plan.step.notes)
     found.execution = Pipelined.Params(num_stages=2, num_micro_batches=4)
-    assert step_plan._exchange_seconds(pipeline_plan.figures(found), device) == 0.0
+    assert pipelined_step._exchange_seconds(pipeline_plan.figures(found), device) == 0.0
 
 
 def test_one_program_of_replicas_reduces_each_weight_in_a_ring() -> None:
@@ -527,12 +529,12 @@ def test_one_program_of_replicas_reduces_each_weight_in_a_ring() -> None:
     found = registry.get("lm.python_source.TinySpmdPipeline")().tree()
     found.execution = SpmdPipelined.Params(num_stages=2, num_micro_batches=2, num_replicas=2)
     figures = pipeline_plan.figures(found)
-    exchange = step_plan._exchange(figures)
+    exchange = pipelined_step._exchange(figures)
     assert exchange is not None and (exchange.kind, exchange.axis) == ("all-reduce", "data")
     assert exchange.count == len({path for stage in figures.stages for path in stage.learned})
     # A ring of two sends half of the bytes in each of two hops.
     time = exchange.bytes / device.link_bytes_per_s + 2 * exchange.count * device.link_latency_s
-    assert step_plan._exchange_seconds(figures, device) == pytest.approx(time)
+    assert pipelined_step._exchange_seconds(figures, device) == pytest.approx(time)
 
 
 def test_data_parallel_gradients_are_one_all_reduce(tmp_path: Path) -> None:
@@ -770,7 +772,7 @@ def test_a_pipeline_on_this_machine_has_the_time_of_its_calls(
     machine = ThisMachine(speed, speed, speed, call_s=0.0, array_s=0.0, variable_s=0.0)
     monkeypatch.setattr(this_machine, "measured", lambda: machine)
     starts = PipelineStarts(step_s=7.0, stage_s=0.0, weight_s=0.0, action_s=0.0, argument_s=0.0)
-    monkeypatch.setattr(step_plan, "measured_starts", lambda: starts)
+    monkeypatch.setattr(pipelined_step, "measured_starts", lambda: starts)
     small = registry.get("image.digits.Mlp")().tree()
     small.execution = Pipelined.Params(num_stages=2, num_micro_batches=4)
     plan = run_plan.plan("m", small, device="this_machine", logdir=str(tmp_path / "none"))
