@@ -219,10 +219,10 @@ def _entering(traces: Sequence[Any], batch: dict[str, tuple[tuple[int, ...], Any
     """Returns the bytes of the values that pieces from each one on read from earlier ones."""
     import tensorflow as tf
 
-    from tekso.framework.costs.piece_traces import flow_of
     from tekso.framework.nests import tensors
+    from tekso.framework.symbolic import specs_of_batch
 
-    flows = [flow_of(batch)]
+    flows: list[Any] = [specs_of_batch(batch)]
     for trace in traces:
         flows.append({**flows[-1], **trace.writes})
     found: list[float] = []

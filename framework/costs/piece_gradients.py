@@ -14,6 +14,7 @@ from tekso.framework.nests import filled, tensors
 from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece
 from tekso.framework.primitives.fusion import Fuse, no_fusion
 from tekso.framework.step import with_gradients
+from tekso.framework.symbolic import spec_of
 from tekso.framework.weight_spec import WeightSpec
 
 
@@ -81,7 +82,7 @@ def piece_gradients(
 
     return PieceGradients(
         whole,
-        [tf.TensorSpec(spec.shape, spec.dtype) for spec in own.values()],
+        [*map(spec_of, own.values())],
         tensors(given),
         [*seeds, tf.TensorSpec((), tf.float32)],
     )

@@ -19,6 +19,7 @@ from tekso.framework.foreign_variables import refused
 from tekso.framework.nests import mapped, tensors
 from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece
 from tekso.framework.signature import Signature, num_examples
+from tekso.framework.symbolic import placeholder, placeholders, spec_of, specs_of_batch
 from tekso.framework.weight_spec import WeightSpec
 
 T = TypeVar("T")
@@ -59,11 +60,6 @@ def rows_of(spec: WeightSpec, rows: tuple[int, int] | None) -> WeightSpec:
     return dataclasses.replace(spec, shape=(rows[1] - rows[0], *spec.shape[1:]))
 
 
-def flow_of(batch: Signature) -> Flow:
-    """Returns the flow before the first piece, as TensorSpecs."""
-    return {name: tf.TensorSpec(shape, dtype) for name, (shape, dtype) in batch.items()}
-
-
 def trace_all(
     pieces: Sequence[Piece],
     specs: Mapping[str, WeightSpec],
@@ -83,7 +79,8 @@ def trace_all(
       ExecutionError: dim 0 of an output of a piece does not count examples, a piece draws random
         numbers without the context, or the last piece computes no loss.
     """
-    flow, size, paths = flow_of(batch), num_examples(batch), sorted(specs)
+    flow: Flow = specs_of_batch(batch)
+    size, paths = num_examples(batch), sorted(specs)
     traces, known = [], {}
     for piece in pieces:
         own = {path: rows_of(specs[path], piece.rows) for path in piece.weights(paths)}
@@ -121,7 +118,8 @@ def of_each(
         values of the flow that the piece reads.
       apart: a value for each piece; pieces with other values have results of their own.
     """
-    flow, paths = flow_of(batch), sorted(specs)
+    flow: Flow = specs_of_batch(batch)
+    paths = sorted(specs)
     known: dict[Any, T] = {}
     keys = list(zip(map(id, traces), apart or [None] * len(traces), strict=True))
     for piece, trace, key in zip(pieces, traces, keys, strict=True):
@@ -183,7 +181,7 @@ def _trace(
         work, measured = graph_work.count(graph), measure(graph)
     reads = _reads_of_evaluation(piece, own, flow, size, reads)
     weight_bytes = sum(spec.size_bytes for spec in own.values())
-    specs = {name: mapped(_spec, value) for name, value in writes.items()}
+    specs = {name: mapped(spec_of, value) for name, value in writes.items()}
     return PieceTrace(
         frozenset(reads),
         specs,
@@ -231,11 +229,8 @@ def _run(
     copied: Sequence[str],
 ) -> tuple[set[str], dict[str, Any]]:
     """Returns the names of the values that a piece reads, and the values that it writes."""
-    given = _Noted(mapped(_placeholder, flow), copied)
-    weights = {
-        path: tf.raw_ops.Placeholder(dtype=spec.dtype, shape=spec.shape)
-        for path, spec in own.items()
-    }
+    given = _Noted(mapped(placeholder, flow), copied)
+    weights = placeholders(own)
     ctx = StepContext(mode=mode, num_examples=size)
     try:
         with refused(next(iter(piece.layers.values()), None)):
@@ -253,14 +248,6 @@ def _run(
     used |= {id(t) for value in writes.values() for t in tensors(value)}
     reads |= {name for name, v in given.flow.items() if any(id(t) in used for t in tensors(v))}
     return reads, writes
-
-
-def _placeholder(spec: tf.TensorSpec) -> tf.Tensor:
-    return tf.raw_ops.Placeholder(dtype=spec.dtype, shape=spec.shape)
-
-
-def _spec(tensor: tf.Tensor) -> tf.TensorSpec:
-    return tf.TensorSpec(tensor.shape, tensor.dtype)
 
 
 def _is_same(value: Any, given: Any) -> bool:

@@ -20,6 +20,7 @@ from tekso.framework.learning_step import LearnerBase
 from tekso.framework.params import Configurable
 from tekso.framework.signature import Signature
 from tekso.framework.step import Step
+from tekso.framework.symbolic import specs_of
 from tekso.framework.task import Task
 from tekso.framework.weight_spec import WeightSpec
 
@@ -265,8 +266,7 @@ class ExecutionProgram(abc.ABC):
 
     def _weight_types(self) -> dict[str, tf.TensorSpec]:
         """Returns {path: shape and type} of the evaluation weights, cast as layers receive them."""
-        specs = self._step.used_specs
-        return {path: tf.TensorSpec(spec.shape, spec.dtype) for path, spec in specs.items()}
+        return specs_of(self._step.used_specs)
 
 
 def traced(function: Any, *inputs: Any) -> Any:

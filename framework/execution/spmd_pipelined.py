@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 from tekso.framework.cluster import Cluster
 from tekso.framework.costs.piece_costs import cost_of
-from tekso.framework.costs.piece_traces import PieceTrace, flow_of, trace_all
+from tekso.framework.costs.piece_traces import PieceTrace, trace_all
 from tekso.framework.coupling import coupling, named
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.mesh.layouts import MeshLayout
@@ -41,9 +41,10 @@ from tekso.framework.execution.pipeline.staged_execution import (
     check_adds_gradients,
 )
 from tekso.framework.params import OldField, param
-from tekso.framework.pieces import Piece
+from tekso.framework.pieces import Flow, Piece
 from tekso.framework.signature import Signature, num_examples
 from tekso.framework.step import Step, used_specs
+from tekso.framework.symbolic import specs_of_batch
 from tekso.framework.task import Task
 from tekso.framework.weight_spec import STACK_DIM, WeightSpec
 
@@ -145,7 +146,7 @@ class SpmdPipelined(StagedExecution):
         pieces = pieces_of_loss(task)
         traces = trace_all(pieces, specs, micro)
         parts = spmd_pieces.find(pieces, traces, specs, self.params.num_stages)
-        flow = flow_of(micro)
+        flow: Flow = specs_of_batch(micro)
         for trace in traces[: [piece.rows is not None for piece in pieces].index(True)]:
             flow = {**flow, **trace.writes}
         check_stages(self._loop(parts), flow, specs, num_examples(micro))

@@ -49,6 +49,7 @@ from tekso.framework.planning.simulator import simulate
 from tekso.framework.planning.stage_figures import PipelineFigures
 from tekso.framework.signature import Signature
 from tekso.framework.step import Step
+from tekso.framework.symbolic import spec_of
 from tekso.framework.weight_spec import WeightSpec
 
 Durations = Mapping[tuple[int, Kind], float]
@@ -160,7 +161,7 @@ class _Backend(DeviceBackend):
         memory = HeldMemory(self._devices.arrays)
         if array.nbytes >= max(self._devices.least, 1):
             self._devices.arrays.take(id(memory), array.nbytes)
-        return HeldArray(tf.TensorSpec(array.shape, array.dtype), memory)
+        return HeldArray(spec_of(array), memory)
 
     def scalar(self, value: Any, dtype: tf.DType) -> Any:
         """See `StageBackend`."""
@@ -180,7 +181,7 @@ class _Backend(DeviceBackend):
 
     def read(self, variable: Any) -> Any:
         """See `StageBackend`."""
-        return HeldArray(tf.TensorSpec(variable.shape, variable.dtype), None)
+        return HeldArray(spec_of(variable), None)
 
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """See `StageBackend`."""

@@ -19,6 +19,7 @@ from tekso.framework.costs.best_fit import BestFit
 from tekso.framework.costs.graph_memory import Change
 from tekso.framework.costs.graph_time import op_seconds
 from tekso.framework.costs.this_machine import MachineSpeed
+from tekso.framework.symbolic import spec_of
 
 
 class HeldArray:
@@ -153,7 +154,7 @@ def graph_of(parts: CallParts, machine: MachineSpeed, least: float) -> CallGraph
         return CallGraph([], [], inputs, [])
     graph = (outputs[0] if outputs else ops[0]).graph
     names = graph_memory.memory_of(graph, ops, outputs)
-    specs = [tf.TensorSpec(t.shape, t.dtype) for t in outputs]
+    specs = map(spec_of, outputs)
     changes = list(graph_memory.changes_of(graph, ops, outputs, least=least))
     times = op_seconds(ops, machine)
     seconds = [times[change.op] for change in changes]

@@ -36,6 +36,7 @@ from tekso.framework.planning.step_work import (
 from tekso.framework.planning.work_recorder import Recorder, Region
 from tekso.framework.primitives.windows import Window
 from tekso.framework.signature import Signature, num_examples
+from tekso.framework.symbolic import placeholder, placeholders_of_batch
 from tekso.framework.task import Task
 from tekso.framework.theta import Theta
 
@@ -70,15 +71,14 @@ def trace(
         for group in weights:
             for path in group.paths:
                 spec = specs[path]
-                x = tf.raw_ops.Placeholder(dtype=spec.dtype, shape=spec.shape)
+                x = placeholder(spec)
                 recorder.names.register(x, spec.dims, learned=group.trained, weight=group.spec.path)
                 is_cast = spec.trainable and spec.dtype == "float32"
                 theta[path] = tf.cast(x, activation_dtype) if is_cast else x
-        arrays = {}
-        for name, (shape, dtype) in batch.items():
-            arrays[name] = tf.raw_ops.Placeholder(dtype=dtype, shape=shape)
-            dims = ("batch",) + (None,) * (len(shape) - 1)
-            recorder.names.register(arrays[name], dims[: len(shape)], learned=False)
+        arrays = placeholders_of_batch(batch)
+        for x in arrays.values():
+            dims = ("batch",) + (None,) * (x.shape.rank - 1)
+            recorder.names.register(x, dims[: x.shape.rank], learned=False)
         task_results.loss(task, task.theta(theta), arrays, ctx)
         recorder.read_graph()
     return StepWork(
@@ -104,7 +104,7 @@ class TracingContext(StepContext):
     ) -> tf.Tensor:
         """Returns a placeholder for the output of a primitive."""
         names = self._recorder.names
-        x = tf.raw_ops.Placeholder(dtype=dtype, shape=shape)
+        x = placeholder(tf.TensorSpec(shape, dtype))
         return names.register(x, tuple(dims), learned=any(names.of(t).learned for t in inputs))
 
     def _laid_out_like(self, x: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
@@ -165,7 +165,7 @@ class TracingContext(StepContext):
 
         def one(x: tf.Tensor) -> tf.Tensor:
             known = names.of(x)
-            y = tf.raw_ops.Placeholder(dtype=x.dtype, shape=x.shape[1:])
+            y = placeholder(tf.TensorSpec(x.shape[1:], x.dtype))
             return names.register(y, known.dims[1:], learned=known.learned, weight=known.weight)
 
         def all_of(y: tf.Tensor | None) -> tf.Tensor | None:
@@ -175,7 +175,7 @@ class TracingContext(StepContext):
 
         def in_loop(x: tf.Tensor) -> tf.Tensor:
             known = names.of(x)
-            y = tf.raw_ops.Placeholder(dtype=x.dtype, shape=x.shape)
+            y = placeholder(x)
             return names.register(y, known.dims, learned=x.dtype.is_floating)
 
         if self._recomputes_loops:

@@ -15,6 +15,7 @@ from tekso.framework.input.input import Input
 from tekso.framework.run.metric_choice import Rule, metric_of, where
 from tekso.framework.signature import Signature
 from tekso.framework.spelling import close_matches
+from tekso.framework.symbolic import placeholders, placeholders_of_batch
 from tekso.framework.task import LOSS, Task, TaskError
 
 
@@ -109,14 +110,7 @@ def _reported(task: Task, batch: Signature) -> set[str] | None:
     None: unknown, because `summarize` of the task fails for invented sums.
     """
     with tf.Graph().as_default():
-        theta = {
-            path: tf.raw_ops.Placeholder(dtype=spec.dtype, shape=spec.shape)
-            for path, spec in task.specs().items()
-        }
-        arrays = {
-            name: tf.raw_ops.Placeholder(dtype=dtype, shape=shape)
-            for name, (shape, dtype) in batch.items()
-        }
+        theta, arrays = placeholders(task.specs()), placeholders_of_batch(batch)
         ctx = StepContext(mode="eval")
         sums = task_results.loss(task, task.theta(theta), arrays, ctx)
         names = [LOSS, *ctx.collected.reported(sums.metrics)]

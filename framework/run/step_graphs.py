@@ -25,6 +25,7 @@ from tekso.framework.planning.step_time import StepTime
 from tekso.framework.signature import Signature, num_examples
 from tekso.framework.state import State
 from tekso.framework.step import Step
+from tekso.framework.symbolic import spec_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,9 +155,7 @@ def trace(
     size = num_examples(part) // devices // towers
     arrays = {n: tf.TensorSpec([size, *shape[1:]], dtype) for n, (shape, dtype) in part.items()}
     tower = device.traced_tower(arrays, examples=num_examples(batch))
-    gradients, sums = tf.nest.map_structure(
-        lambda t: tf.TensorSpec(t.shape, t.dtype), tower.structured_outputs
-    )
+    gradients, sums = tf.nest.map_structure(spec_of, tower.structured_outputs)
     update = device.traced_update([gradients] * towers, sums)
     # As in `DataParallel.setup_devices`: a default of one tower for other reasons does not count.
     has_one_tower = (execution.towers or (1 if coupling(step.task) else None)) == 1

@@ -17,6 +17,7 @@ from tekso.framework.layer import Layer
 from tekso.framework.params import REQUIRED, param
 from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece
 from tekso.framework.primitives.precision import widen
+from tekso.framework.symbolic import specs_of
 from tekso.framework.task import Batch, Decoded, LossSums, Program, Task
 from tekso.framework.task_results import loss_sums
 from tekso.framework.task_values import shown
@@ -163,8 +164,7 @@ class Classification(Task):
             ctx = StepContext(mode="eval", num_examples=batch[LABELS].shape[0])
             return self.loss(self.theta(weights), batch, ctx).loss_sum
 
-        weights = {name: tf.TensorSpec(w.shape, w.dtype) for name, w in self.specs().items()}
-        arrays = {name: tf.TensorSpec(array.shape, array.dtype) for name, array in batch.items()}
+        weights, arrays = specs_of(self.specs()), specs_of(batch)
         try:
             tf.function(loss, autograph=False).get_concrete_function(weights, arrays)
         except (ValueError, TypeError, tf.errors.OpError) as error:

@@ -18,7 +18,8 @@ from tekso.framework.execution.workarounds.forms import concat, reverse
 from tekso.framework.execution.workarounds.unsupported_ops import refuse_unsupported
 from tekso.framework.foreign_variables import refused
 from tekso.framework.nests import stacked
-from tekso.framework.signature import Signature
+from tekso.framework.signature import Signature, num_examples
+from tekso.framework.symbolic import specs_of, specs_of_batch
 from tekso.framework.task import Task
 
 
@@ -84,9 +85,7 @@ def of_task(task: Task, batch: Signature) -> Activations:
       ForeignVariableError: a layer reads a variable that it has not declared as a weight.
     """
     found: dict[str, Any] = {}
-    weights = {path: tf.TensorSpec(s.shape, s.dtype) for path, s in task.specs().items()}
-    arrays = {name: tf.TensorSpec(shape, dtype) for name, (shape, dtype) in batch.items()}
-    examples = next(iter(arrays.values())).shape[0]
+    weights, arrays, examples = specs_of(task.specs()), specs_of_batch(batch), num_examples(batch)
 
     def step(weights: Mapping[str, tf.Tensor], batch: Mapping[str, tf.Tensor]) -> tf.Tensor:
         ctx = _RecordingContext(found, mode="train", num_examples=examples)

@@ -21,6 +21,7 @@ import tensorflow as tf
 
 from tekso.framework.costs.op_kinds import LOOPS
 from tekso.framework.execution.pipeline.graph_effects import effects as effects_of
+from tekso.framework.symbolic import spec_of
 
 
 class GraphCut:
@@ -233,7 +234,7 @@ class Subgraph:
         self.ops, self.outputs = ops, wanted
         self._run, self._call, self.has_loops = run, run, has_loops
         self.feeds = [t.name for t in feeds]
-        self._signature = [tf.TensorSpec(t.shape, t.dtype) for t in feeds]
+        self._signature = [*map(spec_of, feeds)]
         if not inlined:
             self.trace_again()
         position = {t.name: i for i, t in enumerate(wanted)}

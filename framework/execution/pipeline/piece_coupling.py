@@ -19,6 +19,7 @@ from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.nests import filled, tensors
 from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece
 from tekso.framework.signature import Signature, num_examples
+from tekso.framework.symbolic import spec_of
 from tekso.framework.task import Task
 from tekso.framework.weight_spec import WeightSpec
 
@@ -93,7 +94,7 @@ def _check(
         return [tf.convert_to_tensor(t) for t in tensors([after[name] for name in made])]
 
     try:
-        whole = tf.compat.v1.wrap_function(run, [tf.TensorSpec(x.shape, x.dtype) for x in values])
+        whole = tf.compat.v1.wrap_function(run, [*map(spec_of, values)])
     except KeyError:  # it reads a value through a copy of the flow, which its trace did not record
         return
     computed = whole.prune(whole.inputs, whole.outputs)  # no checks or messages of the piece

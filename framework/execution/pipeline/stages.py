@@ -11,11 +11,12 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tekso.framework.context import StepContext
-from tekso.framework.costs.piece_traces import PieceTrace, flow_of
+from tekso.framework.costs.piece_traces import PieceTrace
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.nests import tensors
 from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece, joined
 from tekso.framework.signature import Signature
+from tekso.framework.symbolic import specs_of_batch
 from tekso.framework.theta import SEPARATOR, Theta
 from tekso.framework.weight_spec import WeightSpec
 
@@ -132,7 +133,7 @@ def stage_plan(
       ExecutionError: no piece reads some weight.
     """
     pieces = _with_whole_stacks(pieces, specs)
-    values: dict[Value, Any] = {Value(n, BATCH): spec for n, spec in flow_of(batch).items()}
+    values: dict[Value, Any] = {Value(n, BATCH): spec for n, spec in specs_of_batch(batch).items()}
     latest = {value.name: value for value in values}
     ends = list(itertools.accumulate(sizes))
     read: list[list[Value]] = []
