@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import collections
 import random
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from tekso.framework.costs.best_fit import BestFit
 from tekso.framework.costs.graph_memory import Change
+from tekso.framework.costs.graph_run import GraphRun, Held, HeldMemory
 
 Ops = Sequence[Change]
 """What the ops of a graph change in memory, in their order; see `graph_memory.changes`."""
@@ -48,13 +49,9 @@ def peak_bytes(
             memory.arrays.forget_peak()
         found = memory.run([tower] * towers)
         for _ in range(parts - 1):
-            memory.free(memory.run([tower] * towers))
-        memory.replace(memory.run([update], memory.named(gradients, found)))
+            memory.run([tower] * towers)  # what they leave is freed at once
+        memory.replace(memory.run([update], memory.given(gradients, found)))
     return memory.arrays.peak
-
-
-_Name = tuple[int, str]
-"""(Number of the run of a graph, tensor)."""
 
 
 class _Memory:
@@ -66,84 +63,52 @@ class _Memory:
 
     def __init__(self, state: Sequence[float]) -> None:
         self.arrays = BestFit()
-        self._runs = 0
         self._random = random.Random(0)
-        self._state: dict[float, list[Hashable]] = {}  # {bytes: weights and slots}
-        for number, size in enumerate(state):
-            self.arrays.take(number, size)
-            self._state.setdefault(size, []).append(number)
+        self._state: dict[float, list[HeldMemory]] = {}  # {bytes: weights and slots}
+        for size in state:
+            self._state.setdefault(size, []).append(HeldMemory(self.arrays, size))
 
-    def run(
-        self, graphs: Sequence[Ops], given: Mapping[_Name, float] | None = None
-    ) -> dict[_Name, float]:
-        """Runs graphs side by side; returns {name: bytes} of what they leave.
+    def run(self, graphs: Sequence[Ops], given: Held | None = None) -> Held:
+        """Runs graphs side by side; returns what they leave.
 
         Args:
           graphs: their ops.
-          given: {name: bytes} of arrays that the only graph may free; see `named`.
+          given: memory of inputs that the only graph may free; see `given`.
         """
-        held = dict(given or {})
-        left = {self._runs + i: collections.deque(graph) for i, graph in enumerate(graphs)}
-        self._runs += len(graphs)
+        held = {} if given is None else given
+        runs = [GraphRun(self.arrays, held, number=number) for number in range(len(graphs))]
+        left = {number: collections.deque(graph) for number, graph in enumerate(graphs)}
         running: dict[int, Change] = {}
         while left:
             most = max(map(len, left.values()))
             number = self._random.choice([n for n in left if len(left[n]) >= most - _MOST_AHEAD])
             if number in running:
-                self._end(number, running.pop(number), held)
+                runs[number].end(running.pop(number))
             if left[number]:
-                running[number] = self._begin(number, left[number].popleft(), held)
+                running[number] = left[number].popleft()
+                runs[number].begin(running[number])
             else:
                 del left[number]
         return held
 
-    def _begin(self, number: int, op: Change, held: dict[_Name, float]) -> Change:
-        for tensor, size in op.takes.items():
-            if size:
-                held[number, tensor] = size
-                self.arrays.take((number, tensor), size, count=op.items.get(tensor, 1))
-        if op.temporary:
-            self.arrays.take((number, ""), op.temporary)
-        return op
-
-    def _end(self, number: int, op: Change, held: dict[_Name, float]) -> None:
-        self.arrays.give_back((number, ""))
-        if op.overwrites:
-            before, after = ((number, tensor) for tensor in op.overwrites)
-            self.arrays.rename(before, after)
-            held[after] = held.pop(before)
-        for tensor in op.frees:
-            if held.pop((number, tensor), None) is not None:
-                self.arrays.give_back((number, tensor))
-
-    def named(self, inputs: Mapping[str, float], found: dict[_Name, float]) -> dict[_Name, float]:
-        """Gives arrays to the inputs of the next graph, by their bytes, and frees the others.
+    def given(self, inputs: Mapping[str, float], found: Held) -> Held:
+        """Gives memory to the inputs of the next graph, by their bytes, and frees the rest.
 
         Inputs that share an array with another one, such as gradients of weights that are added,
         get one of their own: what the graph does with one of them must not free the other.
         """
-        of_size: dict[float, list[_Name]] = {}
-        for name, size in found.items():
-            of_size.setdefault(size, []).append(name)
-        given = {}
-        for tensor, size in inputs.items():
-            given[self._runs, tensor] = size
-            if of_size.get(size):
-                self.arrays.rename(of_size[size].pop(), (self._runs, tensor))
-            else:
-                self.arrays.take((self._runs, tensor), size)
-        self.free(name for names in of_size.values() for name in names)
-        return given
+        of_size: dict[float, list[HeldMemory]] = {}
+        for memory in found.values():
+            of_size.setdefault(memory.size, []).append(memory)
+        found.clear()
+        return {
+            (0, tensor): of_size[size].pop() if of_size.get(size) else HeldMemory(self.arrays, size)
+            for tensor, size in inputs.items()
+        }
 
-    def free(self, found: Iterable[_Name]) -> None:
-        """Frees arrays."""
-        for name in found:
-            self.arrays.give_back(name)
-
-    def replace(self, found: Mapping[_Name, float]) -> None:
+    def replace(self, found: Held) -> None:
         """Frees weights and slots for each new array of as many bytes; frees what is none."""
-        for name, size in found.items():
-            before = self._state.get(size)
-            self.arrays.give_back(before.pop(0) if before else name)
-            if before is not None:
-                before.append(name)
+        for memory in found.values():
+            if memory.size in self._state:
+                self._state[memory.size].pop(0)
+                self._state[memory.size].append(memory)

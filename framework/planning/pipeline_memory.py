@@ -25,6 +25,7 @@ import tensorflow as tf
 
 from tekso.framework.costs.best_fit import BestFit
 from tekso.framework.costs.graph_memory import COUNTED_BYTES
+from tekso.framework.costs.graph_run import HeldMemory
 from tekso.framework.costs.graph_walks import needed
 from tekso.framework.costs.this_machine import MachineSpeed
 from tekso.framework.execution.pipeline.actions import Action, Event, Kind
@@ -39,7 +40,6 @@ from tekso.framework.planning.simulated_calls import (
     CallGraph,
     CallParts,
     HeldArray,
-    HeldMemory,
     SimulatedCall,
     Span,
     graph_of,
@@ -160,7 +160,7 @@ class _Backend(DeviceBackend):
         """See `StageBackend`."""
         memory = HeldMemory(self._devices.arrays)
         if array.nbytes >= max(self._devices.least, 1):
-            self._devices.arrays.take(id(memory), array.nbytes)
+            memory.take(array.nbytes)
         return HeldArray(spec_of(array), memory)
 
     def scalar(self, value: Any, dtype: tf.DType) -> Any:
@@ -248,8 +248,7 @@ class _Devices:
 
     def _place(self, name: str) -> None:
         if self._sizes[name] >= max(self.least, 1):
-            self.variables[name] = HeldMemory(self.arrays)
-            self.arrays.take(id(self.variables[name]), self._sizes[name])
+            self.variables[name] = HeldMemory(self.arrays, self._sizes[name])
 
     def called(self, function: Any, parts: CallParts, given: Sequence[Any]) -> SimulatedCall:
         """Begins a call of a function that consists of these parts."""

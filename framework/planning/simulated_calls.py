@@ -17,6 +17,7 @@ import tensorflow as tf
 from tekso.framework.costs import graph_memory
 from tekso.framework.costs.best_fit import BestFit
 from tekso.framework.costs.graph_memory import Change
+from tekso.framework.costs.graph_run import GraphRun, HeldMemory
 from tekso.framework.costs.graph_time import op_seconds
 from tekso.framework.costs.this_machine import MachineSpeed
 from tekso.framework.symbolic import spec_of
@@ -32,16 +33,6 @@ class HeldArray:
 
     def __init__(self, spec: tf.TensorSpec, memory: HeldMemory | None) -> None:
         self.spec, self.memory = spec, memory
-
-
-class HeldMemory:
-    """Memory that is allocated when an op runs."""
-
-    def __init__(self, arrays: BestFit) -> None:
-        self._arrays = arrays
-
-    def __del__(self) -> None:
-        self._arrays.give_back(id(self))
 
 
 class CallGraph(NamedTuple):
@@ -82,6 +73,11 @@ class SimulatedCall:
       variables: memory of each variable that has some, by name.
       graph: what it does.
       given: its arguments, which live until it ends.
+
+    Attributes:
+      ops: what each of its ops changes, and the time of the op.
+      run: the run of its graph.
+      outputs: what it returns.
     """
 
     def __init__(
@@ -91,48 +87,18 @@ class SimulatedCall:
         graph: CallGraph,
         given: Sequence[Any],
     ) -> None:
-        self._arrays, self._variables, self._given = arrays, variables, given
-        self._held: dict[str, HeldMemory] = {}
+        self._given = given
         self.ops = list(zip(graph.changes, graph.seconds, strict=True))
-        kept = {
+        memory = {
             name: array.memory
             for name, array in zip(graph.inputs, given, strict=False)
             if isinstance(array, HeldArray)
         }
         computed = {name for change in graph.changes for name in _made(change)}
-        for _, name in graph.outputs:
-            if name in computed and name not in kept:
-                kept[name] = HeldMemory(arrays)
-        self._kept = {name: one for name, one in kept.items() if name in computed}
-        self.outputs = [HeldArray(spec, kept.get(name)) for spec, name in graph.outputs]
-
-    def begin(self, change: Change) -> None:
-        """Begins an op."""
-        arrays = self._arrays
-        for name, size in change.takes.items():
-            if size:
-                self._held[name] = self._memory(name)
-                arrays.take(id(self._held[name]), size, count=change.items.get(name, 1))
-        if change.temporary:
-            arrays.take((id(self), ""), change.temporary)
-
-    def end(self, change: Change) -> None:
-        """Ends it."""
-        arrays = self._arrays
-        arrays.give_back((id(self), ""))
-        if change.overwrites:
-            before, after = change.overwrites
-            old = self._held.pop(before)
-            self._held[after] = self._memory(after)
-            arrays.rename(id(old), id(self._held[after]))
-        if change.assigns and change.assigns[0] in self._held:
-            name, variable = change.assigns
-            self._variables[variable] = self._held.pop(name)
-        for name in change.frees:
-            self._held.pop(name, None)
-
-    def _memory(self, name: str) -> HeldMemory:
-        return self._kept.get(name) or HeldMemory(self._arrays)
+        results = {name: HeldMemory(arrays) for _, name in graph.outputs if name in computed}
+        memory |= results
+        self.run = GraphRun(arrays, {}, results=results, variables=variables)
+        self.outputs = [HeldArray(spec, memory.get(name)) for spec, name in graph.outputs]
 
 
 def _made(change: Change) -> Iterator[str]:
@@ -203,8 +169,8 @@ def _ops(start: float, end: float, calls: list[SimulatedCall]) -> Iterator[float
     while calls:
         call = calls.pop(0)
         for change, seconds in call.ops:
-            call.begin(change)
+            call.run.begin(change)
             now = min(end, now + (end - now) * (seconds / left if left > 0.0 else 0.0))
             left -= seconds
             yield now
-            call.end(change)
+            call.run.end(change)
