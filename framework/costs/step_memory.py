@@ -92,7 +92,7 @@ class _Memory:
         return held
 
     def given(self, inputs: Mapping[str, float], found: Held) -> Held:
-        """Gives memory to the inputs of the next graph, by their bytes, and frees the rest.
+        """Gives memory to the inputs of the next graph, by their bytes; frees and removes the rest.
 
         Inputs that share an array with another one, such as gradients of weights that are added,
         get one of their own: what the graph does with one of them must not free the other.

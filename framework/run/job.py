@@ -244,7 +244,7 @@ def checkpoints_of(
         keep_last=run.keep_last_checkpoints,
         buffer_bytes=run.checkpoint_buffer_mb << 20,
         keep_best=keep_best,
-        metric=metric,
+        metric=metric if keep_best else "",
         check=logdir.check,
         goal=goal_of(tree, "keep_best") if keep_best else "min",
         warn=warn,

@@ -14,6 +14,12 @@ from tekso.framework.task import LOSS, Goal
 Rule = Literal["keep_best", "early_stopping"]
 
 
+def rules_of(tree: Any) -> list[Rule]:
+    """Returns the rules that a run follows."""
+    found: list[Rule] = ["keep_best"] if tree.run.keep_best.count else []
+    return [*found, "early_stopping"] if tree.run.early_stopping.patience else found
+
+
 def metric_of(tree: Any, rule: Rule) -> str:
     """Returns the "evaluation/metric" that a rule compares, or "" without evaluation inputs.
 
@@ -36,10 +42,7 @@ def deciding_metrics(tree: Any) -> frozenset[str]:
     Raises:
       ValueError: the experiment does not have an evaluation input that a rule names.
     """
-    run = tree.run
-    found = [metric_of(tree, "keep_best")] if run.keep_best.count else []
-    found += [metric_of(tree, "early_stopping")] if run.early_stopping.patience else []
-    return frozenset(metric for metric in found if metric)
+    return frozenset(filter(None, (metric_of(tree, rule) for rule in rules_of(tree))))
 
 
 def where(tree: Any, rule: Rule) -> str:

@@ -12,7 +12,7 @@ from tekso.framework.context import StepContext
 from tekso.framework.execution.base import signature_of
 from tekso.framework.input.held_out import HeldOut
 from tekso.framework.input.input import Input
-from tekso.framework.run.metric_choice import Rule, metric_of, where
+from tekso.framework.run.metric_choice import Rule, metric_of, rules_of, where
 from tekso.framework.signature import Signature
 from tekso.framework.spelling import close_matches
 from tekso.framework.symbolic import placeholders, placeholders_of_batch
@@ -30,7 +30,7 @@ def check(tree: Any, task: Task, eval_inputs: Mapping[str, Input]) -> None:
     Raises:
       ValueError: evaluations do not report the metric; names those that they report.
     """
-    for rule in _rules(tree):
+    for rule in rules_of(tree):
         name, _, metric = metric_of(tree, rule).partition("/")
         if not name or is_declared(task, metric) or eval_inputs[name].num_batches == 0:
             continue
@@ -46,15 +46,11 @@ def problem(tree: Any, task: Task, batch: Signature) -> str:
       task: its task.
       batch: arrays of a training batch. Evaluations that change them are not checked.
     """
-    for rule in _rules(tree):
+    for rule in rules_of(tree):
         name, _, metric = metric_of(tree, rule).partition("/")
         if name and is_like_training(tree, name) and (why := unreported(task, metric, batch)):
             return _said(tree, rule, name, metric, why)
     return ""
-
-
-def _rules(tree: Any) -> list[Rule]:
-    return ["keep_best", "early_stopping"] if tree.run.early_stopping.patience else ["keep_best"]
 
 
 def _said(tree: Any, rule: Rule, name: str, metric: str, why: str) -> str:

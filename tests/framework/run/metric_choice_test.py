@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tekso.framework.experiment import KeepBest, Run, Tree
 from tekso.framework.input.held_out import HeldOut
+from tekso.framework.run.checkpoint_description import Description
+from tekso.framework.run.checkpoints import Checkpoints
+from tekso.framework.run.job import checkpoints_of
+from tekso.framework.run.logdir import Logdir
 from tekso.framework.run.metric_choice import deciding_metrics, goal_of
 from tekso.models.mlp import Mlp
 from tekso.models.transformer_lm import TransformerLm
@@ -89,3 +94,18 @@ def test_a_metric_of_which_nothing_is_known_is_refused_with_the_setting() -> Non
 def test_a_misspelt_metric_is_refused_with_the_nearest_one(metric: str, close: str) -> None:
     with pytest.raises(ValueError, match=rf"is '{metric}', .* did you mean {close}\? Otherwise --"):
         goal(Mine.Params(), metric)
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_a_best_checkpoint_is_known_if_the_rule_keeps_one(count: int, tmp_path: Path) -> None:
+    for step, accuracy in ((1, 0.9), (2, 0.5)):
+        folder = tmp_path / "checkpoints" / f"step_{step:08d}"
+        folder.mkdir(parents=True)
+        about = Description(step, "m", params="", metrics={"dev/accuracy": accuracy})
+        (folder / "checkpoint.json").write_text(about.to_json())
+    run = Run.Params(keep_best=KeepBest.Params(metric="accuracy", count=count))
+    tree = Tree.Params(task=Mine.Params(), run=run, eval_inputs={"dev": HeldOut.Params()})
+    found = checkpoints_of(Checkpoints, tree, Logdir(str(tmp_path)), warn=print)
+    found.prepare()
+    assert found.best_step() == (1 if count else None)
+    found.close()

@@ -68,8 +68,7 @@ def check(cls: Any, metric: str, *, rule: str = "early_stopping", **changes: Any
     chosen: Any = (EarlyStopping if rule == "early_stopping" else KeepBest).Params(
         metric=metric, goal="max"
     )
-    if rule == "early_stopping":
-        chosen.patience = changes.pop("patience", 2)
+    chosen.set({"patience": 2, **changes} if rule == "early_stopping" else changes)
     run = Run.Params().set(**{rule: chosen})
     tree = Tree.Params(task=task, run=run, eval_inputs={"dev": Mlp.Params()})
     inputs: Any = {"dev": Images()}
@@ -111,3 +110,4 @@ def test_figures_of_decoding_are_known_if_the_task_declares_them() -> None:
 
 def test_no_rule_needs_no_metric() -> None:
     check(Counting, "unheard_of", patience=0)
+    check(Counting, "unheard_of", rule="keep_best", count=0)

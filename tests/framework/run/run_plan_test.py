@@ -305,6 +305,8 @@ def test_a_wrong_metric_of_the_best_checkpoint_is_a_problem(tmp_path: Path) -> N
     (problem,) = plan.problems
     assert "run.keep_best.metric" in problem and "does not declare whether larger" in problem
     assert plan_text.record(plan)["problems"] == [problem]
+    unused = {"run.keep_best.metric": "nope", "run.keep_best.goal": "max", "run.keep_best.count": 0}
+    assert planned(tmp_path, tree(**unused)).problems == []
     (problem,) = planned(tmp_path, tree(**{"run.keep_best.eval_input": "nope"})).problems
     assert problem.startswith("run.keep_best.eval_input is 'nope', but the evaluation inputs are")
 
