@@ -42,7 +42,7 @@ def list_items(tensor: Any) -> ListItems | None:
     """Returns the items of a list of tensors; None: their number or size is unknown."""
     op = tensor.op
     if op.type in op_kinds.SAME_MEMORY:
-        return list_items(op.inputs[0])
+        return list_items(op.inputs[tensor.value_index])
     if op.type in ("EmptyTensorList", "TensorListReserve"):
         return ListItems(tensor.name, 0, 0.0, 0.0)
     if op.type == "ZerosLike":
@@ -53,10 +53,10 @@ def list_items(tensor: Any) -> ListItems | None:
         count = whole.shape[0]
         each = graph_work.size(whole) * whole.dtype.size / max(count, 1)
         return ListItems(tensor.name, count, each, each)
-    if op.type not in op_kinds.LOOPS or graph_work.iterations(op) is None:
+    inner = graph_work.inside(op)[1]  # nothing if the loop was not traced here
+    if op.type not in op_kinds.LOOPS or not inner or graph_work.iterations(op) is None:
         return None
-    number = tensor.value_index
-    body = graph_work.inside(op)[1][0]
+    number, body = tensor.value_index, inner[0]
     if _origin(body.outputs[number]) is body.inputs[number]:  # no iteration changes the list
         return list_items(op.inputs[number])
     return added_items(op)[number]
@@ -76,9 +76,10 @@ def lists_of(op: Any, least: float, live: set[int] | None) -> dict[int, ListItem
         return {
             n: ListItems(op.outputs[n].name, 1, size, size) for n, size in saved if size >= least
         }
-    if op.type not in op_kinds.LOOPS:
+    inner = graph_work.inside(op)[1]
+    if op.type not in op_kinds.LOOPS or not inner:
         return {}
-    body = graph_work.inside(op)[1][0]
+    body = inner[0]
     found = {}
     for number, items in added_items(op, live).items():
         adds = _origin(body.outputs[number]).op.type == _SAVES
@@ -139,5 +140,5 @@ def added_items(op: Any, live: set[int] | None = None) -> dict[int, ListItems]:
 def _origin(tensor: Any) -> Any:
     """Returns the tensor whose memory a tensor has."""
     while tensor.op.type in op_kinds.EXISTING_MEMORY and len(tensor.op.inputs):
-        tensor = tensor.op.inputs[0]
+        tensor = tensor.op.inputs[tensor.value_index]
     return tensor

@@ -186,3 +186,55 @@ def test_a_value_that_only_the_gradient_of_a_constant_needs_is_not_saved() -> No
     found = peak_bytes(graph(gradients, [10, 100], [100, 100]), least=4000)
     gradient_of_w, state = 40_000, 4000  # bytes; an iteration adds to the gradient
     assert 4 * 10 * state < found < 4 * 10 * state + 2 * gradient_of_w + 10 * state
+
+
+def filled(count: int, *, given: str, copies: bool) -> Any:
+    """Returns a function that fills a list in a loop, and returns an item.
+
+    Args:
+      count: number of items.
+      given: the list at the start: "empty", or "full" of items, whose tensor is returned too.
+      copies: whether an IdentityN has the list beside another tensor, outside the loop and in it.
+    """
+
+    def beside(*tensors: tf.Tensor) -> Any:
+        return tf.identity_n(tensors) if copies else tensors
+
+    def function(x: tf.Tensor) -> Any:
+        rows = tf.tile(x[tf.newaxis], [count, 1])
+
+        def body(i: tf.Tensor, items: tf.Tensor) -> Any:
+            item = tf.tanh(x)
+            if given == "empty":
+                items = tf.raw_ops.TensorListPushBack(input_handle=items, tensor=item)
+            else:
+                items = tf.raw_ops.TensorListSetItem(input_handle=items, index=i, item=item)
+            return beside(i + 1, items)
+
+        start = tf.raw_ops.TensorListFromTensor(tensor=rows, element_shape=x.shape)
+        if given == "empty":
+            start = tf.raw_ops.EmptyTensorList(
+                element_shape=x.shape, max_num_elements=count, element_dtype=x.dtype
+            )
+        state = beside(tf.constant(0), start)
+        _, items = tf.while_loop(lambda i, _: i < count, body, state, maximum_iterations=count)
+        item = tf.raw_ops.TensorListGetItem(
+            input_handle=items, index=0, element_shape=x.shape, element_dtype=x.dtype
+        )
+        return (item, rows) if given == "full" else item
+
+    return function
+
+
+@pytest.mark.parametrize(("given", "count"), [("empty", 7 + 1), ("full", 7 + 7 + 1)])
+def test_a_list_beside_another_tensor_in_an_op_has_its_items(given: str, count: int) -> None:
+    for copies in (False, True):
+        found = peak_bytes(graph(filled(7, given=given, copies=copies), [1000]))
+        assert found == pytest.approx(count * BYTES, abs=20)  # numbers of the loop
+
+
+def test_a_loop_that_was_not_traced_here_has_the_tensors_around_it() -> None:
+    made = graph(filled(7, given="full", copies=False), [1000])
+    with tf.Graph().as_default() as imported:
+        tf.graph_util.import_graph_def(made.as_graph_def(), name="")
+    assert peak_bytes(imported, least=1000) == (7 + 7) * BYTES  # the rows and their list
