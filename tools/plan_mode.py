@@ -37,20 +37,28 @@ def run(
 
     Raises:
       UsageError: the device type is unknown.
+      Exception: the parts of the experiment cannot be built or traced; as JSON, it is printed too.
     """
-    from tekso.framework.run import plan_text, run_plan
+    from tekso.framework.run import plan_text, run_plan, run_start
     from tekso.framework.tables import terminal_width
 
     flag_modes.check_device(device)
-    found = run_plan.plan(
-        model,
-        tree,
-        logdir=logdir,
-        assets_dir=assets_dir,
-        device=device,
-        num_devices=num_devices,
-        searches=searches,
-    )
+    problems: list[str] = []
+    try:
+        problems += run_start.params_problems(tree)
+        found = run_plan.plan(
+            model,
+            tree,
+            logdir=logdir,
+            assets_dir=assets_dir,
+            device=device,
+            num_devices=num_devices,
+            searches=searches,
+        )
+    except Exception as error:
+        if as_json:
+            print(to_json(plan_text.record_of_problems(model, [*problems, str(error)]), indent=1))
+        raise
     if as_json:
         print(to_json(plan_text.record(found), indent=1))
     else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import textwrap
+from collections.abc import Sequence
 from typing import Any
 
 from tekso.framework.planning.layout_ranking import bytes_text, flops_text, seconds_text
@@ -47,6 +48,16 @@ def record(plan: RunPlan) -> dict[str, Any]:
         "changes": list(plan.changes),
         "steps": plan.steps,
     }
+
+
+def record_of_problems(model: str, problems: Sequence[str]) -> dict[str, Any]:
+    """Returns as JSON data why a run of an experiment would fail that cannot be planned.
+
+    Args:
+      model: key of the experiment.
+      problems: the reasons.
+    """
+    return {"model": model, "ok": False, "problems": list(dict.fromkeys(problems)), "step": None}
 
 
 def _step_record(plan: RunPlan, step: StepPlan) -> dict[str, Any]:

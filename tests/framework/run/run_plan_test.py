@@ -819,6 +819,29 @@ def test_towers_with_batch_statistics_are_planned_as_they_run(
     assert "a step that is compiled as a whole" in problem
 
 
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        (
+            "input.length=0",
+            ["input.length is 0, but must be at least 1", "task.decode.window is 0"],
+        ),
+        ("task.model.dim=7", ["MultiHeadAttention: num_heads 4 does not divide"]),
+    ],
+)
+def test_problems_for_which_there_are_no_costs_are_in_the_json(
+    setting: str, said: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["tekso-trainer", "--mode=plan", f"--model={MODEL}", f"--set={setting}"]
+    assert trainer.main([*words, "--device=cpu", "--format=json"]) == ExitCode.FAILED
+    printed = capsys.readouterr()
+    record = json.loads(printed.out)
+    assert record["ok"] is False and record["step"] is None
+    for problem, begin in zip(record["problems"], said, strict=True):
+        assert problem.startswith(begin)
+    assert said[-1] in printed.err
+
+
 def test_the_mode_prints_text_and_json_and_its_exit_code_says_whether_the_run_would_fail(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
