@@ -1,0 +1,174 @@
+"""The plan of a step: bytes, operations and collectives by hand, and what training rejects."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from planned_runs import planned, tree
+
+from tekso.framework import execution, registry, schedules
+from tekso.framework.costs import device_types
+from tekso.framework.execution.mesh_sharded import MeshSharded
+from tekso.framework.execution.pipelined import Pipelined
+from tekso.framework.run import (
+    inspection,
+    plan_text,
+    run_plan,
+    step_plan,
+)
+from tekso.framework.run.run_plan import RunPlan
+from tekso.framework.run.step_parts import StepParts
+from tekso.models.layers.stack import RepeatedStack
+
+
+def test_only_meshes_recompute_layers_that_are_repeated(tmp_path: Path) -> None:
+    found = tree()
+    layers = RepeatedStack.Params(num_layers=2, layer=found.task.model.stack.layer)
+    of_stack, of_loop = (
+        planned(tmp_path, one).step for one in (found, tree(**{"task.model.stack": layers}))
+    )
+    assert of_stack is not None and of_loop is not None
+    assert of_loop.flops == of_stack.flops
+    assert of_loop.memory["activations"] == pytest.approx(of_stack.memory["activations"], rel=0.01)
+    execution = {"execution": MeshSharded.Params(mesh="data:1", rules="batch:data")}
+    on_mesh = planned(tmp_path, tree(**{"task.model.stack": layers, **execution})).step
+    assert on_mesh is not None
+    assert 1.2 * of_loop.flops < on_mesh.flops < 4 / 3 * of_loop.flops
+    assert on_mesh.memory["activations"] < of_loop.memory["activations"]
+
+
+def test_devices_share_the_batch_and_replicate_the_weights(tmp_path: Path) -> None:
+    one, four = planned(tmp_path).step, planned(tmp_path, num_devices=4).step
+    assert one is not None and four is not None
+    assert four.devices == 4 and four.name == "data_parallel, 4 devices"
+    assert four.flops == pytest.approx(one.flops / 4)
+    assert four.memory["activations"] == pytest.approx(one.memory["activations"] / 4)
+    assert four.memory["weights"] == one.memory["weights"]
+    assert any("all-reduce" in note for note in four.notes)
+
+
+def test_the_record_of_a_step_has_the_bytes_of_all_devices(tmp_path: Path) -> None:
+    plan = planned(tmp_path, num_devices=2, device="v100")
+    record = plan_text.record(plan)["step"]
+    assert record["bytes_of_all_devices"] == 2 * record["bytes_per_device"]
+    assert record["sharing_devices"] == 1
+    assert plan.step is not None
+    shared = dataclasses.replace(plan.step, sharing_devices=2, shared_bytes=5e6)
+    record = plan_text.record(dataclasses.replace(plan, step=shared))["step"]
+    assert (record["bytes_of_all_devices"], record["sharing_devices"]) == (5_000_000, 2)
+
+
+def test_the_record_of_a_step_has_its_collectives(tmp_path: Path) -> None:
+    """As JSON data: kind, axis, count and bytes, not only a sentence."""
+
+    def step(plan: RunPlan) -> Any:
+        return json.loads(json.dumps(plan_text.record(plan)))["step"]
+
+    assert step(planned(tmp_path))["collectives"] == []
+    plan = planned(tmp_path, num_devices=4)
+    (replicas,) = step(plan)["collectives"]
+    assert (replicas["kind"], replicas["axis"]) == ("all-reduce", "data")
+    assert replicas["count"] > 1  # the gradients, and the sums of the loss
+    assert replicas["bytes"] == pytest.approx(4 * plan.weights, rel=1e-4)
+    sharded = tree()
+    sharded.execution = execution.MeshSharded.Params(
+        mesh="data:2;model:2", rules="batch:data;mlp:model"
+    )
+    found = step(planned(tmp_path, sharded))
+    pairs = [(one["kind"], one["axis"]) for one in found["collectives"]]
+    assert sorted(pairs) == [("all-reduce", "data"), ("all-reduce", "model")]
+    assert found["sent_bytes"] == 0
+    staged = tree()
+    staged.execution = Pipelined.Params(num_stages=2, num_micro_batches=4)
+    found = step(planned(tmp_path, staged))
+    size = tree().task.model.dim * 4 * 8 * tree().input.length  # of the activations
+    assert found["collectives"] == [] and found["sent_bytes"] >= 2 * size
+
+
+def test_a_batch_that_does_not_divide_is_a_problem(tmp_path: Path) -> None:
+    plan = planned(tmp_path, num_devices=3)
+    assert plan.step is None and "input.batch_size 8 does not divide" in plan.problems[0]
+    assert plan.problems[0].endswith("; the nearest that do: 6, 9")
+    assert "problem: input.batch_size 8" in plan_text.text(plan)
+    assert "\n\n\n" not in plan_text.text(plan)
+    assert json.loads(json.dumps(plan_text.record(plan)))["ok"] is False
+
+
+@pytest.mark.parametrize(
+    ("model", "settings", "cure"),
+    [
+        ("image.fashion_mnist.ResNet", {}, ""),
+        (
+            "image.fashion_mnist.ResNet",
+            {"learner.accumulation_steps": 2},
+            "set learner.accumulation_steps=1",
+        ),
+        ("image.fashion_mnist.ResNet", {"execution.xla": "step"}, "set execution.xla to clusters"),
+        (
+            "image.emoji.DualEncoder",
+            {"learner.accumulation_steps": 2},
+            "set learner.accumulation_steps=1",
+        ),
+    ],
+)
+def test_parts_of_a_batch_that_training_rejects_are_a_problem(
+    tmp_path: Path, model: str, settings: dict[str, Any], cure: str
+) -> None:
+    tree = registry.get(model)().tree().set(settings)
+    problems = planned(tmp_path, tree, num_devices=2).problems
+    assert len(problems) == bool(cure)
+    assert cure in "".join(problems)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_step_has_copies_of_the_weights_in_16_bits(tmp_path: Path, dtype: str) -> None:
+    step = planned(tmp_path, tree(**{"run.activation_dtype": dtype})).step
+    assert step is not None and step.memory["used_weights"] == step.memory["weights"] / 2
+    staged = tree(**{"run.activation_dtype": dtype})
+    staged.execution = execution.Pipelined.Params(num_stages=1, num_micro_batches=4)
+    step = planned(tmp_path, staged).step
+    assert step is not None and step.memory["used_weights"] == step.memory["weights"] / 2
+
+
+def test_data_parallel_gradients_are_one_all_reduce(tmp_path: Path) -> None:
+    for parts in (1, 2):
+        found = tree(**{"learner.accumulation_steps": parts})
+        plan = planned(tmp_path, found, device="v100", num_devices=2)
+        assert plan.step is not None
+        (reduced,) = plan.step.collectives
+        sums = 2 * parts  # of the loss and its weight
+        assert (reduced.kind, reduced.axis, reduced.count) == ("all-reduce", "data", 1 + sums)
+        assert reduced.bytes == 4 * plan.weights + 4 * sums
+
+
+def test_steps_of_one_task_each_have_the_mean_time_and_the_largest_memory(tmp_path: Path) -> None:
+    both = registry.get("multi.cldr_and_python.Shared")().tree()
+    both.set({"input.mixing.weights": {"lm": 3.0}, "run.steps": 40})
+    plan = run_plan.plan("m", both, logdir=str(tmp_path / "none"), device="v100")
+    batches = inspection.task_batches(both)
+    assert [one.task for one in batches] == ["lm", "mt"]
+    shares = [one.share for one in batches]
+    assert shares[0] == pytest.approx(0.75, abs=0.05) and sum(shares) == 1.0
+    parts = StepParts(
+        both,
+        inspection.task_of(both),
+        schedules.end_with_run(both.learner, 40).instantiate(),
+        batches[0].batch,
+        device_types.find("v100"),
+    )
+    steps = [
+        step_plan._data_parallel_batch(dataclasses.replace(parts, batch=one.batch), 1)
+        for one in batches
+    ]
+    pairs = list(zip(shares, steps, strict=True))
+    assert plan.step is not None
+    assert plan.step.seconds == pytest.approx(sum(share * step.seconds for share, step in pairs))
+    assert plan.step.flops == pytest.approx(sum(share * step.flops for share, step in pairs))
+    assert plan.step.total_bytes == max(step.total_bytes for step in steps)
+    assert plan.step.notes[0].startswith(f"a step trains one task: lm {shares[0]:.0%} (")
+    of_layers = [flops for name, flops in plan.forward_flops.items() if "stack" in name]
+    assert len(of_layers) == 2 and min(of_layers) > 0

@@ -1,0 +1,71 @@
+"""Plans of runs of a small Transformer, and speeds of a machine for them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from tekso.framework import registry
+from tekso.framework.costs.this_machine import THIS_MACHINE, MachineSpeed
+from tekso.framework.run import (
+    run_plan,
+    step_parts,
+    step_plan,
+)
+from tekso.framework.run.forward_flops import forward_flops
+from tekso.framework.run.run_plan import RunPlan
+from tekso.framework.run.step_parts import StepParts, StepPlan
+from tekso.framework.task import Task
+
+MODEL = "lm.python_source.Tiny"
+BFLOAT16 = {"run.activation_dtype": "bfloat16"}
+
+
+def tree(**settings: Any) -> Any:
+    found = registry.get(MODEL)().tree()
+    found.set({"task.model.stack.num_layers": 2, "input.batch_size": 8, **settings})
+    return found
+
+
+def planned(tmp_path: Path, found: Any = None, **options: Any) -> RunPlan:
+    """Returns a plan; equal steps of modelled devices are traced once."""
+    options = {"device": "cpu", "logdir": str(tmp_path / "none" / "run"), **options}
+    with (
+        mock.patch.object(run_plan, "step_plan", _step_plan),
+        mock.patch.object(step_parts, "forward_flops", _forward_flops),
+    ):
+        return run_plan.plan(MODEL, found or tree(), **options)
+
+
+def _step_plan(parts: StepParts, num_devices: int | None = None) -> StepPlan:
+    if parts.device.name == THIS_MACHINE:  # whose speeds tests replace
+        return step_plan.step_plan(parts, num_devices)
+    found = parts.tree
+    read = (found.task, found.input, found.learner, found.execution)
+    texts = [params.to_text() for params in read]
+    key = (*texts, found.run.steps, found.run.activation_dtype, str(parts.device), num_devices)
+    if key not in _steps:
+        _steps[key] = step_plan.step_plan(parts, num_devices)
+    return _steps[key]
+
+
+def _forward_flops(task: Task, batch: Any) -> Any:
+    key = task.params.to_text(), str(batch)
+    if key not in _flops:
+        _flops[key] = forward_flops(task, batch)
+    return _flops[key]
+
+
+_steps: dict[Any, StepPlan] = {}
+_flops: dict[Any, Any] = {}
+
+
+def speed_of(factor: float) -> MachineSpeed:
+    points = [(1.0, factor * 1e9), (100.0, factor * 1e11)]
+    streams, rate, fixed = [(1.0, factor * 1e9)], factor * 1e9, 1e-5 / factor
+    return MachineSpeed(
+        points, points, points, points, points, points, streams, rate, rate, rate, streams, rate,
+        rate, rate, rate, rate, streams, 1.0,
+        0.1 * fixed, fixed, fixed, fixed, 0.0, 0.0,
+    )  # fmt: skip

@@ -1,0 +1,91 @@
+"""The tables of tekso-compare: results with notes, and the cost."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from compared_runs import two_groups, write
+
+from tekso.tools.comparison import runs, tables
+
+
+def test_a_decided_difference_is_distinguished_from_one_that_the_spread_may_explain(
+    tmp_path: Path,
+) -> None:
+    close, far = tmp_path / "close", tmp_path / "far"
+    close.mkdir(), far.mkdir()
+    outcomes = {}
+    for folder, second in ((close, [1.1, 1.3]), (far, [3.0, 3.1])):
+        found = [runs.read(path) for path in two_groups(folder, [1.0, 1.2], second)]
+        outcomes[folder] = tables.results(runs.groups(found), "dev/loss")
+    assert "the spread may explain the difference" in outcomes[close].notes[0]
+    assert re.search(r"; \d+ seeds each would decide it", outcomes[close].notes[0])
+    assert "exceeds the spread (p = 0.0111)" in outcomes[far].notes[0]
+    assert outcomes[far].rows[0][:4] == ["initial_value=0.1", "2", "1.1000", "0.1414"]
+    assert outcomes[far].rows[1][4] == "+1.95"
+
+
+def test_a_table_has_the_cost_of_each_run(tmp_path: Path) -> None:
+    paths = two_groups(tmp_path, [1.0], [2.0])
+    (tmp_path / "b0" / "metrics.jsonl").unlink()
+    found = tables.cost(runs.groups([runs.read(path) for path in paths]))
+    # Without the activities that no run spent time on, so that it fits a terminal.
+    assert list(found.header) == ["run", "seed", "steps", "tokens", "time", "start", "step"]
+    assert found.rows[0] == [paths[0], "0", "4", "40", "9.0s", "11%", "89%"]  # 1 and 8 seconds
+    assert found.rows[1] == [paths[1], "0", *["-"] * 5]
+
+
+def test_runs_that_end_at_different_steps_and_a_first_group_without_values_are_compared(
+    tmp_path: Path,
+) -> None:
+    paths = two_groups(tmp_path, [1.0], [2.0])
+    with (tmp_path / "b0" / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 6, "split": "dev", "loss": 1.5}\n')
+    found = tables.results(runs.groups([runs.read(path) for path in paths]), "dev/loss")
+    assert "The runs end at different steps: 4, 6." in found.notes
+    (tmp_path / "a0" / "metrics.jsonl").unlink()
+    found = tables.results(runs.groups([runs.read(path) for path in paths]), "dev/loss")
+    assert [row[1:] for row in found.rows] == [
+        ["0", "-", "-", "", "", ""],
+        ["1", "1.5000", "-", "", "", ""],
+    ]
+
+
+def test_runs_with_one_seed_are_reported_to_be_no_sample(tmp_path: Path) -> None:
+    paths = two_groups(tmp_path, [1.0, 1.2], [2.0])
+    paths.append(write(tmp_path / "again", loss=2.0, seed=0, rate=0.3))
+    notes = tables.results(runs.groups([runs.read(path) for path in paths]), "dev/loss").notes
+    lines = [note for note in notes if "independent" in note]
+    assert len(lines) == 1 and "initial_value=0.3" in lines[0] and "the same seed (0)" in lines[0]
+
+
+def test_a_diverged_run_and_runs_with_one_seed_are_pointed_out(tmp_path: Path) -> None:
+    paths = [write(tmp_path / name, loss=1.0, seed=0) for name in ("a", "b", "c", "d")]
+    with (tmp_path / "b" / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 6, "split": "dev", "loss": null}\n')
+    (tmp_path / "c" / "metrics.jsonl").unlink()
+    record = '{"step": 2, "split": "dev", "loss": null}\n'
+    (tmp_path / "d" / "metrics.jsonl").write_text(record)
+    found = tables.results(runs.groups([runs.read(path) for path in paths]), "dev/loss")
+    b, c, d, seeds, _ = found.notes
+    assert b == f"The last dev/loss of {paths[1]} is not finite; the table has the value at step 4."
+    assert c == f"{paths[2]} has no dev/loss, and is left out."
+    assert d == f"{paths[3]} has no finite dev/loss, and is left out."
+    assert "have the same seed (0). They are not independent" in seeds
+
+
+def test_a_run_without_a_value_is_no_second_run_of_its_seed(tmp_path: Path) -> None:
+    paths = [write(tmp_path / name, loss=1.0) for name in "ab"]
+    (tmp_path / "b" / "metrics.jsonl").unlink()
+    notes = tables.results(runs.groups([runs.read(path) for path in paths]), "dev/loss").notes
+    assert not any("the same seed" in note for note in notes)
+
+
+def test_the_cost_of_a_run_counts_steps_after_the_last_logged_one(tmp_path: Path) -> None:
+    """A search ends a run at an evaluation, between two log lines."""
+    path = write(tmp_path / "a", loss=1.0)
+    with Path(path, "metrics.jsonl").open("a") as file:
+        file.write('{"step": 7, "split": "dev", "loss": 0.5}\n')
+    ((_, _, steps, seen, *_),) = tables.cost(runs.groups([runs.read(path)])).rows
+    assert (steps, seen) == ("7", "70")  # 10 tokens a step
