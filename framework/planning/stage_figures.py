@@ -88,19 +88,9 @@ class StageFigures:
     seconds: PassSeconds | None = None
 
     @property
-    def input_bytes(self) -> float:
-        """Bytes of its inputs from the batch and from other stages."""
-        return self.memory.inputs
-
-    @property
     def saved_bytes(self) -> float:
         """Bytes that a micro-batch saves for the backward pass, including inputs."""
         return self.memory.saved
-
-    @property
-    def between_bytes(self) -> float:
-        """Bytes of a micro-batch that gradients of weights need after those of inputs."""
-        return self.memory.between
 
     @property
     def state_bytes(self) -> int:

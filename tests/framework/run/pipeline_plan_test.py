@@ -107,8 +107,8 @@ def test_value_that_jumps_stages_is_handed_to_each_that_reads_it() -> None:
     x = 2 * 128 * 128 * 4
     assert [each.handed_bytes for each in found.stages] == [x, x, x, 0]
     ids, labels, weights, num_bytes = 2 * 128 * 4, 2 * 128 * 4, 2 * 128 * 4, 2 * 4
-    assert found.stages[0].input_bytes == ids
-    assert found.stages[3].input_bytes == x + labels + weights + num_bytes
+    assert found.stages[0].memory.inputs == ids
+    assert found.stages[3].memory.inputs == x + labels + weights + num_bytes
 
 
 def test_interleaved_stages_lie_round_the_devices() -> None:
@@ -170,7 +170,7 @@ def test_micro_batches_held_are_those_of_the_schedule() -> None:
 def test_bytes_held_are_of_all_or_of_the_inputs_and_one_that_is_computed_again() -> None:
     found = tiny(num_stages=2, num_micro_batches=4, schedule="gpipe")
     kept = [each.saved_bytes for each in found.stages]
-    inputs = [each.input_bytes for each in found.stages]
+    inputs = [each.memory.inputs for each in found.stages]
     assert all(k > 5 * i for k, i in zip(kept, inputs, strict=True))
     assert found.held_bytes == pytest.approx([4 * k for k in kept])
     again = tiny(num_stages=2, num_micro_batches=4, schedule="gpipe", rematerialize="all")
@@ -308,7 +308,7 @@ def test_outputs_of_a_piece_may_be_in_another_order_than_their_names() -> None:
 def test_bytes_held_between_the_gradients_are_those_that_the_weights_need() -> None:
     found = tiny(num_stages=2, num_micro_batches=4, schedule="zero_bubble_h1")
     kept = [each.saved_bytes for each in found.stages]
-    between = [each.between_bytes for each in found.stages]
+    between = [each.memory.between for each in found.stages]
     assert min(between) > 0
     # Device 0: two forwards, then one backward and its weights at a time. Device 1: its weights
     # wait for the next backward.
@@ -378,7 +378,7 @@ def test_stages_on_one_host_add_up_what_exists_at_the_same_time() -> None:
         )
 
     one = of(1, "all")
-    inputs = [each.input_bytes for each in one.stages]
+    inputs = [each.memory.inputs for each in one.stages]
     state = sum(each.state_bytes for each in one.stages)
     own = [max(each.memory.recomputed) for each in one.stages]
     assert one.peak_bytes == pytest.approx([i + m for i, m in zip(inputs, own, strict=True)])

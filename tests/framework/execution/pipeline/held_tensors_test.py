@@ -114,7 +114,7 @@ def test_what_pieces_of_a_stage_share_is_held_and_counted_once(
     for own in figures_of(schedule, program.plan, learner(), specs, kept).stages:
         stage, counted = (
             own.stage.index,
-            {"forward": own.saved_bytes, "backward": own.between_bytes},
+            {"forward": own.saved_bytes, "backward": own.memory.between},
         )
         for action, held in watched.notes:
             if action.stage == stage and (stage, action.micro_batch) in held:
