@@ -4,10 +4,23 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 _CPUINFO = Path("/proc/cpuinfo")
+
+_AMD, _INTEL = "AuthenticAMD", "GenuineIntel"
+_MICROARCHITECTURES: dict[str, tuple[str, int, list[range]]] = {
+    "Zen 3": (_AMD, 25, [range(0x00, 0x10), range(0x20, 0x60)]),
+    "Zen 4": (_AMD, 25, [range(0x10, 0x20), range(0x60, 0x80), range(0xA0, 0xB0)]),
+    "Skylake or Cascade Lake": (_INTEL, 6, [range(0x55, 0x56)]),
+    "Ice Lake": (_INTEL, 6, [range(0x6A, 0x6B)]),
+    "Sapphire Rapids": (_INTEL, 6, [range(0x8F, 0x90)]),
+    "Emerald Rapids": (_INTEL, 6, [range(0xCF, 0xD0)]),
+    "Granite Rapids": (_INTEL, 6, [range(0xAD, 0xAE)]),
+}
+"""{name of a design: maker, family, models} of usual servers."""
 
 
 def machine() -> dict[str, Any]:
@@ -38,17 +51,36 @@ def feature_level(flags: list[str]) -> str:
     return ", ".join(found) or "unknown"
 
 
-def described(found: dict[str, Any]) -> str:
+def processor(found: Mapping[str, Any]) -> str:
+    """Returns the type of a processor: "AMD EPYC (Zen 4; family 25, model 17)"."""
+    return f"{found['processor']}{found['family_model']}"
+
+
+def described(found: Mapping[str, Any]) -> str:
     """Returns a line about a machine."""
     return (
-        f"{found['processor']}{found['family_model']}, {found['cores']} cores, "
+        f"{processor(found)}, {found['cores']} cores, "
         f"{found['memory_bytes'] / 2**30:.0f} GiB; {found['features']}"
     )
 
 
 def _family(information: str) -> str:
     family, model = _field(information, "cpu family"), _field(information, "model")
-    return f" (family {family}, model {model})" if family and model else ""
+    if not family or not model:
+        return ""
+    name = _microarchitecture(_field(information, "vendor_id"), int(family), int(model))
+    return f" ({name}family {family}, model {model})"
+
+
+def _microarchitecture(vendor: str, family: int, model: int) -> str:
+    """Returns the name of a design and "; ", such as "Zen 4; "; "": not known here.
+
+    Source: arch/x86/include/asm/intel-family.h and arch/x86/kernel/cpu/amd.c of Linux.
+    """
+    for name, (maker, of_family, models) in _MICROARCHITECTURES.items():
+        if (vendor, family) == (maker, of_family) and any(model in each for each in models):
+            return f"{name}; "
+    return ""
 
 
 def _field(information: str, name: str) -> str:

@@ -7,11 +7,11 @@ turn, the other frameworks are installed in virtual environments of their own.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import datetime
 import difflib
 import json
 import os
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ from typing import Any
 from benchmarks import environments, instruction_sets, table, turns
 from benchmarks.machine import machine
 from benchmarks.peers import ENVIRONMENTS, PEERS, TEKSO
-from benchmarks.workloads import TINY, WORKLOADS, Workload
+from benchmarks.workloads import TINY, WORKLOADS
 
 
 class CommandError(Exception):
@@ -151,7 +151,7 @@ def chosen(only: str) -> tuple[list[str], list[str]]:
 
 def run(options: Any, workloads: Sequence[str], peers: Sequence[str]) -> dict[str, Any]:
     """Installs what is missing, measures, and returns the result, which JSON can represent."""
-    before = machine()
+    before, commit = machine(), _commit()
     pythons, missing = _pythons(peers, Path(options.cache))
     sizes = TINY if options.tiny else WORKLOADS
     with tempfile.TemporaryDirectory() as folder:
@@ -160,11 +160,12 @@ def run(options: Any, workloads: Sequence[str], peers: Sequence[str]) -> dict[st
         )
     return {
         "date": datetime.datetime.now().strftime("%Y-%m-%d %H-%M"),
+        "commit": commit,
         "machine": before,
         "turns": options.turns,
         "steps": options.steps,
         "isa": options.isa,
-        "sizes": {name: _described(sizes[name]) for name in workloads},
+        "sizes": {name: table.sizes(sizes[name]) for name in workloads},
         "workloads": measured,
     }
 
@@ -204,15 +205,14 @@ def _measure(
     return measure
 
 
-def _described(workload: Workload) -> str:
-    """Returns the sizes of a workload, its weights and FLOPs."""
-    sizes = ", ".join(
-        f"{field.name} {getattr(workload, field.name)}" for field in dataclasses.fields(workload)
-    )
-    return (
-        f"{sizes}; {workload.num_weights:,} weights, {workload.flops / 1e9:.1f} GFLOP and "
-        f"{workload.units} {workload.unit} a step"
-    )
+def _commit() -> str:
+    """Returns the commit of this checkout, such as "af5668a6" or "af5668a6-dirty"; "": unknown."""
+    command = ["git", "-C", str(turns.ROOT), "describe", "--always", "--dirty", "--exclude=*"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError:
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
 
 
 def _say(line: str) -> None:

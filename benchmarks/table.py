@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from benchmarks import instruction_sets
 from benchmarks.machine import described
 from benchmarks.peers import PEERS, TEKSO
+from benchmarks.workloads import Workload
 
 TOLERANCE = 1e-3
 """Largest relative difference of the first losses from Tekso's, for the same function. A workload
@@ -47,12 +49,12 @@ def rows(by_peer: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[tuple[str, 
     The time of a turn is the median of its steps. The first figure is the median of the turns, the
     range is that of the turns. A single turn has no range.
     """
-    tekso = _done(by_peer.get(TEKSO, ()))
+    tekso = finished(by_peer.get(TEKSO, ()))
     reference = tekso[0] if tekso else None
     base = _median(tekso) if tekso else None
     found: list[tuple[str, ...]] = []
     for peer, records in by_peer.items():
-        title, done = PEERS[peer].title, _done(records)
+        title, done = PEERS[peer].title, finished(records)
         skipped = next((str(one["skipped"]) for one in records if "skipped" in one), None)
         if not done:
             reason = f"skipped: {skipped or 'not measured'}"
@@ -79,7 +81,7 @@ def markdown(result: Mapping[str, Any]) -> str:
     for workload, by_peer in result["workloads"].items():
         table = [HEADER, ("---",) * len(HEADER), *rows(by_peer)]
         lines += ["", f"### {workload}", "", result["sizes"][workload], ""]
-        lines += ["| " + " | ".join(_escaped(cell) for cell in row) + " |" for row in table]
+        lines += ["| " + " | ".join(escaped(cell) for cell in row) + " |" for row in table]
     return "\n".join(lines) + "\n"
 
 
@@ -100,9 +102,9 @@ def faults(result: Mapping[str, Any]) -> list[str]:
     """Returns a line for each measurement of another model than Tekso's."""
     found = []
     for workload, by_peer in result["workloads"].items():
-        tekso = _done(by_peer.get(TEKSO, ()))
+        tekso = finished(by_peer.get(TEKSO, ()))
         for peer, records in by_peer.items():
-            for record in _done(records):
+            for record in finished(records):
                 if wrong := wrong_model(record, tekso[0] if tekso else None):
                     found.append(f"{workload}, {peer}: not Tekso's model: {wrong}")
                     break
@@ -120,14 +122,31 @@ def _about(result: Mapping[str, Any]) -> list[str]:
     load = result["machine"]["load_before"]
     if load > BUSY:
         lines.append(f"The machine was not idle: the load average before the start was {load:.1f}.")
-    versions: dict[str, set[str]] = {}
-    for by_peer in result["workloads"].values():
+    commit = f" Commit of Tekso: {result['commit']}." if result.get("commit") else ""
+    return [*lines, f"Versions: {versions(result['workloads'].values())}.{commit}"]
+
+
+def versions(measurements: Iterable[Mapping[str, Sequence[Mapping[str, Any]]]]) -> str:
+    """Returns the versions that were measured: "python 3.11.7, torch 2.12.0 / 2.13.0"."""
+    found: dict[str, set[str]] = {}
+    for by_peer in measurements:
         for records in by_peer.values():
-            for record in _done(records):
+            for record in finished(records):
                 for name, version in record["versions"].items():
-                    versions.setdefault(name, set()).add(version)
-    known = [f"{name} {' / '.join(sorted(found))}" for name, found in sorted(versions.items())]
-    return [*lines, f"Versions: {', '.join(known) or 'unknown'}."]
+                    found.setdefault(name, set()).add(version)
+    known = [f"{name} {' / '.join(sorted(each))}" for name, each in sorted(found.items())]
+    return ", ".join(known) or "unknown"
+
+
+def sizes(workload: Workload) -> str:
+    """Returns the sizes of a workload, its weights and FLOPs."""
+    fields = ", ".join(
+        f"{field.name} {getattr(workload, field.name)}" for field in dataclasses.fields(workload)
+    )
+    return (
+        f"{fields}; {workload.num_weights:,} weights, {workload.flops / 1e9:.1f} GFLOP and "
+        f"{workload.units} {workload.unit} a step"
+    )
 
 
 def _check(
@@ -155,7 +174,8 @@ def _differences(record: Mapping[str, Any], reference: Mapping[str, Any]) -> lis
     return [math.inf if math.isnan(value) else value for value in found]
 
 
-def _done(records: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def finished(records: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Returns the records that have figures."""
     return [record for record in records if "skipped" not in record]
 
 
@@ -164,5 +184,6 @@ def _median(records: Sequence[Mapping[str, Any]]) -> float:
     return found
 
 
-def _escaped(cell: str) -> str:
+def escaped(cell: str) -> str:
+    """Returns a cell of a Markdown table."""
     return cell.replace("|", "\\|")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,42 +14,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from benchmark_records import Record, record, result
 
 from benchmarks import environments, image_gradients, instruction_sets, run, table, turns
 from benchmarks.frameworks import tekso_images
-from benchmarks.machine import feature_level, machine
+from benchmarks.machine import _family, feature_level
 from benchmarks.peers import ENVIRONMENTS, PEERS, Peer
 from benchmarks.workloads import TINY, WORKLOADS
 from tekso.params.lm.benchmark import Small, Wide
-
-Record = dict[str, Any]
-
-
-def record(*step_ms: float, **changes: Any) -> Record:
-    """Returns what a process reports."""
-    found: Record = {
-        "step_ms": list(step_ms),
-        "cpu_ms": list(step_ms),
-        "time_to_first_step_s": 2.0,
-        "peak_memory_bytes": 2**30,
-        "losses": [4.0, 3.0, 2.0],
-        "num_weights": 10,
-        "expected_weights": 10,
-        "versions": {"python": "3.11"},
-    }
-    return {**found, **changes}
-
-
-def result(by_peer: dict[str, list[Record]], **changes: Any) -> Record:
-    return {
-        "date": "2026-01-02 03-04",
-        "machine": {**machine(), "load_before": 0.1},
-        "turns": 3,
-        "steps": 5,
-        "sizes": {"lstm": "dim 512"},
-        "workloads": {"lstm": by_peer},
-        **changes,
-    }
 
 
 def test_peers_take_turns_in_a_rotating_order_and_what_was_skipped_is_not_tried_again() -> None:
@@ -268,6 +242,48 @@ def test_a_limit_of_the_instructions_reaches_every_process_and_the_table(
     assert run.main(flags) == 0
     assert instruction_sets.LIMITS not in capsys.readouterr().out
     assert "ONEDNN_MAX_CPU_ISA" not in given[-1]
+
+
+@pytest.mark.parametrize(
+    ("vendor", "family", "model", "text"),
+    [
+        ("AuthenticAMD", 25, 17, " (Zen 4; family 25, model 17)"),
+        ("AuthenticAMD", 25, 1, " (Zen 3; family 25, model 1)"),
+        ("GenuineIntel", 6, 143, " (Sapphire Rapids; family 6, model 143)"),
+        ("GenuineIntel", 6, 999, " (family 6, model 999)"),
+        ("GenuineIntel", 25, 17, " (family 25, model 17)"),
+    ],
+)
+def test_a_processor_is_named_by_its_design(
+    vendor: str, family: int, model: int, text: str
+) -> None:
+    lines = f"vendor_id\t: {vendor}\ncpu family\t: {family}\nmodel\t\t: {model}\nmodel name: x\n"
+    assert _family(lines) == text
+    assert _family("model\t: 3\n") == ""
+
+
+def test_the_commit_is_that_of_the_checkout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def git(*words: str) -> None:
+        name = ["-c", "user.name=a", "-c", "user.email=a@b"]
+        subprocess.run(["git", *name, *words], cwd=tmp_path, check=True, timeout=60)
+
+    monkeypatch.setattr(turns, "ROOT", tmp_path)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert run._commit() == ""
+    git("init", "--quiet")
+    (tmp_path / "a").touch()
+    git("add", "a")
+    git("commit", "--quiet", "-m", "a")
+    git("tag", "-a", "v1", "-m", "v1")
+    commit = run._commit()
+    assert re.fullmatch("[0-9a-f]{7,}", commit)
+    (tmp_path / "a").write_text("changed")
+    assert run._commit() == f"{commit}-dirty"
+    assert f"Commit of Tekso: {commit}." in table.text(
+        result({"tekso": [record(1)]}, commit=commit)
+    )
 
 
 def test_feature_levels() -> None:
