@@ -297,6 +297,13 @@ TESTED_ELSEWHERE: list[tuple[str, TestedBy]] = [
         TestedBy("tests/make_test.py::test_benchmarks_passes_its_arguments_on"),
     ),
     (
+        r"python -m benchmarks\.publish .*",
+        TestedBy(
+            "tests/benchmarks/publish_test.py"
+            "::test_a_result_is_stored_with_a_line_for_each_process_and_written_into_both_documents"
+        ),
+    ),
+    (
         r"make docs",
         TestedBy(
             "tests/site_test.py::test_the_site_builds_without_warnings_and_has_a_search_index"
