@@ -18,6 +18,7 @@ END = "<!-- Here they end. -->"
 _WORKLOADS_IN_README = ("transformer_small", "transformer_wide", "lstm")
 _PEERS_IN_README = (TEKSO, "pytorch", "pytorch_malloc")
 _NONE = "No result is stored yet."
+_HEADER = ("workload", "framework", *table.HEADER[1:-1], "measured", "load before")
 _WIDTH = 120
 
 Lines = list[str]
@@ -72,7 +73,7 @@ def in_speed(results: Sequence[Stored]) -> Lines:
         found += [*_about(result, [one for each in by_name.values() for one in each]), ""]
         if isa != instruction_sets.OWN:
             found += [*textwrap.wrap(instruction_sets.LIMITS, _WIDTH), ""]
-        rows = [("workload", "framework", *table.HEADER[1:-1], "measured", "load before")]
+        rows: list[tuple[str, ...]] = [_HEADER]
         for name, each in by_name.items():
             for one in each:
                 done = [row for peer, row in _rows(one).items() if _is_measured(one, peer)]
