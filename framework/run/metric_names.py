@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import tensorflow as tf
 
@@ -73,17 +73,24 @@ def _declared(task: Task) -> set[str]:
     return {LOSS, *task_results.goals_of(task.params)}
 
 
-def unreported(task: Task, metric: str, batch: Signature) -> str:
+def unreported(
+    task: Task,
+    metric: str,
+    batch: Signature,
+    *,
+    undeclared: Literal["accepted", "rejected"] = "accepted",
+) -> str:
     """Returns what evaluations report if a metric is not among it, or "".
 
     A metric that the task declares in `goals` is accepted. For others the loss is traced. A task
-    that decodes in `score` may report more figures than can be known; then only a name that is
-    close to a known one is rejected.
+    that decodes in `score` may report more figures than can be known.
 
     Args:
       task: the task.
       metric: name of the metric, without the evaluation.
       batch: arrays of a batch of the evaluation.
+      undeclared: what becomes of a figure that only `score` could report, but that the task does
+        not declare. accepted: unless its name is close to a known one.
     """
     if is_declared(task, metric):
         return ""
@@ -92,11 +99,13 @@ def unreported(task: Task, metric: str, batch: Signature) -> str:
         return ""
     decodes = type(task).score is not Task.score
     close = close_matches(metric, sorted(known | declared), count=1)
-    if decodes and not close:
+    if decodes and not close and undeclared == "accepted":
         return ""
     also = sorted(declared - known) if decodes else []
     more = f", and with decoding {', '.join(also)}" if also else ""
     hint = f"; did you mean {close[0]}?" if close else ""
+    if decodes and not close:
+        hint = f"; if score() of {type(task).__name__} reports {metric!r}, declare it in its goals"
     return f"reports {', '.join(sorted(known))}{more}{hint}"
 
 

@@ -22,7 +22,7 @@ from tekso.models.speech_model import SpeechModel
 from tekso.tasks.asr.audio import AudioError, Samples, read_audio, seconds_of
 from tekso.tasks.asr.input import BucketedSpeech
 from tekso.tasks.asr.transcriber import Transcriber, TranscriptScoring
-from tekso.tasks.asr.word_errors import CER, WER, jiwer_module
+from tekso.tasks.asr.word_errors import CER, KINDS, WER, jiwer_module
 from tekso.tasks.unset_sizes import set_vocab_size
 
 IMPOSSIBLE = "impossible"
@@ -64,7 +64,7 @@ class SpeechTask(Task):
             default=300.0,
         )
 
-    goals = {WER: "min", CER: "min"}  # noqa: RUF012
+    goals = {name: "min" for name in (WER, CER, *KINDS)}  # noqa: RUF012
     model: Any
 
     def __init__(self, params: Any) -> None:

@@ -11,6 +11,8 @@ from tekso.framework.input.errors import InputError
 from tekso.framework.tables import table
 
 WER, CER = "wer", "cer"
+KINDS = ("substitutions", "deletions", "insertions")
+"""Kinds of errors of words."""
 CONSTANT = "constant_"
 """Prefix of the rates of the best constant word; see `BestConstant`."""
 
@@ -35,7 +37,7 @@ class WordErrors:
 
     def lines(self) -> list[str]:
         """Returns the rates in percent, as a table."""
-        names = (WER, "substitutions", "deletions", "insertions", CER)
+        names = (WER, *KINDS, CER)
         return table(
             names, [[f"{100 * self.figures[name]:.2f} %" for name in names]], right=range(5)
         )
@@ -66,8 +68,7 @@ def word_errors(references: Sequence[str], found: Sequence[str]) -> WordErrors:
     jiwer = jiwer_module()
     words = jiwer.process_words(list(references), list(found))
     total = words.hits + words.substitutions + words.deletions
-    kinds = ("substitutions", "deletions", "insertions")
-    figures = {kind: getattr(words, kind) / total for kind in kinds}
+    figures = {kind: getattr(words, kind) / total for kind in KINDS}
     figures = {WER: words.wer, CER: jiwer.cer(list(references), list(found)), **figures}
     by_utterance = [
         sum(

@@ -8,6 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 RANKS = (1, 5, 10)
+OF_IMAGES, OF_TEXTS = "image_to_text_recall", "text_to_image_recall"
+NAMES = tuple(f"{name}_{k}" for name in (OF_IMAGES, OF_TEXTS) for k in RANKS)
+"""Names of all figures."""
 _BLOCK = 1024  # rows of similarities computed together
 
 
@@ -38,5 +41,5 @@ def recalls(
         own = owner[begin : begin + _BLOCK]
         right = np.take_along_axis(block, own[:, None], 1)
         ranks[begin : begin + _BLOCK] = np.sum(~(block < right), axis=1) - 1
-    found = {f"image_to_text_recall_{k}": float(np.mean(best < k)) for k in RANKS}
-    return found | {f"text_to_image_recall_{k}": float(np.mean(ranks < k)) for k in RANKS}
+    found = {f"{OF_IMAGES}_{k}": float(np.mean(best < k)) for k in RANKS}
+    return found | {f"{OF_TEXTS}_{k}": float(np.mean(ranks < k)) for k in RANKS}

@@ -29,7 +29,7 @@ from tekso.tasks.captioning.input import (
     known_captions,
 )
 from tekso.tasks.classification.task import WEIGHTS, X
-from tekso.tasks.contrastive.recall import recalls
+from tekso.tasks.contrastive import recall
 from tekso.tasks.image.image_input import held_out
 from tekso.tasks.unset_sizes import set_sizes, set_vocab_size
 
@@ -71,11 +71,7 @@ class Contrastive(Task):
             "Texts for which --mode=decode finds images of the split dev.", default=[]
         )
 
-    goals = {  # noqa: RUF012
-        IN_BATCH: "max",
-        "image_to_text_recall_1": "max",
-        "text_to_image_recall_1": "max",
-    }
+    goals = {name: "max" for name in (IN_BATCH, *recall.NAMES)}  # noqa: RUF012
     model: DualEncoder
     contrast: ContrastiveLoss
 
@@ -158,7 +154,7 @@ class Contrastive(Task):
         embedded = self._embedded_texts(program, own, texts, stopped)
         if stopped() or not kept:
             return None
-        figures = recalls(images, embedded, owner)
+        figures = recall.recalls(images, embedded, owner)
         broken = len(chosen) - len(kept)
         lines = [f"{len(kept):,} images and {len(texts):,} captions"]
         lines += [f"{broken:,} images are malformed"] if broken else []

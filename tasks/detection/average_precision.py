@@ -17,6 +17,8 @@ from tekso.tasks.detection.sources import Objects
 AP, AP_50, AP_75 = "ap", "ap_50", "ap_75"
 _STATS = {AP: 0, AP_50: 1, AP_75: 2, "ap_small": 3, "ap_medium": 4, "ap_large": 5, "ar_100": 8}
 """{figure: its place in COCOeval.stats}."""
+NAMES = tuple(_STATS)
+"""Names of all figures."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,7 +22,7 @@ from tekso.models.detection.multibox_loss import match_boxes
 from tekso.models.detection.suppression import detections
 from tekso.models.ssd import Ssd
 from tekso.tasks.classification.task import LABELS, WEIGHTS, X
-from tekso.tasks.detection.average_precision import AP, AP_50, AP_75
+from tekso.tasks.detection import average_precision
 from tekso.tasks.detection.input import BOX_WEIGHTS, BOXES, BoxImages, boxes_of
 from tekso.tasks.detection.losses import DetectionLoss, HardNegativeMining
 from tekso.tasks.detection.scoring import DetectionScoring, found_in, with_found
@@ -94,7 +94,7 @@ class Detection(ImageTask):
             default=DetectionScoring.Params(),
         )
 
-    goals = {AP: "max", AP_50: "max", AP_75: "max"}  # noqa: RUF012
+    goals = {name: "max" for name in average_precision.NAMES}  # noqa: RUF012
     record_kind = "objects"
     background_classes = 1
     export = AnswerExport(

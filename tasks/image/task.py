@@ -19,7 +19,7 @@ from tekso.framework.task import Batch, LossSums, Program, Scored
 from tekso.framework.task_results import loss_sums, method_of
 from tekso.framework.theta import Theta
 from tekso.tasks.classification.task import ACCURACY, LABELS, WEIGHTS, Classification, X
-from tekso.tasks.image.crops import PROBABILITIES, TOP_5, Crops
+from tekso.tasks.image.crops import CROPS, PROBABILITIES, TOP_5, Crops
 from tekso.tasks.image.filters import FirstFilters
 from tekso.tasks.image.image_task import AnswerExport, ImageTask
 from tekso.tasks.image.input import OTHER_LABELS, SHARES, Images, images_of
@@ -66,7 +66,7 @@ class ImageClassification(ImageTask, Classification):
             default=None,
         )
 
-    goals = {TOP_5: "max"}  # noqa: RUF012
+    goals = {TOP_5: "max", f"{CROPS}/{ACCURACY}": "max", f"{CROPS}/{TOP_5}": "max"}  # noqa: RUF012
     export = AnswerExport(
         name="classify",
         doc="The probability of every class for images of the size of training.",

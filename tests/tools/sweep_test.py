@@ -129,6 +129,11 @@ def test_another_sweep_in_the_folder_is_refused(
         (["--metric=loss"], "the evaluations are dev, and train"),
         (["--metric=dev/nope"], "--metric=dev/nope: an evaluation of dev reports bits_per_byte, l"),
         (["--metric=dev/perplexty", "--search=random", "--trials=2"], "mean perplexity?"),
+        (
+            ["--model=mt.cldr.EnDeLstm", "--sweep=input.batch_size=8", "--metric=dev/nope"],
+            "reports loss, perplexity, and with decoding bleu, chrf; if score() of Translation "
+            "reports 'nope', declare it in its goals",
+        ),
         (["--logdir=gs://bucket/sweep"], "requires a folder on a local file system"),
     ],
 )
@@ -149,6 +154,8 @@ def test_mistakes_are_found_before_the_first_trial(
         ["--metric=dev/eval_seconds"],
         ["--metric=train/nope"],  # what training logs depends on its settings
         ["--metric=dev/nope", "--set=eval_inputs.dev.changes={'source.files': 'a.txt'}"],
+        ["--model=image.digits.Mlp", "--metric=dev/crops/top_5_accuracy"],  # of score()
+        ["--model=asr.prompts.Ctc", "--metric=dev/deletions"],
     ],
 )
 def test_metrics_that_evaluations_may_report_are_accepted_before_the_first_trial(

@@ -55,25 +55,26 @@ def rejection(
 def unreported(trees: Iterable[Any], evaluation: str, metric: str) -> str:
     """Returns what evaluations report if a metric is not among it for any of the Params, or "".
 
-    It is unknown, and "" is returned, if only the data determines the sizes of the task, or if the
-    evaluation changes the batches of training.
+    A figure of decoding must be declared in the `goals` of the task. It is unknown, and "" is
+    returned, if the evaluation changes the batches of training.
 
     Args:
       trees: the Params of trials; of many, some are tried.
       evaluation: name of the evaluation input.
       metric: name of the metric, without the evaluation.
     """
-    from tekso.framework.run import inspection, metric_names
+    from tekso.framework.run import experiment_record, inspection, metric_names
 
     why = ""
     for tree in itertools.islice(trees, _MOST_TREES):
         try:
-            task = inspection.task_of(tree)
+            tree, task, _ = experiment_record.completed(tree)  # the names depend on no size
             if metric_names.is_declared(task, metric):
                 return ""
             if not metric_names.is_like_training(tree, evaluation):
                 return ""
-            why = metric_names.unreported(task, metric, inspection.batch_of(tree))
+            batch = inspection.batch_of(tree)
+            why = metric_names.unreported(task, metric, batch, undeclared="rejected")
         except Exception:  # the trial itself will say what is wrong
             return ""
         if not why:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tekso.framework.execution.base import signature_of
 from tekso.framework.experiment import EarlyStopping, KeepBest, Run, Tree
 from tekso.framework.run import metric_names
 from tekso.framework.task import Scored
@@ -106,6 +108,24 @@ def test_figures_of_decoding_are_known_if_the_task_declares_them() -> None:
     check(Decoding, "exact_match")  # perhaps: the first evaluation shows
     with pytest.raises(ValueError, match=r"and with decoding .*bleu; did you mean bleu\?"):
         check(Decoding, "bleuu")
+
+
+def test_figures_of_decoding_can_be_rejected_unless_the_task_declares_them() -> None:
+    model = Mlp.Params(input_dim=3, output_dim=2, hidden_dims=[4])
+    batch = signature_of(Images().batch(0))
+
+    def why(cls: Any, metric: str) -> str:
+        task = cls.Params(num_classes=2, model=model).instantiate()
+        return metric_names.unreported(task, metric, batch, undeclared="rejected")
+
+    assert why(Decoding, "bleu/de") == why(Decoding, "recall") == ""
+    assert re.match(
+        r"reports accuracy, loss, .*recall, and with decoding bleu; if score\(\) of Decoding "
+        r"reports 'exact_match', declare it in its goals$",
+        why(Decoding, "exact_match"),
+    )
+    assert why(Decoding, "bleuu").endswith("; did you mean bleu?")
+    assert "decoding" not in why(Counting, "exact_match")
 
 
 def test_no_rule_needs_no_metric() -> None:
