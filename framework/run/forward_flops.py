@@ -20,8 +20,9 @@ def forward_flops(task: Task, batch: Signature) -> dict[str, float]:
     """Returns {part: floating-point operations of the forward pass}, in the order of the model.
 
     The parts are the pieces of the task (`Task.pieces`), or if these do not divide the model, its
-    layers (`layer_flops`). The layers of a stack are one part, such as "4 × stack/layers", unless
-    the model has nothing else and there are few. The result is empty if the loss cannot be traced.
+    layers (`layer_flops`). The layers of a stack are one part, such as "stack/layers (sum of 4)",
+    unless the model has nothing else and there are few. The result is empty if the loss cannot be
+    traced.
 
     Args:
       task: the task.
@@ -49,7 +50,4 @@ def _of_pieces(task: Task, batch: Signature) -> dict[str, float]:
         names = piece.name.split(SEPARATOR)
         part, rest = SEPARATOR.join(names[: depth + 1]), SEPARATOR.join(["", *names[depth + 1 :]])
         layers.setdefault(part + _NUMBER.sub("", rest), []).append(trace.flops)
-    return {
-        name if len(flops) == 1 else f"{len(flops)} × {name}": sum(flops)
-        for name, flops in layers.items()
-    }
+    return {layer_flops.summed(name, len(flops)): sum(flops) for name, flops in layers.items()}

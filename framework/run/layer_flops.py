@@ -61,7 +61,7 @@ def layer_flops(task: Task, batch: Signature) -> dict[str, float]:
 def by_part(flops: Mapping[str, float]) -> dict[str, float]:
     """Returns {part: floating-point operations}: the first layers below what all have in common.
 
-    The layers of a list are one part, such as "4 × model/blocks".
+    The layers of a list are one part, such as "model/blocks (sum of 4)".
 
     Args:
       flops: as of `layer_flops`.
@@ -77,8 +77,13 @@ def by_part(flops: Mapping[str, float]) -> dict[str, float]:
         if number and number[0].isdecimal():
             numbers.setdefault(name, set()).add(number[0])
     counts = {name: len(numbers.get(name, ())) for name in parts}
-    found = {f"{n} × {name}" if (n := counts[name]) > 1 else name: parts[name] for name in parts}
+    found = {summed(name, counts[name]): parts[name] for name in parts}
     return {**found, LOSS: flops[LOSS]} if LOSS in flops else found
+
+
+def summed(part: str, count: int) -> str:
+    """Returns the name of a part whose figure is the sum over the layers of a list."""
+    return f"{part} (sum of {count})" if count > 1 else part
 
 
 def common_depth(names: Collection[str]) -> int:
