@@ -20,6 +20,7 @@ STEP = "step"
 SPLIT = "split"
 TRAIN = "train"
 SEEN = "_seen"  # ends the name of the units that training has processed, "tokens_seen"
+MACHINE = "machine"  # what other programs used of it; see `machine_load.py`
 SECONDS = "seconds"  # what the time was spent on, {activity: seconds}; see `time_use.py`
 
 Record = Mapping[str, Any]

@@ -30,6 +30,7 @@ from tekso.framework.run.early_stopping import early_stopping_of
 from tekso.framework.run.following import FollowingCheckpoints, FollowingReport
 from tekso.framework.run.incidents import Incidents
 from tekso.framework.run.job import Job
+from tekso.framework.run.machine_load import MachineLoad
 from tekso.framework.run.metric_choice import deciding_metrics
 from tekso.framework.run.process_group import ProcessGroup
 from tekso.framework.run.report import summary
@@ -72,6 +73,7 @@ def _train(job: Job, group: ProcessGroup) -> int:
                 title=job.model,
                 steps=steps,
                 time_use=use,
+                load=MachineLoad() if _is_one_process(job, group) else None,
                 deciding=deciding_metrics(job.tree),
             )
         try:
@@ -80,6 +82,19 @@ def _train(job: Job, group: ProcessGroup) -> int:
             report.close()
             checkpoints.close()
             job.logdir.release()
+
+
+def _is_one_process(job: Job, group: ProcessGroup) -> bool:
+    """Returns whether no other process computes for the run, on this machine or elsewhere."""
+    workers: list[str] = []
+
+    def add(path: str, value: Any, field: Any) -> None:
+        del field
+        if path.rpartition(".")[2] == "workers":
+            workers.extend(value)
+
+    job.tree.execution.visit(add)
+    return group.size == 1 and not workers
 
 
 def _assembled(

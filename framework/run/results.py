@@ -8,6 +8,7 @@ Every figure is one that the trainer wrote; nothing is computed again.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -16,12 +17,21 @@ from typing import Any
 from tekso.framework import bounded, files
 from tekso.framework.json_text import to_json
 from tekso.framework.params import Params
-from tekso.framework.run import time_use
+from tekso.framework.run import machine_load, time_use
 from tekso.framework.run.checkpoint_description import Description, describe
 from tekso.framework.run.checkpoint_errors import DamagedCheckpointError
 from tekso.framework.run.early_stopping import early_stopping_of
 from tekso.framework.run.logdir import Logdir
-from tekso.framework.run.metrics_log import SECONDS, SEEN, SPLIT, STEP, TRAIN, MetricsLog, history
+from tekso.framework.run.metrics_log import (
+    MACHINE,
+    SECONDS,
+    SEEN,
+    SPLIT,
+    STEP,
+    TRAIN,
+    MetricsLog,
+    history,
+)
 from tekso.framework.run.report.lines import duration, magnitude
 
 FOLDER = "results"
@@ -69,6 +79,7 @@ def result_of(logdir: Logdir, registered: Params) -> dict[str, Any]:
     seconds = {name: round(value, 1) for name, value in time_use.valid(spent).items()}
     unit, seen = _seen(records)
     tree = _portable(registered, tree)
+    load = machine_load.longest(r.get(MACHINE) for r in records)
     training = seconds.get(time_use.STEP, 0.0) + seconds.get(time_use.INPUT, 0.0)
     return {
         "model": model,
@@ -78,6 +89,7 @@ def result_of(logdir: Logdir, registered: Params) -> dict[str, Any]:
         "seen": seen,
         "seen_per_second": float(f"{seen / training:.4g}") if training else None,
         "seconds": seconds,
+        "machine": None if load is None else dataclasses.asdict(load),
         "conditions": dict(found.conditions),
         "versions": dict(found.versions),
         "date": found.created[:10],
@@ -135,13 +147,16 @@ def figures(result: Mapping[str, Any]) -> str:
 
 
 def cost(result: Mapping[str, Any]) -> str:
-    """Returns what the figures took: steps, time, speed, machine and date, as text."""
+    """Returns what the figures took: steps, time, speed, machine, its load and date, as text."""
     conditions = result["conditions"]
     parts = [f"{result['step']} steps", duration(math.fsum(result["seconds"].values()))]
     if result["seen_per_second"]:
         parts.append(f"{magnitude(result['seen_per_second'])} {result['unit']}/s")
     parts.append(f"{conditions.get('processor', 'unknown processor')}")
     parts.append(conditions.get("devices", "unknown devices"))
+    load = machine_load.of_record(result.get("machine"))  # None of results of earlier versions
+    if load is not None and (beside := load.text()):
+        parts.append(beside)
     parts.append(f"TensorFlow {result['versions'].get('tensorflow', '?')}")
     parts.append(result["date"])
     return ", ".join(parts)

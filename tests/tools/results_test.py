@@ -67,6 +67,24 @@ def test_a_result_has_what_the_trainer_wrote(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("others", "beside"),
+    [(6.3, "1 CPU, beside other programs (0.9 of 2 cores), T"), (1.3, "1 CPU, T")],
+)
+def test_a_result_says_whether_other_programs_used_the_machine(
+    others: float, beside: str, tmp_path: Path
+) -> None:
+    logdir = write(tmp_path / "run", step=4, metrics=METRICS)
+    path = Path(logdir.metrics)
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    for row, share in zip(rows, (0.1, 0.5, 1.0, 9.0), strict=True):  # the last is of a later step
+        row["machine"] = {"cores": 2, "seconds": 7.0 * share, "others_cpu_seconds": others * share}
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    result = stored.result_of(logdir, registry.get(MODEL)().tree())
+    assert result["machine"] == {"cores": 2, "seconds": 7.0, "others_cpu_seconds": others}
+    assert f", {beside}" in stored.cost(result)
+
+
 def test_paths_of_a_machine_are_stored_as_names(tmp_path: Path) -> None:
     settings = {"input.cache_dir": str(tmp_path / "runs" / "first")}
     logdir = write(tmp_path / "run", step=4, metrics=METRICS, settings=settings)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from tekso.framework import files, out_of_memory
+from tekso.framework.run import machine_load
 from tekso.framework.run.logdir import Logdir
+from tekso.framework.run.machine_load import MachineLoad
 from tekso.framework.run.metrics_log import (
+    MACHINE,
     SECONDS,
     SEEN,
     SPLIT,
@@ -29,7 +34,7 @@ from tekso.framework.task import Scored
 BEFORE_STEPS = "before the first step"
 _CURVES_EVERY_S = 20.0
 _CHECK_EVERY_S = 1.0
-_NO_FIGURES = (SPLIT, STEP, "eval_seconds", "elapsed_seconds", SECONDS)  # of a record
+_NO_FIGURES = (SPLIT, STEP, "eval_seconds", "elapsed_seconds", SECONDS, MACHINE)  # of a record
 
 
 class Report:
@@ -41,6 +46,7 @@ class Report:
       title: title of the run: the key of its experiment.
       steps: number of steps of the whole run.
       time_use: measures what the time is spent on; every record has its seconds.
+      load: measures what other programs use of the machine; None: nothing does.
       deciding: "evaluation/metric" of the figures that a line of an evaluation always has.
 
     Attributes:
@@ -55,9 +61,10 @@ class Report:
         title: str,
         steps: int,
         time_use: TimeUse | None = None,
+        load: MachineLoad | None = None,
         deciding: Collection[str] = (),
     ) -> None:
-        self.time_use = time_use or TimeUse()
+        self.time_use, self._load = time_use or TimeUse(), load
         self._deciding = deciding
         self._logdir, self._console = logdir, console
         self._title, self._steps = title, steps
@@ -78,6 +85,8 @@ class Report:
         every = [*records, *marks]
         kept = [record for record in every if record[STEP] <= step]
         self.time_use.resume(_most_seconds(kept), _most_seconds(every))
+        if self._load is not None:
+            self._load.resume(machine_load.longest(record.get(MACHINE) for record in every))
         exact = (mark.get(SEEN) for mark in marks if mark[STEP] == step)
         known = next((float(seen) for seen in exact if isinstance(seen, int | float)), None)
         self._seen = _seen(records, step) if known is None else known
@@ -191,7 +200,7 @@ class Report:
 
     def _write(self, step: int, split: str, values: Mapping[str, float]) -> None:
         elapsed = time.perf_counter() - self._begin
-        times = {"elapsed_seconds": elapsed, SECONDS: self._spent()}
+        times = {"elapsed_seconds": elapsed, SECONDS: self._spent(), **self._machine()}
         self._log.append({STEP: step, SPLIT: split, **values, **times})
         self._logdir.check()
         try:
@@ -258,10 +267,18 @@ class Report:
         self._mark(step)
 
     def _mark(self, step: int) -> None:
-        self._marks.append({STEP: step, SPLIT: TRAIN, SEEN: self._seen, SECONDS: self._spent()})
+        mark = {STEP: step, SPLIT: TRAIN, SEEN: self._seen, SECONDS: self._spent()}
+        self._marks.append({**mark, **self._machine()})
 
     def _spent(self) -> dict[str, float]:
         return {name: round(value, 3) for name, value in self.time_use.seconds().items()}
+
+    def _machine(self) -> dict[str, Any]:
+        """Returns what records have of the load of the machine."""
+        load = self._load.now() if self._load is not None else None
+        if load is None:
+            return {}
+        return {MACHINE: {k: round(v, 2) for k, v in dataclasses.asdict(load).items()}}
 
     def close(self) -> None:
         """Closes files and console."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from report_values import MANY, VALUES, events
 
 from tekso.framework.run.logdir import Logdir
+from tekso.framework.run.machine_load import MachineLoad
 from tekso.framework.run.pace import Reading
 from tekso.framework.run.report import summary
 from tekso.framework.run.report.console import PlainConsole
@@ -31,6 +32,30 @@ def test_a_report_reaches_people_programs_and_tensorboard(tmp_path: Path) -> Non
     assert (tmp_path / "curves.png").stat().st_size > 1000
     assert {tag for _, tag, _ in events(tmp_path / "events" / "train")} >= VALUES.keys()
     assert report.evaluated(10)["dev"]["loss"] == 2.0 and report.evaluated(9) == {}
+
+
+def test_a_report_has_the_load_of_the_machine_over_all_processes_of_the_run(
+    tmp_path: Path,
+) -> None:
+    def report(*readings: tuple[float, float, float]) -> Report:
+        times = iter(readings)
+        load = MachineLoad(lambda: next(times))
+        return Report(
+            Logdir(str(tmp_path)), PlainConsole(io.StringIO()), title="m", steps=20, load=load
+        )
+
+    first = report((0.0, 0.0, 0.0), (4.0, 6.0, 4.0), (6.0, 8.0, 4.0))
+    first.evaluation("dev", 10, {"loss": 2.0}, seconds=1.0, is_best=True)
+    first.finish(12)  # these steps are done again
+    assert first.evaluated(10) == {"dev": {"loss": 2.0}}
+    first.close()
+    second = report((0.0, 0.0, 0.0), (10.0, 13.0, 12.0))
+    second.continue_from(10)
+    second.evaluation("dev", 20, {"loss": 1.0}, seconds=1.0, is_best=True)
+    second.close()
+    records = [json.loads(x) for x in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    found = [(r["machine"]["seconds"], r["machine"]["others_cpu_seconds"]) for r in records]
+    assert found == [(4.0, 2.0), (16.0, 5.0)] and records[0]["machine"]["cores"] >= 1
 
 
 def test_a_report_and_a_summary_show_the_figures_that_decide(tmp_path: Path) -> None:
