@@ -98,10 +98,12 @@ if __name__ == "__main__":
                 "ai-edge-litert",
                 "hypothesis",
                 "import-linter",
+                "ipykernel>=7",  # a test executes docs/notebook.ipynb
                 "jiwer>=4",  # of the extra "speech"
                 "mkdocs-material~=9.7",  # of the extra "docs"
                 "mkdocstrings-python~=2.0",
                 "mypy~=2.4.1",  # a new release of mypy or ruff may report new errors
+                "nbclient>=0.10",
                 "optuna>=4",  # of the extra "sweep"
                 "pycocotools>=2.0.8",  # of the extra "images"
                 "pytest>=9",

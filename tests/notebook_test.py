@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
+import tempfile
+from collections.abc import Iterator, Sequence
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import processes
 import pytest
 
 NOTEBOOK = Path(__file__).resolve().parents[1] / "docs" / "notebook.ipynb"
-PROGRAM = Path(__file__).with_name("notebook_program.py")
 
 
 def test_the_notebook_is_stored_without_outputs() -> None:
@@ -42,20 +45,94 @@ class Tags(HTMLParser):
         self.text += f"{data}\n"
 
 
+COMPILED = "tf.function(lambda x: x + 1.0, jit_compile=True)(1.0).numpy()"
+"""A cell that makes TensorFlow log lines, unless its level is set."""
+
+
+class Kernel:
+    """Executes a notebook in a kernel of its own, over sockets of a folder.
+
+    Attributes:
+      messages: (number of the code cell, type, id of the display, data by type) of all outputs.
+    """
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name in ("JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "IPYTHONDIR"):
+            monkeypatch.setenv(name, str(folder / name.lower()))  # nothing of the user's
+        monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL", raising=False)
+        monkeypatch.setenv("PYDEVD_DISABLE_FILE_VALIDATION", "1")  # or the kernel prints a warning
+        self._folder = folder
+        self.messages: list[tuple[int, str, str | None, dict[str, str]]] = []
+
+    def run(self, sources: Sequence[str]) -> None:
+        """Executes code cells.
+
+        Raises:
+          nbclient.exceptions.CellExecutionError: a cell failed.
+        """
+        import nbformat
+        from jupyter_client.manager import AsyncKernelManager
+        from nbclient import NotebookClient
+
+        new = nbformat.v4
+        notebook = new.new_notebook(cells=[new.new_code_cell(source) for source in sources])
+        sockets = str(self._folder / "kernel")
+        client = NotebookClient(
+            notebook,
+            km=AsyncKernelManager(kernel_name="python3", transport="ipc", ip=sockets),
+            timeout=processes.DEFAULT_TIMEOUT_S,
+            resources={"metadata": {"path": str(self._folder)}},
+        )
+        handle = client.process_message
+
+        def noted(message: Any, cell: Any, number: int) -> Any:
+            content = message["content"]
+            shown = (content.get("transient") or {}).get("display_id")
+            if "data" in content or message["msg_type"] == "stream":
+                data = content.get("data") or {content["name"]: content["text"]}
+                self.messages.append((number, message["msg_type"], shown, data))
+            return handle(message, cell, number)
+
+        client.process_message = noted
+        client.execute()
+
+
+@pytest.fixture
+def kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernel]:
+    with tempfile.TemporaryDirectory(prefix="tekso-") as folder:  # names of sockets must be short
+        yield Kernel(Path(folder), monkeypatch)
+
+
 @pytest.mark.slow
-def test_every_cell_of_the_notebook_works(tmp_path: Path) -> None:
-    done = processes.run([PROGRAM, str(NOTEBOOK)], cwd=tmp_path)
-    assert done.returncode == 0, done.stderr[-3000:]
-    cells = re.split(r"(?m)^== cell \d+: ", done.stdout)[1:]
-    params, model, fit, figures, samples, plot, gradient, session = cells[1:]
+def test_jupyter_executes_the_notebook_and_shows_html_and_a_plot_that_is_drawn_again(
+    kernel: Kernel,
+) -> None:
+    cells = [c for c in json.loads(NOTEBOOK.read_text())["cells"] if c["cell_type"] == "code"]
+    sources = ["".join(cell["source"]) for cell in cells]
+    fits = [i for i, source in enumerate(sources) if "lab.fit(" in source]
+    kernel.run([*sources, COMPILED])
+    messages = kernel.messages
+    assert [m for m in messages if m[1] == "stream"] == []  # neither stderr nor stdout
+
+    results = {number: data for number, kind, _, data in messages if kind == "execute_result"}
+    assert sorted({*range(1, len(cells) + 1)} - {*results}) == fits
+    params, model, figures, samples, plot, gradient, session, compiled = results.values()
     tags = Tags()
-    tags.feed(params.partition("\n")[2])
-    assert not tags.open
+    tags.feed(params["text/html"])
+    assert not tags.open and params["text/html"].startswith("<details open><summary>")
     assert "learner.schedule" not in tags.text  # nodes are named within their parent
-    assert re.search(r"initial_value\n0\.005\n\[", tags.text)  # with the place that set it
-    assert model.startswith("Shown html") and "85,002 weights" in model
-    assert fit.startswith("Shown png") and plot.startswith("Shown png")
-    assert (tmp_path / "cell_6.png").read_bytes().startswith(b"\x89PNG")
-    assert 0.5 < float(re.findall(r"'accuracy': ([\d.]+)", figures)[0]) <= 1
-    assert samples.count("(label ") == 10
-    assert "shape=(3, 2)" in gradient and "(64, 8, 8, 1)" in session
+    # With the cell that set it.
+    assert re.search(r"initial_value\n0\.005\n\[", tags.text)
+    assert "85,002 weights" in model["text/html"]
+    assert base64.b64decode(plot["image/png"]).startswith(b"\x89PNG")
+    assert 0.5 < float(re.findall(r"'accuracy': ([\d.]+)", figures["text/plain"])[0]) <= 1
+    assert samples["text/html"].count("(label ") == 10
+    assert "shape=(3, 2)" in gradient["text/plain"] and "(64, 8, 8, 1)" in session["text/plain"]
+    assert compiled["text/plain"].endswith("2.0)") or "2.0" in compiled["text/plain"]
+
+    live = [(kind, shown, data) for number, kind, shown, data in messages if number == fits[0]]
+    assert [kind for kind, _, _ in live][:3] == ["display_data", *["update_display_data"] * 2]
+    assert len({shown for _, shown, _ in live}) == 1 and live[0][1]
+    drawn = [data["image/png"] for _, _, data in live[1:]]
+    assert len({*drawn}) == len(drawn) >= 2  # each has more steps
+    assert live[-1][2]["text/plain"].endswith("at step 200")

@@ -12,7 +12,6 @@ Results show themselves in a notebook, and are text elsewhere.
 from __future__ import annotations
 
 import dataclasses
-import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
@@ -27,7 +26,7 @@ from tekso.framework import task_results
 from tekso.framework.experiment import Experiment
 from tekso.framework.params.origins import hide_from_origins
 from tekso.framework.registry import key_of
-from tekso.framework.run import inspection, session
+from tekso.framework.run import inspection, notebook, session
 from tekso.framework.run.foreign_calls import answering, attribute_hint
 from tekso.framework.run.metrics_log import SPLIT, STEP, TRAIN
 from tekso.framework.run.report import curves, lines
@@ -44,6 +43,8 @@ _PLOT_EVERY_S = 2.0
 @dataclasses.dataclass(frozen=True)
 class Shown:
     """A result that a notebook shows as HTML or as a picture, and everything else as text.
+
+    A notebook shows no output for an empty one.
 
     Attributes:
       text: the text.
@@ -68,6 +69,10 @@ class Shown:
               TypeError: always.
             """
             raise TypeError("this is a result, not a method: write lab.params, without ()")
+
+    def _ipython_display_(self) -> None:
+        if self.text or self.html or self.png:
+            raise NotImplementedError  # so that IPython shows it in its own way
 
     def _repr_html_(self) -> str | None:
         return self.html or None
@@ -227,12 +232,10 @@ class Lab:
 
 def _live_display() -> Callable[[Shown], None] | None:
     """Returns a function that shows a result in place of the one before; None: no notebook."""
-    if "IPython" not in sys.modules:
+    ipython = notebook.ipython_of_notebook()
+    if ipython is None:
         return None
-    ipython: Any = sys.modules["IPython"]  # the notebook has imported it
-    if not hasattr(ipython.get_ipython(), "kernel"):
-        return None
-    handle = ipython.display.display(Shown(""), display_id=True)
+    handle = ipython.display.display({"text/plain": ""}, raw=True, display_id=True)
 
     def update(shown: Shown) -> None:
         handle.update(shown)

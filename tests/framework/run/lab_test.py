@@ -96,7 +96,7 @@ def test_a_notebook_shows_the_curves_while_it_trains(monkeypatch: pytest.MonkeyP
     handle = SimpleNamespace(update=shown.append)
     ipython: Any = ModuleType("IPython")
     ipython.version_info = (9, 0)  # matplotlib reads it
-    ipython.display = SimpleNamespace(display=lambda first, display_id: handle)
+    ipython.display = SimpleNamespace(display=lambda first, **options: handle)
     ipython.get_ipython = lambda: SimpleNamespace(kernel=1)
     monkeypatch.setitem(sys.modules, "IPython", ipython)
 
@@ -130,6 +130,13 @@ def test_a_notebook_shows_the_curves_while_it_trains(monkeypatch: pytest.MonkeyP
     assert [record["step"] for record in lab.records] == [1, 2, 3, 4, 5, 6]
     ipython.get_ipython = lambda: SimpleNamespace()  # a terminal
     assert lab_module._live_display() is None
+
+
+def test_only_a_result_without_content_has_no_output_in_a_notebook() -> None:
+    Shown("")._ipython_display_()
+    for result in (Shown("text"), Shown("", html="<p>"), Shown("", png=b"PNG")):
+        with pytest.raises(NotImplementedError):  # then IPython shows it by its other methods
+            result._ipython_display_()
 
 
 def test_an_attribute_of_the_session_is_named() -> None:

@@ -65,6 +65,33 @@ def test_sessions_and_labs_hide_what_tensorflow_says_about_itself(
     assert "the first lines of its import" in done.stderr and "oneDNN" not in done.stderr
 
 
+FAKE_IPYTHON = """
+import types
+def get_ipython():
+    return types.SimpleNamespace(kernel=1)
+"""
+
+
+@pytest.mark.parametrize(("given", "used"), [(None, "3"), ("0", "0")])
+def test_in_a_notebook_later_lines_of_tensorflow_are_kept_out_unless_they_are_wanted(
+    given: str | None, used: str, tmp_path: Path
+) -> None:
+    (tmp_path / "IPython.py").write_text(FAKE_IPYTHON)
+    (tmp_path / "tensorflow.py").write_text(
+        "import os; raise ImportError(os.environ.get('TF_CPP_MIN_LOG_LEVEL'))"
+    )
+    code = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
+        "import IPython\nimport tekso.framework.run.session"
+    )
+    environment = {k: v for k, v in os.environ.items() if k != "TF_CPP_MIN_LOG_LEVEL"}
+    environment |= {} if given is None else {"TF_CPP_MIN_LOG_LEVEL": given}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=60
+    )
+    assert done.stderr.splitlines()[-1] == f"ImportError: {used}"
+
+
 def test_a_program_without_stderr_imports_a_session(tmp_path: Path) -> None:
     (tmp_path / "tensorflow.py").write_text("raise ImportError('reached')")
     code = (
