@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import os
 import shutil
 import sys
 from collections.abc import Callable
 from typing import Any, Literal, Protocol, TextIO
 
-from tekso.framework.run.report.lines import WIDTH
+from tekso.framework.run.report.lines import WIDTH, wrapped
 
 Style = Literal["plain", "evaluation", "good", "warning", "dim"]
 _COLOURS = {"plain": "", "evaluation": "cyan", "good": "green", "warning": "yellow", "dim": "dim"}
@@ -136,8 +137,9 @@ class LiveConsole:
 
     def line(self, text: str, style: Style = "plain") -> None:
         """Writes the line above the bar."""
-        prefix = "warning: " if style == "warning" else ""
-        self._rich.print(f"{prefix}{text}", style=_COLOURS[style], markup=False)
+        if style == "warning":
+            text = "\n".join(wrapped(f"warning: {text}", self.width))
+        self._rich.print(text, style=_COLOURS[style], markup=False)
 
     def progress(self, done: int, total: int, doing: str = "") -> None:
         """Updates the progress bar."""
@@ -147,14 +149,27 @@ class LiveConsole:
 
     def _start(self, done: int, total: int) -> None:
         from rich import progress as bars
+        from rich.text import Text
+
+        class Elapsed(bars.ProgressColumn):
+            """The time so far, also while the last step is evaluated and decoded."""
+
+            def render(self, task: bars.Task) -> Text:
+                seconds = int(task.elapsed or 0.0)
+                return Text(str(datetime.timedelta(seconds=seconds)), style="progress.elapsed")
+
+        class Left(bars.TimeRemainingColumn):
+            """The estimated time of the steps that are left; nothing after the last one."""
+
+            def render(self, task: bars.Task) -> Text:
+                return Text("") if task.finished else Text("left ") + super().render(task)
 
         self._bar = bars.Progress(
             bars.TextColumn("{task.description}", markup=False),
             bars.BarColumn(bar_width=None),
             bars.MofNCompleteColumn(),
-            bars.TimeElapsedColumn(),
-            bars.TextColumn("left", markup=False),
-            bars.TimeRemainingColumn(),
+            Elapsed(),
+            Left(),
             console=self._rich,
             refresh_per_second=2,
             transient=True,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import re
 
 import pytest
 
@@ -44,6 +45,34 @@ def test_a_terminal_gets_colours_and_a_bar_and_each_line_once(
     text = stream.getvalue()
     assert "\x1b[" in text and "4/10" in text
     assert text.count("dev at step 3  loss [1.5]") == 1
+
+
+def test_the_time_goes_on_while_the_last_step_is_evaluated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    now = [0.0]
+    monkeypatch.setattr("rich.console.monotonic", lambda: now[0])
+    stream = Terminal()
+    console = console_for(stream)
+    console.progress(9, 10)
+    assert "left" in stream.getvalue()
+    now[0] = 20.0
+    console.progress(10, 10)
+    end = len(stream.getvalue())
+    now[0] = 100.0
+    console.progress(10, 10, "evaluating dev")
+    console.close()
+    text = stream.getvalue()[end:]
+    assert "0:01:40" in text and "left" not in text
+
+
+def test_a_warning_is_wrapped_at_the_width_of_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "40")
+    stream = Terminal()
+    console_for(stream).line("the schedule ends after 20 steps, before the warm-up", "warning")
+    text = re.sub(r"\x1b\[[0-9;]*m", "", stream.getvalue())
+    assert text == "warning: the schedule ends after 20\n    steps, before the warm-up\n"
 
 
 def test_a_dumb_terminal_is_written_to_plainly(monkeypatch: pytest.MonkeyPatch) -> None:
