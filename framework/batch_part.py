@@ -49,6 +49,13 @@ def num_rows(batch: Mapping[str, np.ndarray]) -> int:
     return len(next(iter(batch.values())))
 
 
+def example_of(batch: Mapping[str, np.ndarray], row: int) -> int:
+    """Returns the index in the global batch of a row of the arrays."""
+    if not isinstance(batch, BatchPart):
+        return int(row)
+    return int(np.concatenate([np.arange(*ends) for ends in batch.rows])[row])
+
+
 def num_examples(batch: Mapping[str, np.ndarray]) -> int:
     """Returns the number of examples of the global batch."""
     return batch.num_examples if isinstance(batch, BatchPart) else num_rows(batch)

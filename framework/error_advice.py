@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar, cast
 
 import numpy as np
 
 from tekso.framework import graph_errors
+from tekso.framework.batch_part import example_of
 from tekso.framework.params.origins import hide_from_origins
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -77,7 +79,6 @@ _ANSWERS = (
     ),
 )
 """[(pattern of a message, advice)]; the advice may refer to groups of the pattern."""
-_NO_ROW = re.compile(r"indices\S* = (-?\d+) is not in \[0, (\d+)\)")
 
 
 class IdError(ValueError):
@@ -132,7 +133,7 @@ def text_of(error: BaseException) -> str:
 
 def advice_for_ids(text: str, of: str = "the data has the id") -> str:
     """Returns advice if an error is a lookup of an id for which a table has no row, else ""."""
-    if (found := _NO_ROW.search(text)) is None:
+    if (found := graph_errors.NO_ROW.search(text)) is None:
         return ""
     given, rows = found.groups()
     return (
@@ -142,29 +143,53 @@ def advice_for_ids(text: str, of: str = "the data has the id") -> str:
     )
 
 
-def id_error(error: BaseException, batch: Mapping[str, Any] | None = None) -> IdError | None:
+def id_error(error: BaseException, batches: Mapping[str, Mapping[str, Any]]) -> IdError | None:
     """Returns an error to raise for the lookup of an id without a row in a traced function.
 
     It names the line that looks up, and the arrays of the batch that have the id. None: `error` is
     something else, or was raised by the line itself.
+
+    Args:
+      error: the error, of one device, a mesh or a pipeline.
+      batches: {name: batch} of the batches that the function was called with. "" is no name.
     """
     text, place = graph_errors.parts(error)
-    if (found := _NO_ROW.search(text)) is None:
+    if not text and error.__cause__ is not None:  # a stage of a pipeline: its ops have no stacks
+        where, failed, text = str(error).partition(" failed: ")
+        place = graph_errors.parts(error.__cause__)[1] or (failed and f"\n  ({where})")
+    if (found := graph_errors.NO_ROW.search(text)) is None:
         return None
-    names = _arrays_with(int(found[1]), batch or {})
-    of = f"{' and '.join(names)} {'have' if names[1:] else 'has'} the id" if names else ""
-    return IdError((advice_for_ids(text, of) if of else advice_for_ids(text)) + place)
+    for of_batch, batch in batches.items():
+        if names := _arrays_with(int(found[1]), batch, of_batch):
+            of = f"{' and '.join(names)} {'have' if names[1:] else 'has'} the id"
+            return IdError(advice_for_ids(text, of) + place)
+    return IdError(advice_for_ids(text) + place)
 
 
-def _arrays_with(number: int, batch: Mapping[str, Any]) -> list[str]:
+def _arrays_with(number: int, batch: Mapping[str, Any], of: str) -> list[str]:
     """Returns the names of the arrays of whole numbers that have a number, with the first place."""
     arrays = {name: np.asarray(value) for name, value in batch.items()}
     wrong = {name: a == number for name, a in arrays.items() if a.ndim and a.dtype.kind in "iu"}
     return [
-        f"{name!r} (example {int(np.argwhere(is_wrong)[0][0])})"
+        f"{name!r} (example {example_of(batch, np.argwhere(is_wrong)[0][0])}{of and f' of {of}'})"
         for name, is_wrong in wrong.items()
         if is_wrong.any()
     ]
+
+
+@contextlib.contextmanager
+def naming_ids(batches: Mapping[str, Mapping[str, Any]]) -> Iterator[None]:
+    """Raises an IdError for the lookup of an id without a row in the block.
+
+    Args:
+      batches: as of `id_error`.
+    """
+    try:
+        yield
+    except Exception as error:
+        if (of_ids := id_error(error, batches)) is not None:
+            raise of_ids from error
+        raise
 
 
 def advice(error: BaseException) -> str:
@@ -196,7 +221,7 @@ def advised(method: Method) -> Method:
             return method(*args, **kwargs)
         except Exception as error:
             batch = next((each for each in args if isinstance(each, Mapping)), None)
-            if (of_ids := id_error(error, batch)) is not None:
+            if (of_ids := id_error(error, {} if batch is None else {"": batch})) is not None:
                 raise of_ids from None  # the stack of TensorFlow has no line of the user
             note = advice(error)
             if note and note not in getattr(error, "__notes__", ()):

@@ -9,12 +9,17 @@ import linecache
 import os
 import re
 import sysconfig
+from collections.abc import Iterable
 
 _ROOT = os.path.dirname(os.path.dirname(os.path.realpath(__file__))) + os.sep
 _MADE = re.compile(r"Detected at node [^\n]* defined at \(most recent call last\):\n")
 _TEXT = re.compile(r"\n\n((?! *File)[^\n].*?)(?:\n\t \[\[|$)", re.DOTALL)
 _FIRST = re.compile(r"\d+ root error\(s\) found\.\n +\(0\) [A-Z_]+: *")  # of several devices
 _PLACE = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
+_WITHOUT_STACK = re.compile(r"(?:Graph execution error:\s*)?(\S.*?)\n\s*\[\[\{\{node .*", re.DOTALL)
+_PLACE_OF = "tekso_place"  # attribute of an error whose message has no stack
+NO_ROW = re.compile(r"indices\S* = (-?\d+) is not in \[0, (\d+)\)")
+"""In the message of a lookup that fails: the id, and the number of rows of the table."""
 _NAMES = re.compile(r"\{\{\w+ [^}]*\}\}\s*")
 
 
@@ -24,19 +29,39 @@ def parts(error: BaseException) -> tuple[str, str]:
     A part that is unknown is "". The line is that of the user's code if there is any.
     """
     stacks = _MADE.split(str(error))
+    if len(stacks) < 2 and (found := _WITHOUT_STACK.fullmatch(str(error))):
+        return _NAMES.sub("", found[1]).strip(), getattr(error, _PLACE_OF, "")
     if len(stacks) < 2 or (found := _TEXT.search(stacks[-1])) is None:
         return "", ""
     text = _NAMES.sub("", _FIRST.sub("", found[1])).strip()
-    places = [
-        (file, line, name)
-        for file, line, name in _PLACE.findall(stacks[-1])
-        if not is_library_file(file)
-    ]
+    return text, place_in(
+        (file, int(line), name) for file, line, name in _PLACE.findall(stacks[-1])
+    )
+
+
+def set_place(error: BaseException, place: str) -> None:
+    """Gives the error of an op on a mesh, whose message has no stack, its place for `parts`."""
+    setattr(error, _PLACE_OF, place)
+
+
+def place_in(frames: Iterable[tuple[str, int, str]]) -> str:
+    """Returns the line of the user's code in a stack, or else the last of Tekso; "": none.
+
+    Args:
+      frames: (file, line, function) of the stack, the innermost last.
+    """
+    places = [frame for frame in frames if not is_library_file(frame[0])]
     users = [place for place in places if not place[0].startswith(_ROOT)]
     if not places:
-        return text, ""
+        return ""
     file, line, name = (users or places)[-1]
-    return text, f"\n  (at {file}:{line}, in {name})" + code(file, int(line))
+    return f"\n  (at {file}:{line}, in {name})" + code(file, line)
+
+
+def rows_of_lookup(error: BaseException) -> int | None:
+    """Returns the number of rows of the table in which a lookup failed; None: it is no lookup."""
+    found = NO_ROW.search(str(error))
+    return int(found[2]) if found is not None else None
 
 
 def code(file: str, line: int) -> str:

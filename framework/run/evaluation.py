@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from tekso.framework import task_results, watchdog
+from tekso.framework import error_advice, task_results, watchdog
 from tekso.framework.execution.base import ExecutionProgram
 from tekso.framework.task import LOSS, Scored, Task
 
@@ -110,7 +110,8 @@ def evaluate(
     for number, batch in enumerate(batches):
         task.check_batch(f"eval_inputs.{name}.batch({number})", batch)
         waited_for = f"batch {number} of the evaluation {name} on the devices"
-        with watchdog.waiting(waited_for, factor=watchdog.PREPARING):
+        is_waiting = watchdog.waiting(waited_for, factor=watchdog.PREPARING)
+        with error_advice.naming_ids({f"eval_inputs.{name}.batch({number})": batch}), is_waiting:
             for key, (value, weight) in program.eval_step(batch).items():
                 before = sums.get(key, (0.0, 0.0))
                 sums[key] = (before[0] + float(value), before[1] + float(weight))

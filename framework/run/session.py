@@ -155,7 +155,7 @@ class Session:
         for _ in range(steps):
             batch = self.input.batch(self.step)
             self.task.check_batch(f"input.batch({self.step})", batch)
-            with uninterrupted():
+            with uninterrupted(), error_advice.naming_ids({f"input.batch({self.step})": batch}):
                 metrics = self.program.train_step(batch, self.step)
                 self.history.append(evaluation.step_figures(self.task, metrics))
                 self.step += 1

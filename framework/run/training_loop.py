@@ -12,10 +12,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tekso.framework import watchdog
+from tekso.framework import error_advice, watchdog
 from tekso.framework.execution.base import ExecutionProgram
 from tekso.framework.learning_step import LearnerBase, NonFiniteStepsError
 from tekso.framework.run import comparable, rollback, time_use
@@ -229,7 +230,9 @@ class TrainingLoop:
                     )
                 for i, batch in enumerate(taken, step):
                     self._task.check_batch(f"input.batch({skipped.position(i)})", batch)
-                results = self._calls.run(taken, step)
+                names = (f"input.batch({skipped.position(i)})" for i in itertools.count(step))
+                with error_advice.naming_ids(dict(zip(names, taken, strict=False))):
+                    results = self._calls.run(taken, step)
                 self._step = step + len(taken)
                 for batch, found in zip(taken, results, strict=True):
                     before, metrics = metrics, found

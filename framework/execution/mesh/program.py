@@ -11,6 +11,7 @@ over the global batch, and the code has no explicit all-reduce.
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Set
 from typing import Any, Literal
 
@@ -33,7 +34,7 @@ from tekso.framework.execution.mesh.calls import Calls, MeshCalls, OneDeviceCall
 from tekso.framework.execution.mesh.context import MeshContext
 from tekso.framework.execution.mesh.layouts import Layout, MeshLayout
 from tekso.framework.execution.mesh.placement import Placed, Placement, hashable
-from tekso.framework.execution.mesh.step_errors import ADVICE, compiled
+from tekso.framework.execution.mesh.step_errors import ADVICE, Traced, compiled, with_lines
 from tekso.framework.execution.shards import Owners, Shard, chunks, cut_out, is_sliceable
 from tekso.framework.execution.state import ReadKey, chosen
 from tekso.framework.execution.workarounds.tensors import new_variable
@@ -99,6 +100,7 @@ class MeshProgram(ExecutionProgram):
             {path: layout.of_slot(spec) for path, spec in slots.items()},
         )
         self._variables: State[Any] = State({}, {})
+        self._graphs: list[list[weakref.ref[tf.Graph]]] = []  # by compiled function
         self._train = self._compiled(self._train_graph)
         self._part = self._compiled(self._part_graph)
         self._add = self._compiled(lambda a, b: tf.nest.map_structure(tf.add, a, b))
@@ -115,7 +117,13 @@ class MeshProgram(ExecutionProgram):
             self._calls = OneDeviceCalls(placement, stored, step)
 
     def _compiled(self, step: Callable[..., Any]) -> Callable[..., Any]:
-        return compiled(step, self._loss.where, advice=self._loss.advice)
+        graphs: list[weakref.ref[tf.Graph]] = []
+        self._graphs.append(graphs)
+        return compiled(step, self._loss.where, advice=self._loss.advice, graphs=graphs)
+
+    def _traced(self) -> Traced:
+        """Returns the graphs of all steps so far."""
+        return [graph for graphs in self._graphs for graph in graphs]
 
     # --- state ---
 
@@ -160,6 +168,10 @@ class MeshProgram(ExecutionProgram):
     def train_step(self, batch: Batch, step: int) -> dict[str, Any]:
         """See `ExecutionProgram`; one program is called for each accumulation step."""
         self._calls.forget()
+        with with_lines(self._traced):
+            return self._train_step(batch, step)
+
+    def _train_step(self, batch: Batch, step: int) -> dict[str, Any]:
         parts = self._num_parts(num_examples_of(batch))
         placed, placed_step = self._place(batch, parts), self._placement.put_number(step, np.int64)
         if parts == 1:
@@ -301,8 +313,9 @@ class MeshProgram(ExecutionProgram):
 
     def eval_step(self, batch: Batch) -> dict[str, tuple[Any, Any]]:
         """See `ExecutionProgram`."""
-        sums = self._eval(self._place(batch))
-        return {name: tuple(map(self._placement.local, pair)) for name, pair in sums.items()}
+        with with_lines(self._traced):
+            sums = self._eval(self._place(batch))
+            return {name: tuple(map(self._placement.local, pair)) for name, pair in sums.items()}
 
     def _eval_graph(self, placed: Mapping[str, Placed]) -> dict[str, Any]:
         batch = self._placement.batch(placed)

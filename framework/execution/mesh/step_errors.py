@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
 import weakref
@@ -10,9 +11,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from tekso.framework import graph_errors
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.workarounds.compiler import cut_messages
-from tekso.framework.execution.workarounds.op_places import described, ops_of
+from tekso.framework.execution.workarounds.op_places import described, ops_of, place_of_lookup
 from tekso.framework.execution.workarounds.op_substitutes import SUBSTITUTES
 from tekso.framework.execution.workarounds.repeated_sums import refuse_repeated_sums
 from tekso.framework.execution.workarounds.retracing import DUPLICATE_NAME, retraced
@@ -29,7 +31,13 @@ ADVICE = (
 )
 
 
-def compiled(step: Callable[..., Any], where: str, *, advice: str = ADVICE) -> Callable[..., Any]:
+def compiled(
+    step: Callable[..., Any],
+    where: str,
+    *,
+    advice: str = ADVICE,
+    graphs: list[weakref.ref[tf.Graph]] | None = None,
+) -> Callable[..., Any]:
     """Returns a step as a program of a mesh: a tf.function with the errors of `explained`.
 
     Everything that is traced is searched for unsupported ops: training and evaluation, forward and
@@ -39,8 +47,9 @@ def compiled(step: Callable[..., Any], where: str, *, advice: str = ADVICE) -> C
       step: a function of tensors.
       where: as in `explained`.
       advice: as in `explained`.
+      graphs: an empty list, to which the graphs are added that are traced.
     """
-    traced: list[weakref.ref[tf.Graph]] = []
+    traced = [] if graphs is None else graphs
 
     @functools.wraps(step)
     def checked(*args: Any) -> Any:
@@ -69,6 +78,23 @@ def ops_of_all(traced: Traced) -> Iterator[tf.Operation]:
         graph = reference()
         if graph is not None:
             yield from ops_of(graph)
+
+
+@contextlib.contextmanager
+def with_lines(traced: Callable[[], Traced]) -> Iterator[None]:
+    """Gives the error of a lookup in the block, which has no stack on a mesh, the line of its op.
+
+    DTensor computes after the call, so that a step fails where its results are read.
+
+    Args:
+      traced: returns the graphs that the block runs.
+    """
+    try:
+        yield
+    except tf.errors.InvalidArgumentError as error:
+        if (rows := graph_errors.rows_of_lookup(error)) is not None:
+            graph_errors.set_place(error, place_of_lookup(ops_of_all(traced()), rows))
+        raise
 
 
 def explained(

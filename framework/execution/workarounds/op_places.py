@@ -14,6 +14,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tekso.framework import graph_errors
+
 _NAME = re.compile(r'fused\["[^"]*", "(?:part/)?([^"@]+)@')
 _OPERATION = re.compile(r'see current operation: [^=]*= "tf\.(\w+)"')
 _SHAPE = re.compile(r"_global_shape = \[#tf_type\.shape<([\dx]*)>")
@@ -80,6 +82,26 @@ def described(message: str, graphs: Sequence[Any]) -> tuple[str, str] | None:
         if found:
             return kind, _listed(found)
     return None
+
+
+def place_of_lookup(ops: Iterable[tf.Operation], rows: int) -> str:
+    """Returns the place of the lookups in a table of so many rows, for `graph_errors`; "": none.
+
+    Args:
+      ops: the ops of the graphs that ran.
+      rows: number of rows of the table.
+    """
+    places = dict.fromkeys(
+        place
+        for op in ops
+        if op.type == "GatherV2" and op.inputs[0].shape[:1] == [rows]
+        if (place := graph_errors.place_in(_frames(op)))
+    )
+    return "".join([*places][:_MOST_PLACES])
+
+
+def _frames(op: tf.Operation) -> list[tuple[str, int, str]]:
+    return [(frame.filename, frame.lineno or 0, frame.name) for frame in op.traceback or ()]
 
 
 def _listed(found: Iterable[tf.Operation]) -> str:

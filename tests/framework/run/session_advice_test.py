@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from tekso.framework.batch_part import BatchPart
 from tekso.framework.context import StepContext
-from tekso.framework.error_advice import IdError
+from tekso.framework.error_advice import IdError, naming_ids
+from tekso.framework.execution.pipeline.workers import StageError
 from tekso.framework.experiment import Experiment
 from tekso.framework.input.arrays import Arrays
 from tekso.framework.layer import Layer
@@ -84,6 +87,56 @@ def test_an_id_without_a_row_is_an_error_of_the_batch_and_of_the_line_that_looks
     assert caught.value.__suppress_context__ and not notes(caught.value)
     with pytest.raises(IdError, match=r"^model/table \(Embedding\): the data has the id 9, but"):
         session.task.predict(session.theta(), batch, StepContext(mode="eval"))
+
+
+class Unknown(Ids):
+    def load(self, split: str) -> dict[str, Any]:
+        return {"x": np.arange(8) + 1, "labels": np.arange(8) % 3}
+
+
+class Unchecked(Classes):
+    def input(self) -> Any:
+        return Unknown.Params(batch_size=8)
+
+
+def test_training_names_the_batch_and_the_example_of_an_id_without_a_row(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    session = Session(Unchecked)
+    monkeypatch.setattr(session, "_check_task", lambda: None)
+    x = session.input.batch(0)["x"]
+    wrong = int(np.flatnonzero(x > 3)[0])
+    said = (
+        r"^'x' \(example \d of input\.batch\(0\)\) has the id [4-8], but the table, .* 0 to 3: .*\n"
+        r"  \(at .*lookup.py:\d+, in lookup\)\n    return tf\.gather"
+    )
+    with pytest.raises(IdError, match=said) as caught:
+        session.train(1)
+    number, found = re.findall(r"example (\d) .* the id (\d)", str(caught.value))[0]
+    assert x[int(number)] == int(found) and wrong <= int(number)
+
+
+def test_an_id_in_a_stage_of_a_pipeline_is_named_with_the_stage() -> None:
+    stage = "forward of micro-batch 5 at stage 0 (model/table) on /device:CPU:0"
+    reason = "indices[0,3] = 9 is not in [0, 4)"
+    error = StageError(f"{stage} failed: InvalidArgumentError: {reason}")
+    error.__cause__ = tf.errors.InvalidArgumentError(
+        None,
+        None,
+        f"Graph execution error:\n\n<stack traces unavailable>\n{reason}\n\t [[{{{{node a}}}}]]",
+    )
+    part = BatchPart({"x": np.array([[1, 9]]), "y": np.array([2.0])}, ((6, 7),), 8)
+    first = {"x": np.array([[0, 1]])}
+    with (
+        pytest.raises(IdError) as caught,
+        naming_ids({"input.batch(0)": first, "input.batch(1)": part}),
+    ):
+        raise error
+    text = str(caught.value)
+    assert text.startswith("'x' (example 6 of input.batch(1)) has the id 9, but the table")
+    assert text.endswith(f"\n  ({stage})")
+    with pytest.raises(StageError), naming_ids({"input.batch(0)": first}):
+        raise StageError("forward failed: InvalidArgumentError: something else")
 
 
 def test_an_execution_by_name_is_answered_with_its_params() -> None:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import re
 import weakref
+from pathlib import Path
 from typing import Any
 
+import processes
 import pytest
 import tensorflow as tf
 from tensorflow.experimental import dtensor
 
+from tekso.framework import graph_errors
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.mesh.layouts import MeshLayout, MeshShape, Rules
-from tekso.framework.execution.mesh.step_errors import compiled, explained
+from tekso.framework.execution.mesh.step_errors import compiled, explained, with_lines
 
 
 def failing(message: str, traced: Any = ()) -> Any:
@@ -86,6 +90,44 @@ def test_the_line_of_the_layer_is_found_in_the_traced_step(text: str, reason: st
     graph = tf.function(nearest, autograph=False).get_concrete_function(*specs).graph
     with pytest.raises(ExecutionError, match=reason):
         failing(f"dtensor:\n{text}", [weakref.ref(graph)])()
+
+
+def looked_up(x: tf.Tensor, small: tf.Tensor, large: tf.Tensor) -> Any:
+    found = tf.gather(small, x)
+    return found, tf.gather(large, x)
+
+
+def test_the_line_of_a_lookup_without_a_row_is_found_in_the_traced_step() -> None:
+    specs = [tf.TensorSpec([2], tf.int32), tf.TensorSpec([3, 2]), tf.TensorSpec([4, 2])]
+    graph = tf.function(looked_up, autograph=False).get_concrete_function(*specs).graph
+    error = tf.errors.InvalidArgumentError(
+        None, None,
+        "{{function_node __inference__train_graph_645}} indices[3] = 9 is not in [0, 4)\n"
+        "\t [[{{node tf.StatefulPartitionedCall/GatherV2}}]]\n\tEncountered when executing",
+    )  # fmt: skip
+    with pytest.raises(tf.errors.InvalidArgumentError), with_lines(lambda: [weakref.ref(graph)]):
+        raise error
+    text, place = graph_errors.parts(error)
+    assert text == "indices[3] = 9 is not in [0, 4)"
+    assert re.fullmatch(
+        r"\n  \(at \S*step_errors_test\.py:\d+, in looked_up\)\n"
+        r"    return found, tf\.gather\(large, x\)",
+        place,
+    )
+
+
+@pytest.mark.slow
+def test_an_id_without_a_row_on_a_mesh_names_array_example_rows_and_line() -> None:
+    done = processes.run([Path(__file__).with_name("ids_program.py")])
+    assert done.returncode == 0, done.stderr
+    example, first, *place = done.stdout.splitlines()
+    assert first.startswith(
+        f"IdError: 'x' (example {example} of input.batch(0)) has the id 8, but the table, such as "
+        "that of an Embedding, has the rows 0 to 7: "
+    )
+    # All files of this repository are Tekso's, so that the innermost line counts.
+    assert re.fullmatch(r"  \(at \S*vocab\.py:\d+, in run\)", place[0])
+    assert place[1].startswith("    return tf.gather(table, ids)")
 
 
 def test_other_errors_of_a_step_stay_as_they_are() -> None:
