@@ -60,8 +60,8 @@ command_flags.define_common(FLAGS)
 
 _MEASURED = (
     "The evaluation at the last step of one run, written by the trainer. Times are of the whole",
-    "run with evaluations; speeds are of its training steps. Results of earlier versions do not say",
-    "whether other programs used the machine.",
+    "run with evaluations; speeds are of its training steps. Results of earlier versions do not",
+    "say whether other programs used the machine.",
 )
 
 _INTRODUCTION = """\

@@ -15,7 +15,7 @@ from tekso.framework.spelling import close_matches
 from tekso.tools import command_errors
 from tekso.tools.command_errors import UsageError
 
-_WIDTH = 92
+_WIDTH = 80  # of the terminals that are narrowest in practice
 
 
 def parse(values: flags.FlagValues, argv: Sequence[str]) -> list[str]:

@@ -76,7 +76,11 @@ def _define_devices(f: flags.FlagValues) -> None:
         flag_values=f,
     )
     flags.DEFINE_integer(
-        "cpu_devices", None, "Number of logical CPU devices to create.", flag_values=f
+        "cpu_devices",
+        None,
+        "Number of devices to divide the CPU into, to try a mesh or a pipeline on one machine. By "
+        "default as many as the execution needs.",
+        flag_values=f,
     )
     flags.DEFINE_boolean(
         "auto",
@@ -334,11 +338,21 @@ def help_text() -> str:
             "import": "package",
             "model": "key",
             "cluster": "addresses",
+            "logdir": "folder",
+            "execution": "name",
+            "device": "type",
+            "litert": "types",
+            "export_lengths": "N,N",
+            "tpu": "name",
+            "cluster_token_file": "file",
+            "warm_start": "run",
+            "checkpoint": "step",
+            "incident": "folder",
             "output": "path",
             "profile_steps": "first-last",
         },
     )
     return (
-        f"{text}\n\nExit codes: 0 success; 1 error; 2 wrong command line; 129 (SIGHUP), 130 "
-        "(SIGINT) or 143\n(SIGTERM) stopped by a signal, after the state was saved."
+        f"{text}\n\nExit codes: 0 success; 1 error; 2 wrong command line; 129 (SIGHUP), 130\n"
+        "(SIGINT) or 143 (SIGTERM) stopped by a signal, after the state was saved."
     )

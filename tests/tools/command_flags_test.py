@@ -22,6 +22,8 @@ def test_programs_answer_help_and_reject_unknown_flags(
     output = capsys.readouterr()
     # The first line is the usage of a command, or the purpose of a program of the developers.
     assert len(output.out.splitlines()) > 3 and output.out.strip() and not output.err
+    if output.out.startswith("usage: "):  # that line has to be one, to copy it
+        assert max(map(len, output.out.splitlines()[1:])) <= 80
     assert main([program, "--hlep"]) == ExitCode.WRONG_USAGE
     output = capsys.readouterr()
     assert not output.out and "there is no flag --hlep; " in output.err

@@ -214,7 +214,9 @@ def number(value: float, digits: int = 4) -> str:
 
 
 def scientific(value: float) -> str:
-    """Returns a number as 3.0e-3, with the same width for all exponents of one digit."""
+    """Returns a number as 3.0e-3, with the same width for all exponents of one digit; 0 as "0"."""
+    if value == 0:
+        return "0"
     mantissa, _, exponent = f"{value:.1e}".partition("e")
     return f"{mantissa}e{int(exponent)}" if exponent else mantissa
 

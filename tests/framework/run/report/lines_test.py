@@ -137,7 +137,7 @@ def test_a_long_text_is_wrapped_below_its_indentation_and_words_stay_whole() -> 
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0.00298, "3.0e-3"), (0.0, "0.0e0"), (1.0, "1.0e0"), (5e-12, "5.0e-12"), (math.nan, "nan")],
+    [(0.00298, "3.0e-3"), (0.0, "0"), (1.0, "1.0e0"), (5e-12, "5.0e-12"), (math.nan, "nan")],
 )
 def test_scientific(value: float, text: str) -> None:
     assert lines.scientific(value) == text
