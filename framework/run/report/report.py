@@ -172,7 +172,8 @@ class Report:
         """Writes the decoded outputs of an evaluation input to the logdir and to TensorBoard."""
         self._logdir.check()
         for note in scored.notes:
-            self._console.line(f"  {note}", "dim")
+            for line in lines.wrapped(f"  {note}", self._console.width):
+                self._console.line(line, "dim")
         try:
             self._logdir.write_decoded(name, f"step_{step:09d}", scored.text, scored.images)
             if scored.text:

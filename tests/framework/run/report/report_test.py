@@ -14,6 +14,7 @@ from tekso.framework.run.pace import Reading
 from tekso.framework.run.report import summary
 from tekso.framework.run.report.console import PlainConsole
 from tekso.framework.run.report.report import Report
+from tekso.framework.task import Scored
 
 
 def test_a_report_reaches_people_programs_and_tensorboard(tmp_path: Path) -> None:
@@ -56,6 +57,15 @@ def test_a_report_has_the_load_of_the_machine_over_all_processes_of_the_run(
     records = [json.loads(x) for x in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     found = [(r["machine"]["seconds"], r["machine"]["others_cpu_seconds"]) for r in records]
     assert found == [(4.0, 2.0), (16.0, 5.0)] and records[0]["machine"]["cores"] >= 1
+
+
+def test_notes_of_decoded_outputs_are_wrapped(tmp_path: Path) -> None:
+    stream = io.StringIO()
+    report = Report(Logdir(str(tmp_path)), PlainConsole(stream), title="m", steps=20)
+    report.scored("dev", 10, Scored({}, "", notes=("accuracy 0.6956; " + "another 0.97, " * 7,)))
+    first, second = stream.getvalue().splitlines()
+    assert first.startswith("  accuracy 0.6956; another") and len(first) <= 80
+    assert second.startswith("      another")
 
 
 def test_a_report_and_a_summary_show_the_figures_that_decide(tmp_path: Path) -> None:
