@@ -171,13 +171,16 @@ def _run(plan: RunPlan, width: int) -> list[str]:
         if plan.resumes_from is None
         else f"resumes from step {done} in {plan.logdir}"
     )
-    time = f", about {duration(left * plan.step.seconds)}" if plan.step is not None else ""
+    time = []
+    if plan.step is not None:
+        about = duration(left * plan.step.seconds)
+        time.append(f"              about {about}, without start, compilation and evaluations")
     existing = f", {plan.existing_checkpoints} exist" if plan.existing_checkpoints else ""
     free = "" if plan.free_bytes is None else f"; {bytes_text(plan.free_bytes)} are free"
     said = [*plan.warnings, *(f"changed since then: {line}" for line in plan.changes)]
     return [
-        f"run         {how}: {left} steps are left{time}",
-        *(["              without start, compilation and evaluations"] if time else []),
+        f"run         {how}: {left} steps are left",
+        *time,
         *(
             line
             for one in said
