@@ -29,7 +29,8 @@ def parts(error: BaseException) -> tuple[str, str]:
     A part that is unknown is "". The line is that of the user's code if there is any.
     """
     stacks = _MADE.split(str(error))
-    if len(stacks) < 2 and (found := _WITHOUT_STACK.fullmatch(str(error))):
+    is_lookup = NO_ROW.search(str(error)) is not None  # others may be defects: see the whole error
+    if len(stacks) < 2 and is_lookup and (found := _WITHOUT_STACK.fullmatch(str(error))):
         return _NAMES.sub("", found[1]).strip(), getattr(error, _PLACE_OF, "")
     if len(stacks) < 2 or (found := _TEXT.search(stacks[-1])) is None:
         return "", ""

@@ -228,6 +228,19 @@ def test_an_array_that_predict_reads_is_named(
     )
 
 
+def test_another_error_of_a_mesh_is_shown_whole(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failed: Future[None] = Future()
+    text = "{{function_node __inference_1}} the ring is broken\n\t [[{{node AllReduce}}]]"
+    failed.set_exception(tf.errors.InternalError(None, None, text))
+    source = "def mesh(one):\n    return one.result()\n"
+    names = written(tmp_path, "tekso.framework.some", source)
+    lines = shown(functools.partial(names["mesh"], failed), capsys)
+    assert "the ring is broken" in lines[0]
+    assert any("the whole traceback is in" in line for line in lines)
+
+
 def test_common_mistakes_are_answered_with_what_to_write(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
