@@ -19,7 +19,6 @@ import tensorflow as tf
 
 from tekso.framework import primitive, task_results
 from tekso.framework.context import HasStream, StepContext, isolated
-from tekso.framework.costs import graph_work
 from tekso.framework.planning.dim_names import sizes_of
 from tekso.framework.planning.step_work import (
     Alike,
@@ -36,7 +35,7 @@ from tekso.framework.planning.step_work import (
 from tekso.framework.planning.work_recorder import Recorder, Region
 from tekso.framework.primitives.windows import Window
 from tekso.framework.signature import Signature, num_examples
-from tekso.framework.symbolic import placeholder, placeholders_of_batch
+from tekso.framework.symbolic import placeholder
 from tekso.framework.task import Task
 from tekso.framework.theta import Theta
 
@@ -67,27 +66,10 @@ def trace(
             recorder, mode="train", num_examples=num_examples(batch),
             recomputes_loops=recomputes_loops,
         )  # fmt: skip
-        theta = {}
-        for group in weights:
-            for path in group.paths:
-                spec = specs[path]
-                x = placeholder(spec)
-                recorder.names.register(x, spec.dims, learned=group.trained, weight=group.spec.path)
-                is_cast = spec.trainable and spec.dtype == "float32"
-                theta[path] = tf.cast(x, activation_dtype) if is_cast else x
-        arrays = placeholders_of_batch(batch)
-        for x in arrays.values():
-            dims = ("batch",) + (None,) * (x.shape.rank - 1)
-            recorder.names.register(x, dims[: x.shape.rank], learned=False)
-        task_results.loss(task, task.theta(theta), arrays, ctx)
-        recorder.read_graph()
-    return StepWork(
-        dict(recorder.counted()),
-        tuple(recorder.whole.saved.values()),
-        tuple(tuple(region.saved.values()) for region in recorder.regions if region.is_recomputed),
-        frozenset(d for spec in specs.values() for d in spec.dims if d is not None),
-        tuple(op.name for op in graph_work.unsized_ops(graph)),
-    )
+        theta = task.theta(recorder.weights(weights, specs, activation_dtype))
+        arrays = {name: recorder.array(*array) for name, array in batch.items()}
+        task_results.loss(task, theta, arrays, ctx)
+        return recorder.step_work(specs)
 
 
 class TracingContext(StepContext):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -13,14 +13,18 @@ from tekso.framework.costs import graph_work, op_kinds
 from tekso.framework.planning import dim_names
 from tekso.framework.planning.dim_names import DimNames, sizes_of
 from tekso.framework.planning.step_work import (
+    Alike,
     Dims,
     MatrixProduct,
     Part,
     Passes,
     Reduction,
     SavedTensor,
+    StepWork,
     Work,
 )
+from tekso.framework.symbolic import placeholder
+from tekso.framework.weight_spec import WeightSpec
 
 _KEEPS_ITS_INPUTS = frozenset({"Mul", "RealDiv", "SquaredDifference", "Square", "Log"})
 _KEEPS_ITS_OUTPUT = frozenset({"Exp", "Sigmoid", "Tanh", "Sqrt", "Rsqrt", "Softmax", "Softplus"})
@@ -68,6 +72,47 @@ class Recorder:
     def num_ops(self) -> int:
         """Number of ops in the graph so far."""
         return len(self._graph.get_operations())
+
+    def weights(
+        self, groups: Iterable[Alike], specs: Mapping[str, WeightSpec], dtype: str
+    ) -> dict[str, tf.Tensor]:
+        """Returns a placeholder for every weight, as layers get it.
+
+        Args:
+          groups: the weights in groups; work refers to the first one of a group.
+          specs: specs of the weights.
+          dtype: type to which float32 weights are cast.
+        """
+        found = {}
+        for group in groups:
+            for path in group.paths:
+                spec = specs[path]
+                x = placeholder(spec)
+                self.names.register(x, spec.dims, learned=group.trained, weight=group.spec.path)
+                is_cast = spec.trainable and spec.dtype == "float32"
+                found[path] = tf.cast(x, dtype) if is_cast else x
+        return found
+
+    def array(self, shape: Sequence[int], dtype: Any) -> tf.Tensor:
+        """Returns a placeholder for an array of a batch."""
+        x = placeholder(tf.TensorSpec(shape, dtype))
+        dims = ("batch",) + (None,) * (len(shape) - 1)
+        return self.names.register(x, dims[: len(shape)], learned=False)
+
+    def step_work(self, specs: Mapping[str, WeightSpec]) -> StepWork:
+        """Reads the graph, and returns all work.
+
+        Args:
+          specs: specs of all weights of the task.
+        """
+        self.read_graph()
+        return StepWork(
+            dict(self.counted()),
+            tuple(self.whole.saved.values()),
+            tuple(tuple(one.saved.values()) for one in self.regions if one.is_recomputed),
+            frozenset(d for spec in specs.values() for d in spec.dims if d is not None),
+            tuple(op.name for op in graph_work.unsized_ops(self._graph)),
+        )
 
     def add(self, work: Work, region: Region, *, index: int | None = None) -> None:
         """Records a piece of work; `index`: index of its op in the graph, None for the last op."""
