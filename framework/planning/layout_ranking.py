@@ -138,7 +138,7 @@ def reasons(ranked: Ranked) -> list[str]:
     cost = ranked.cost
     found = [_memory(ranked), _compute(ranked)]
     worth = [e for e in cost.collectives if e.seconds >= _WORTH_SAYING * cost.seconds]
-    found += [_collective(e) for e in worth]
+    found += [f"{collective_text(e)}, {seconds_text(e.seconds)}" for e in worth]
     if not worth:
         found.append("has almost no communication")
     if cost.update_s >= _WORTH_SAYING * cost.seconds:
@@ -181,11 +181,12 @@ def _compute(ranked: Ranked) -> str:
     )
 
 
-def _collective(cost: CollectiveCost) -> str:
+def collective_text(cost: CollectiveCost) -> str:
+    """Returns the number, the kind and the bytes of collectives."""
     times = f"{cost.count:g} × {cost.kind} over {' and '.join(cost.axes)}"
     of = {GRADIENTS: "gradients of weights", WEIGHTS: "weights"}.get(cost.of, cost.of)
     size = bytes_text(cost.bytes)
-    return f"{times} of {of}: {size} per device, {seconds_text(cost.seconds)}"
+    return f"{times} of {of}: {size} per device"
 
 
 def _against(cost: Cost, best: Cost) -> str:

@@ -11,6 +11,7 @@ from tekso.framework.execution.pipeline.plan import PipelinePlan
 from tekso.framework.execution.pipeline.stage_specs import StageSpecs
 from tekso.framework.learning_step import LearnerBase
 from tekso.framework.optimizers.optimizer import state_dtype
+from tekso.framework.planning.rings import CollectiveCost
 from tekso.framework.state import State
 from tekso.framework.weight_spec import WeightSpec
 
@@ -21,7 +22,8 @@ class ShardBytes:
 
     Attributes:
       weights: stored weights of the stage.
-      copies: copies of weights that other stages store, sent in each step.
+      copies: copies of weights for a step: of those that other stages store, and of those that are
+        gathered (`weights_axis`).
       slots: slots of the optimizer.
       gradients: summed gradients of all learned weights that the stage reads.
     """
@@ -40,11 +42,13 @@ class MeshFigures:
       layout: mesh and rules of every stage, or of one program for all stages.
       stages: bytes of the stages in model order; a single entry for one program.
       is_program: whether it is one program for all stages.
+      collectives: for each stage, the collectives of a device in a step; empty: not computed.
     """
 
     layout: MeshLayout
     stages: tuple[ShardBytes, ...]
     is_program: bool = False
+    collectives: tuple[tuple[CollectiveCost, ...], ...] = ()
 
 
 def figures_on_mesh(
@@ -99,7 +103,11 @@ def _shards(
     held = layout.shard_bytes
     return ShardBytes(
         weights=sum(held(s, layout.of_stored_weight(s)) for s in weights.values()),
-        copies=sum(held(s, layout.of_weight(s)) for path, s in read.items() if path not in weights),
+        copies=sum(
+            held(s, layout.of_weight(s))
+            for path, s in read.items()
+            if path not in weights or layout.of_weight(s) != layout.of_stored_weight(s)
+        ),
         slots=sum(held(s, layout.of_slot(s)) for s in slots.values()),
         gradients=sum(
             held(dataclasses.replace(s, dtype=state_dtype(s)), layout.of_slot(s))

@@ -143,6 +143,24 @@ class PipelineFigures:
         total = math.fsum(each.forward_cost for each in self.stages)
         return [each.forward_cost / total if total else 0.0 for each in self.stages]
 
+    @property
+    def num_devices(self) -> int:
+        """Number of devices of all replicas, with those of the meshes of stages."""
+        alone = self.plan.num_devices * self.plan.num_replicas
+        return alone * self.mesh_size
+
+    @property
+    def mesh_size(self) -> int:
+        """Number of devices of each stage in a replica."""
+        on_mesh = self.on_mesh
+        return 1 if on_mesh is None or on_mesh.is_program else on_mesh.layout.mesh.size
+
+    def cost_seconds(self, flops_per_s: float) -> float:
+        """Returns the time of a unit of cost, so that the slowest stage computes at this speed."""
+        flops = pass_costs(self.plan, [each.flops for each in self.stages])
+        costs = pass_costs(self.plan, [each.forward_cost for each in self.stages])
+        return (max(flops) or 1.0) / flops_per_s / (max(costs) or 1.0)
+
     def on_device(self, device: int) -> list[StageFigures]:
         """Returns the stages of a device."""
         return [each for each in self.stages if each.device == device]
@@ -185,6 +203,19 @@ def figures_of(
         )
         for stage in plan.stage_plan.stages
     )
+    return of_stages(schedule, plan, stages)
+
+
+def of_stages(
+    schedule: str, plan: PipelinePlan, stages: tuple[StageFigures, ...]
+) -> PipelineFigures:
+    """Returns the figures of a pipeline with these stages, whose schedule is simulated.
+
+    Args:
+      schedule: name of the schedule.
+      plan: plan of the pipeline.
+      stages: figures of the stages in model order.
+    """
     timeline = simulate(
         plan.actions,
         num_devices=plan.num_devices,
@@ -207,6 +238,18 @@ def figures_of(
     )
 
 
+def pass_costs(plan: PipelinePlan, costs: Sequence[float]) -> list[float]:
+    """Returns the cost of the forward and the backward pass of every stage for a micro-batch.
+
+    Args:
+      plan: plan of the pipeline.
+      costs: cost of the forward pass of every stage.
+    """
+    again = recomputed_share(plan)
+    repeated = [again if stage.outputs else 0.0 for stage in plan.stage_plan.stages]
+    return [(1.0 + BACKWARD_COST + r) * c for r, c in zip(repeated, costs, strict=True)]
+
+
 def durations(plan: PipelinePlan, costs: Sequence[float]) -> dict[tuple[int, Kind], float]:
     """Returns {(stage, kind): time}; the unit is the time of the slowest stage for one micro-batch.
 
@@ -220,8 +263,7 @@ def durations(plan: PipelinePlan, costs: Sequence[float]) -> dict[tuple[int, Kin
     """
     again = recomputed_share(plan)
     repeated = [again if stage.outputs else 0.0 for stage in plan.stage_plan.stages]
-    whole = [(1.0 + BACKWARD_COST + r) * c for r, c in zip(repeated, costs, strict=True)]
-    unit = max(whole) or 1.0
+    unit = max(pass_costs(plan, costs)) or 1.0
     of_inputs = BACKWARD_COST / 2 if plan.splits_backward else BACKWARD_COST
     found: dict[tuple[int, Kind], float] = {}
     for stage, cost in enumerate(costs):

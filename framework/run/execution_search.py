@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 
 from tekso.framework.costs.this_machine import THIS_MACHINE
@@ -11,16 +12,20 @@ from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.pipeline.staged_execution import StagedExecution
 from tekso.framework.execution.pipelined import Pipelined
 from tekso.framework.execution.spmd_pipelined import SpmdPipelined
+from tekso.framework.experiment import Tree
 from tekso.framework.planning import layout_search
-from tekso.framework.run import local_steps, pipelined_step, step_plan
+from tekso.framework.planning.layout_search import Ranked
+from tekso.framework.run import local_steps, step_plan
+from tekso.framework.run.pipelined_step import pipelined
 from tekso.framework.run.step_parts import StepParts, StepPlan
-from tekso.framework.signature import num_examples
+from tekso.framework.signature import Signature, num_examples
 
 _PIPELINES: dict[str, type[StagedExecution]] = {
     "pipelined": Pipelined,
     "spmd_pipelined": SpmdPipelined,
 }
 _MICRO_BATCHES_PER_STAGE = (4, 2, 1)  # the first that divides the batch
+_COMPARED = 10  # layouts of the meshes of stages: of the fastest, and of those with least memory
 
 
 def other_plans(parts: StepParts, devices: int) -> tuple[list[StepPlan], dict[str, str]]:
@@ -28,11 +33,11 @@ def other_plans(parts: StepParts, devices: int) -> tuple[list[StepPlan], dict[st
     found: list[StepPlan] = []
     rejected: dict[str, str] = {}
 
-    def add(name: str, make: Callable[[], StepPlan]) -> None:
+    def add(name: str, make: Callable[[], StepPlan], to: dict[str, str] = rejected) -> None:
         try:
             found.append(make())
         except ExecutionError as error:
-            rejected[name] = str(error)
+            to[name] = str(error)
 
     add("data_parallel", lambda: step_plan.data_parallel(parts, devices))
     if devices > 1:
@@ -40,39 +45,36 @@ def other_plans(parts: StepParts, devices: int) -> tuple[list[StepPlan], dict[st
         add("mesh_sharded", lambda: _best_mesh(parts, devices))
     for name, owner in _PIPELINES.items():
         reasons: dict[str, str] = {}
-        for stages in _numbers_of_stages(devices):
-            try:
-                found.append(_pipeline_over(parts, owner, devices, stages))
-            except ExecutionError as error:
-                reasons[f"{name}, {stages} stages"] = str(error)
+        for stages in _divisors(devices):
+            text = f"{name}, {stages} stages"
+            add(text, functools.partial(_pipeline_over, parts, owner, devices, stages), reasons)
+            for size in _divisors(devices // stages) if owner is Pipelined else ():
+                of_size = functools.partial(_stages_on_meshes, parts, devices, stages, size)
+                add(f"{text} on meshes of {size} devices", of_size, reasons)
         one = set(reasons.values())
         rejected.update(reasons if len(one) > 1 or len(reasons) < 2 else {name: one.pop()})
     return found, rejected
 
 
-def not_ranked(devices: int) -> dict[str, str]:
-    """Returns executions over a number of devices that `other_plans` leaves out, and why."""
-    if not any(stages < devices for stages in _numbers_of_stages(devices)):
-        return {}
-    return {
-        "pipelined, stages on meshes": "execution.stages_on is not ranked, because the time and "
-        "the memory of a stage are known for one device only; --mode=inspect_pipeline shows the "
-        "weights of such a stage and its collectives"
-    }
+def _divisors(number: int) -> list[int]:
+    """Returns the divisors of a number without 1."""
+    return [n for n in range(2, number + 1) if number % n == 0]
 
 
-def _numbers_of_stages(devices: int) -> list[int]:
-    return [stages for stages in range(2, devices + 1) if devices % stages == 0]
+def _ranking(parts: StepParts, batch: Signature, devices: int) -> list[Ranked]:
+    """Returns the layouts over a number of devices for a batch, the best first."""
+    ranking = layout_search.rank(
+        parts.task, parts.learner, batch, num_devices=devices, device=parts.device.name,
+        activation_dtype=parts.tree.run.activation_dtype,
+    )  # fmt: skip
+    found = [ranked for ranked in ranking if ranked.layout.mesh.size == devices]
+    if not found:
+        raise ExecutionError(f"no layout over {counted(devices, 'device')} divides the step")
+    return found
 
 
 def _best_mesh(parts: StepParts, devices: int) -> StepPlan:
-    ranking = layout_search.rank(
-        parts.task, parts.learner, parts.batch, num_devices=devices, device=parts.device.name,
-        activation_dtype=parts.tree.run.activation_dtype,
-    )  # fmt: skip
-    first = next((ranked for ranked in ranking if ranked.layout.mesh.size == devices), None)
-    if first is None:
-        raise ExecutionError(f"no layout over {counted(devices, 'device')} divides the step")
+    first = _ranking(parts, parts.batch, devices)[0]
     best = step_plan.of_ranked(first, "mesh_sharded", parts.device.name)
     dtype = parts.tree.run.activation_dtype
 
@@ -91,7 +93,30 @@ def _pipeline_over(
     parts: StepParts, owner: type[StagedExecution], devices: int, stages: int
 ) -> StepPlan:
     """Returns a step of a pipeline with as many micro-batches as the batch allows."""
-    replicas = devices // stages
+    tree = _pipeline(parts, owner, stages, devices // stages)
+    return pipelined(parts, tree, simulates_memory=False)
+
+
+def _stages_on_meshes(parts: StepParts, devices: int, stages: int, size: int) -> StepPlan:
+    """Returns the fastest step of a pipeline whose stages are on meshes of `size` devices.
+
+    The layouts that are compared are the fastest for the whole model on one such mesh, and those
+    with the least memory.
+    """
+    tree = _pipeline(parts, Pipelined, stages, devices // stages // size)
+    # The accumulation steps divide this batch: the search computes a micro-batch.
+    batch = tree.execution.instantiate().micro_batch(parts.batch, parts=1)
+    ranking = _ranking(parts, batch, size)
+    fast = sorted(ranking, key=lambda ranked: ranked.cost.seconds)[:_COMPARED]
+    small = sorted(ranking, key=lambda ranked: ranked.cost.memory.total)[:_COMPARED]
+    layouts = list(dict.fromkeys(ranked.layout for ranked in (*fast, *small)))
+    return pipelined(parts, tree, simulates_memory=False, layouts=layouts)
+
+
+def _pipeline(
+    parts: StepParts, owner: type[StagedExecution], stages: int, replicas: int
+) -> Tree.Params:
+    """Returns Params of a pipeline with as many micro-batches as the batch allows."""
     size = num_examples(parts.batch) // parts.learner.params.accumulation_steps
     micro = [stages * n for n in _MICRO_BATCHES_PER_STAGE if size % (stages * n * replicas) == 0]
     if not micro:
@@ -103,4 +128,4 @@ def _pipeline_over(
     tree.execution = owner.Params(
         num_stages=stages, num_replicas=replicas, num_micro_batches=micro[0]
     )
-    return pipelined_step.pipelined(parts, tree, simulates_memory=False)
+    return tree

@@ -14,12 +14,11 @@ from tekso.framework.execution.mesh.layouts import MeshLayout
 from tekso.framework.execution.mesh_sharded import MeshSharded
 from tekso.framework.execution.pipeline.staged_execution import StagedExecution
 from tekso.framework.execution.pipeline.stages import Stage
-from tekso.framework.execution.pipeline.stages_on_mesh import StagesOnMesh
-from tekso.framework.execution.pipelined import Pipelined
 from tekso.framework.experiment import Tree
 from tekso.framework.planning import sharding
 from tekso.framework.planning.sharding import ShardedWeight
 from tekso.framework.run import inspection, mesh_plan, weight_groups
+from tekso.framework.run.pipeline_plan import stage_layout
 from tekso.framework.task import Task
 from tekso.framework.weight_spec import WeightSpec
 
@@ -138,9 +137,8 @@ def _stages(tree: Tree.Params, task: Task) -> list[str]:
         f"{plan.num_devices} devices, {plan.num_replicas} replicas, {plan.num_micro_batches} "
         f"micro-batches of {plan.micro_batch_size} examples"
     ]
-    if isinstance(execution, Pipelined) and isinstance(execution.stages_on, StagesOnMesh):
-        micro = execution.micro_batch(batch, parts=parts)
-        layout = execution.stages_on.layout(task, micro, num_devices=None)
+    layout = stage_layout(execution, task, batch, learner)
+    if layout is not None:
         lines.append(f"every stage on a mesh {layout.mesh}, rules {layout.rules}")
     lines += [_stage(stage, sizes) for stage in plan.stage_plan.stages]
     return lines

@@ -7,6 +7,7 @@ import dataclasses
 from tekso.framework import schedules, task_results
 from tekso.framework.costs.this_machine import MachineSpeed
 from tekso.framework.execution.errors import ExecutionError
+from tekso.framework.execution.mesh.layouts import MeshLayout
 from tekso.framework.execution.pipeline.schedule import SCHEDULES
 from tekso.framework.execution.pipeline.staged_execution import StagedExecution
 from tekso.framework.execution.pipeline.stages_on_mesh import StagesOnMesh
@@ -112,11 +113,31 @@ def figures_of_parts(
     if isinstance(execution, SpmdPipelined):
         layout = execution.layout(task, batch, parts=parts, num_devices=None)
         return dataclasses.replace(found, on_mesh=figures_of_program(learner, specs, layout))
-    if isinstance(execution, Pipelined) and isinstance(execution.stages_on, StagesOnMesh):
-        layout = execution.stages_on.layout(task, micro, num_devices=None)
-        on_mesh = figures_on_mesh(plan, learner, specs, layout)
+    stages_on = stage_layout(execution, task, batch, learner)
+    if stages_on is not None:
+        on_mesh = figures_on_mesh(plan, learner, specs, stages_on)
         return dataclasses.replace(found, on_mesh=on_mesh)
     return found
+
+
+def stage_layout(
+    execution: StagedExecution, task: Task, batch: Signature, learner: LearnerBase
+) -> MeshLayout | None:
+    """Returns the mesh of a stage and the layout of its tensors; None: stages are on devices.
+
+    Args:
+      execution: the pipeline.
+      task: the task.
+      batch: signature of the global batch.
+      learner: the learner.
+
+    Raises:
+      LayoutError: mesh and rules do not fit the model.
+    """
+    if not isinstance(execution, Pipelined) or not isinstance(execution.stages_on, StagesOnMesh):
+        return None
+    micro = execution.micro_batch(batch, parts=learner.params.accumulation_steps)
+    return execution.stages_on.layout(task, micro, num_devices=None)
 
 
 def _schedule_name(execution: StagedExecution) -> str:

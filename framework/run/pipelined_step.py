@@ -1,139 +1,232 @@
 """Estimates the memory and the time of a training step of a pipeline.
 
-They are the figures of its stages and its simulated schedule: by the cost model, or on this
-machine by `planning/pipeline_time.py` and `planning/pipeline_memory.py`.
+    stages on devices    the figures of the stages, and their simulated schedule
+    stages on meshes     the same with the share of a device (planning/mesh_stages.py)
+
+On this machine, `planning/pipeline_time.py` sums up the ops of stages, and
+`planning/pipeline_memory.py` simulates their memory.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from tekso.framework.cores import num_cores
 from tekso.framework.costs import this_machine
 from tekso.framework.costs.device_types import DeviceType
-from tekso.framework.costs.this_machine import THIS_MACHINE
+from tekso.framework.costs.this_machine import THIS_MACHINE, MachineSpeed
 from tekso.framework.counting import counted
+from tekso.framework.execution.mesh.layouts import MeshLayout
 from tekso.framework.execution.mesh.presets import DATA
 from tekso.framework.execution.pipeline.staged_execution import StagedExecution
 from tekso.framework.execution.pipelined import Pipelined
 from tekso.framework.experiment import Tree
-from tekso.framework.planning import layout_ranking, pipeline_memory
-from tekso.framework.planning.collectives import Collective
-from tekso.framework.planning.pipeline_time import measured_starts, pipeline_time
-from tekso.framework.planning.rings import ring
-from tekso.framework.planning.simulator import simulate
-from tekso.framework.planning.stage_figures import (
-    PipelineFigures,
-    StageFigures,
-    durations,
-    recomputed_share,
+from tekso.framework.planning import (
+    collectives,
+    layout_ranking,
+    mesh_time,
+    pipeline_memory,
 )
+from tekso.framework.planning.collectives import Collective
+from tekso.framework.planning.mesh_stages import MeshStages
+from tekso.framework.planning.pipeline_time import (
+    measured_starts,
+    mesh_pipeline_time,
+    pipeline_time,
+)
+from tekso.framework.planning.rings import WEIGHTS, CollectiveCost, ring
+from tekso.framework.planning.simulator import simulate
+from tekso.framework.planning.stage_figures import PipelineFigures, durations, pass_costs
 from tekso.framework.planning.step_time import StepTime
 from tekso.framework.run import pipeline_plan
 from tekso.framework.run.step_parts import NO_STARTS, StepParts, StepPlan, measured_note
 from tekso.framework.step import Step
 
 
-def pipelined(parts: StepParts, tree: Tree.Params, *, simulates_memory: bool) -> StepPlan:
+def pipelined(
+    parts: StepParts,
+    tree: Tree.Params,
+    *,
+    simulates_memory: bool,
+    layouts: Sequence[MeshLayout] = (),
+) -> StepPlan:
     """Returns a step of a pipeline.
 
     Args:
       parts: the parts of the experiment.
       tree: its Params with the pipeline as the execution.
       simulates_memory: whether the memory of stages on this machine is simulated op by op.
+      layouts: meshes of one size for the stages, from which the fastest that fits is chosen; empty:
+        the stages are where the Params say.
 
     Raises:
       ExecutionError: the step is impossible.
     """
     execution, device = tree.execution.instantiate(), parts.device
-    is_measured = device.name == THIS_MACHINE and _runs_on_this_machine(execution)
-    machine = this_machine.measured().side_by_side if is_measured else None
-    figures = pipeline_plan.figures_of_parts(
+    own = pipeline_plan.stage_layout(execution, parts.task, parts.batch, parts.learner)
+    layouts = layouts or ([own] if own is not None else [])
+    machine, is_local = None, isinstance(execution, Pipelined) and not execution.params.workers
+    if device.name == THIS_MACHINE and is_local:
+        machine = _machine(layouts[0].mesh.size if layouts else 1)
+    base = pipeline_plan.figures_of_parts(
         tree, parts.task, parts.learner, parts.batch, machine=machine
     )
-    plan = figures.plan
     dtype = parts.dtype(execution)
+    if layouts:
+        stages = MeshStages(
+            base, parts.learner, parts.task.specs(), device,
+            cost_s=base.cost_seconds(_flops_per_s(device, dtype)), dtype=dtype,
+        )  # fmt: skip
+        found = [
+            _pipelined_step(parts, execution, base, stages.on(layout), machine)
+            for layout in layouts
+        ]
+        return min(found, key=lambda s: (s.bytes_together > device.memory_bytes, s.seconds))
+    figures = base
     if machine is not None and simulates_memory:
         step = Step(parts.task, parts.learner, seed=0, dtype=dtype)
-        figures = pipeline_memory.with_simulated_memory(figures, step, parts.batch, machine)
-    itemsize = {"bfloat16": 2, "float16": 2}.get(dtype, 4)
+        figures = pipeline_memory.with_simulated_memory(base, step, parts.batch, machine)
+    return _pipelined_step(parts, execution, base, figures, machine)
+
+
+def _machine(mesh_size: int) -> MachineSpeed:
+    """Returns the speed of a core of this machine for stages on devices or on meshes."""
+    machine = this_machine.measured().side_by_side
+    if mesh_size == 1:
+        return machine
+    starts = mesh_time.starts_of(mesh_time.measured_starts(), mesh_size)
+    return dataclasses.replace(machine, op_s=starts.op_s)
+
+
+def _flops_per_s(device: DeviceType, dtype: str) -> float:
+    return device.flops_per_s["bfloat16" if _itemsize(dtype) == 2 else "float32"] * device.reached
+
+
+def _itemsize(dtype: str) -> int:
+    return {"bfloat16": 2, "float16": 2}.get(dtype, 4)
+
+
+def _pipelined_step(
+    parts: StepParts,
+    execution: StagedExecution,
+    base: PipelineFigures,
+    figures: PipelineFigures,
+    machine: MachineSpeed | None,
+) -> StepPlan:
+    """Returns a step of a pipeline.
+
+    Args:
+      parts: the parts of the experiment.
+      execution: the pipeline.
+      base: figures with a device for each stage.
+      figures: figures of the devices that the stages are on.
+      machine: speed of a core of this machine, if the stages run on it.
+    """
+    plan, device, dtype = figures.plan, parts.device, parts.dtype(execution)
     memory = max(
-        (_stage_memory(figures, i, itemsize=itemsize) for i in range(plan.num_devices)),
+        (_stage_memory(figures, i, itemsize=_itemsize(dtype)) for i in range(plan.num_devices)),
         key=lambda one: math.fsum(one.values()),
     )
-    devices = plan.num_devices * plan.num_replicas
+    devices = figures.num_devices
     shares = device.name == THIS_MACHINE and not getattr(execution.params, "workers", None)
+    costs = pass_costs(plan, [stage.flops for stage in figures.stages])
     flops = max(
-        math.fsum(_flops(figures, stage) for stage in figures.on_device(i))
+        math.fsum(costs[stage.stage.index] for stage in figures.on_device(i))
         for i in range(plan.num_devices)
     )
-    time = None
-    if machine is not None:
-        time = pipeline_time(
-            figures, measured_starts(), machine, update_s=parts.update_seconds, cores=num_cores()
-        )
+    time = None if machine is None else _time_here(parts, base, figures, machine)
+    cost_s = base.cost_seconds(_flops_per_s(device, dtype))
+    idle_share = figures.timeline.idle_share
+    if time is not None and figures.mesh_size > 1:
+        idle_share = 1.0 - 1.0 / (plan.num_devices * plan.num_replicas)
     name = "pipelined" if isinstance(execution, Pipelined) else "spmd_pipelined"
-    stages = f"{len(figures.stages)} stages × {counted(plan.num_replicas, 'replica')}"
+    of_stages = f"{len(figures.stages)} stages × {counted(plan.num_replicas, 'replica')}"
+    if figures.mesh_size > 1:
+        of_stages += f" × {figures.mesh_size} devices"
+    where = f"{name}, {of_stages}, {plan.num_micro_batches} micro-batches"
+    if figures.on_mesh is not None and figures.mesh_size > 1:
+        where += f", {layout_ranking.layout_text(figures.on_mesh.layout)}"
     notes = [*_pipeline_notes(figures, device, time, dtype, shares=shares)]
     if parts.task_batches:
         notes.insert(0, "a step trains one task: this plan is for the largest batch of all tasks")
     return StepPlan(
-        f"{name}, {stages}, {plan.num_micro_batches} micro-batches",
+        where,
         devices,
         memory,
         plan.num_micro_batches * plan.num_parts * flops,
-        time.seconds if time else _modelled_seconds(figures, device, memory, itemsize=itemsize),
-        figures.timeline.idle_share,
+        time.seconds if time else _modelled_seconds(figures, device, memory, cost_s=cost_s),
+        idle_share,
         tuple(notes),
-        collectives=tuple(filter(None, [_exchange(figures)])),
+        collectives=(
+            *collectives.of_costs(_of_meshes(figures)),
+            *filter(None, [_exchange(figures)]),
+        ),
         sent_bytes=_sent_bytes(figures),
         core_seconds=time.core_seconds if time else None,
-        counted_bytes=figures.counted_bytes if time else None,
+        counted_bytes=figures.counted_bytes if time and figures.mesh_size == 1 else None,
         sharing_devices=devices if shares else 1,
         shared_bytes=figures.shared_bytes if shares else None,
     )
 
 
-def _runs_on_this_machine(execution: StagedExecution) -> bool:
-    """Returns whether each stage of a pipeline runs on a device of this process."""
-    return isinstance(execution, Pipelined) and not (
-        execution.params.workers or execution.stages_on
-    )
+def _time_here(
+    parts: StepParts, base: PipelineFigures, figures: PipelineFigures, machine: MachineSpeed
+) -> StepTime:
+    """Returns the time of a step whose stages run on this machine."""
+    cores, update_s = num_cores(), parts.update_seconds
+    if figures.mesh_size == 1:
+        return pipeline_time(figures, measured_starts(), machine, update_s=update_s, cores=cores)
+    stored, whole = (math.fsum(s.weight_bytes for s in one.stages) for one in (figures, base))
+    starts = mesh_time.starts_of(mesh_time.measured_starts(), figures.mesh_size)
+    update_s *= stored / (whole or 1.0)
+    return mesh_pipeline_time(figures, starts, machine, update_s=update_s, cores=cores)
 
 
-def _flops(figures: PipelineFigures, stage: StageFigures) -> float:
-    """Returns the operations of a stage for a micro-batch, with those that are computed again."""
-    again = recomputed_share(figures.plan) if stage.stage.outputs else 0.0
-    return stage.flops_with_backward + again * stage.flops
+def _of_meshes(figures: PipelineFigures) -> list[CollectiveCost]:
+    """Returns the collectives in a step of the device whose collectives take longest."""
+    on_mesh = figures.on_mesh
+    if on_mesh is None or on_mesh.is_program:
+        return []
+    of_devices = [
+        [one for s in figures.on_device(i) for one in on_mesh.collectives[s.stage.index]]
+        for i in range(figures.plan.num_devices)
+    ]
+    return max(of_devices, key=lambda found: math.fsum(one.seconds for one in found))
 
 
 def _modelled_seconds(
-    figures: PipelineFigures, device: DeviceType, memory: Mapping[str, float], *, itemsize: int
+    figures: PipelineFigures, device: DeviceType, memory: Mapping[str, float], *, cost_s: float
 ) -> float:
     """Returns the time by the cost model.
 
     It is that of the schedule with the slowest stage and the handovers, of the exchange between
-    replicas, and of the update. A handover takes the time of the stage that sends most; devices
-    compute meanwhile, if the schedule has work for them. With stages on meshes, it is left out.
+    replicas, of gathers of weights on meshes, and of the update. A handover takes the time of the
+    stage that sends most; devices compute meanwhile, if the schedule has work for them.
+
+    Args:
+      figures: figures of the pipeline.
+      device: type of the devices.
+      memory: bytes of a device.
+      cost_s: seconds of a unit of the costs of stages.
     """
     plan = figures.plan
-    peak = device.flops_per_s["bfloat16" if itemsize == 2 else "float32"] * device.reached
-    slowest = max(_flops(figures, stage) for stage in figures.stages) / peak
-    bytes_per_s, latency_s = device.link(plan.num_devices * plan.num_replicas)
+    costs = [stage.forward_cost for stage in figures.stages]
+    slowest = cost_s * max(pass_costs(plan, costs))
+    bytes_per_s, latency_s = device.link(figures.num_devices)
     handed = max(stage.handed_bytes for stage in figures.stages)
-    handover = 0.0
-    if figures.on_mesh is None or figures.on_mesh.is_program:
-        handover = (handed / bytes_per_s + latency_s) / slowest
     timeline = simulate(
         plan.actions,
         num_devices=plan.num_devices,
-        durations=durations(plan, [stage.forward_cost for stage in figures.stages]),
-        handover=handover,
+        durations=durations(plan, costs),
+        handover=(handed / bytes_per_s + latency_s) / slowest,
     )
     moved = 3 * memory["weights"] + 2 * memory["slots"]
     work = timeline.makespan * slowest * plan.num_parts
-    return work + _exchange_seconds(figures, device) + moved / device.memory_bytes_per_s
+    gathers = math.fsum(one.seconds for one in _of_meshes(figures) if one.of == WEIGHTS)
+    exchange = _exchange_seconds(figures, device)
+    return work + exchange + gathers + moved / device.memory_bytes_per_s
 
 
 def _exchange(figures: PipelineFigures) -> Collective | None:
@@ -168,7 +261,7 @@ def _exchange_seconds(figures: PipelineFigures, device: DeviceType) -> float:
     found, plan = _exchange(figures), figures.plan
     if found is None:
         return 0.0
-    bytes_per_s, latency_s = device.link(plan.num_devices * plan.num_replicas)
+    bytes_per_s, latency_s = device.link(figures.num_devices)
     if found.kind == "send":
         return found.bytes / bytes_per_s + found.count * latency_s
     sent, hops = ring("all-reduce", plan.num_replicas, found.bytes)
@@ -178,23 +271,27 @@ def _exchange_seconds(figures: PipelineFigures, device: DeviceType) -> float:
 def _pipeline_notes(
     figures: PipelineFigures, device: DeviceType, time: StepTime | None, dtype: str, *, shares: bool
 ) -> Iterator[str]:
-    plan, seconds_text = figures.plan, layout_ranking.seconds_text
+    seconds_text, on_meshes = layout_ranking.seconds_text, figures.mesh_size > 1
     sent = _sent_bytes(figures)
-    sent_s = sent / device.link(plan.num_devices * plan.num_replicas)[0]
-    idle = 100 * figures.timeline.idle_share
+    sent_s = sent / device.link(figures.num_devices)[0]
+    if on_meshes and time is not None:
+        yield "its stages compute one after the other, as meshes of one process do"
+    else:
+        idle = 100 * figures.timeline.idle_share
+        yield (
+            f"is idle for {idle:.0f}% of the time (the bubble of {figures.schedule}, and waiting "
+            "for longer stages)"
+        )
     in_time = "in the time, as far as the schedule waits for it"
     if time is not None:
         in_time = "not in the time: on one machine, they are passed on without a copy"
-    elif figures.on_mesh is not None and not figures.on_mesh.is_program:
-        in_time = "not in the time"
-    yield (
-        f"is idle for {idle:.0f}% of the time (the bubble of {figures.schedule}, and waiting for "
-        "longer stages)"
-    )
     yield (
         f"sends {layout_ranking.bytes_text(sent)} per device, {seconds_text(sent_s)} if nothing is "
         "computed meanwhile; " + in_time
     )
+    for one in _of_meshes(figures):
+        in_time = ", " + seconds_text(one.seconds) if time is None else ""
+        yield layout_ranking.collective_text(one) + in_time
     exchange = _exchange(figures)
     if exchange is not None:
         what = "all-reduces" if exchange.kind == "all-reduce" else "sends and gets"
@@ -203,15 +300,19 @@ def _pipeline_notes(
             f"{what} {counted(exchange.count, 'tensor')} of gradients and weights of the replicas, "
             f"{layout_ranking.bytes_text(exchange.bytes)}{in_time}"
         )
-    if figures.on_mesh is not None:
-        yield "every stage is on a mesh: time and memory are those of a stage on one device"
     if shares:
         together = layout_ranking.bytes_text(figures.shared_bytes)
         yield f"the devices share the memory of the machine: {together} together"
     if time is not None:
         used, calls = map(seconds_text, (time.core_seconds, time.start_seconds))
-        yield f"uses {used} of CPU time, {calls} of it to call stages from Python"
+        started = "to start and exchange" if on_meshes else "to call stages from Python"
+        yield f"uses {used} of CPU time, {calls} of it {started}"
         yield measured_note(dtype)
+        if on_meshes:
+            yield (
+                "the share that a device has of a stage comes from the cost model of layouts, not "
+                "from the program of the mesh"
+            )
     elif device.name == THIS_MACHINE:
         yield NO_STARTS
 

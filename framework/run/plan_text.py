@@ -35,7 +35,6 @@ def record(plan: RunPlan) -> dict[str, Any]:
         "forward_flops": dict(plan.forward_flops),
         "others": [_step_record(plan, step) for step in plan.others],
         "rejected": dict(plan.rejected),
-        "not_ranked": dict(plan.not_ranked),
         "machine": dataclasses.asdict(plan.condition),
         "checkpoint_bytes": plan.checkpoint_bytes,
         "checkpoints": plan.checkpoints,
@@ -101,9 +100,9 @@ def text(plan: RunPlan, *, width: int | None = None) -> str:
             lines += textwrap.wrap(_PIPELINES, prose)
         for step in plan.others[:_EXPLAINED]:
             lines += ["", *textwrap.wrap(step.name, prose), *_bullets(step, prose)]
-        if plan.rejected or plan.not_ranked:
+        if plan.rejected:
             lines.append("")
-    for name, why in [*plan.rejected.items(), *plan.not_ranked.items()]:
+    for name, why in plan.rejected.items():
         lines += textwrap.wrap(f"{name}: {why}", prose, subsequent_indent="    ")
     if condition := plan.condition.text():
         lines += ["", *textwrap.wrap(f"machine     {condition}", prose, subsequent_indent=" " * 12)]

@@ -21,7 +21,7 @@ from tekso.framework.experiment import Tree
 from tekso.framework.planning import layout_ranking
 from tekso.framework.run import inspection, metric_names, run_start
 from tekso.framework.run.early_stopping import early_stopping_of
-from tekso.framework.run.execution_search import not_ranked, other_plans
+from tekso.framework.run.execution_search import other_plans
 from tekso.framework.run.logdir import Logdir
 from tekso.framework.run.metric_choice import goal_of, metric_of
 from tekso.framework.run.step_parts import StepParts, StepPlan
@@ -44,7 +44,6 @@ class RunPlan:
       changes: what differs from the Params of the checkpoint that the run resumes from.
       others: steps under other executions, the fastest that fits first.
       rejected: {execution: why it is impossible}.
-      not_ranked: {execution: why the search leaves it out}.
       checkpoint_bytes: bytes of a checkpoint.
       checkpoints: largest number of checkpoints on the disk, with one that is being written.
       existing_checkpoints: number of checkpoints that are in the logdir already, without damaged
@@ -68,7 +67,6 @@ class RunPlan:
     changes: tuple[str, ...]
     others: tuple[StepPlan, ...]
     rejected: Mapping[str, str]
-    not_ranked: Mapping[str, str]
     checkpoint_bytes: int
     checkpoints: int
     existing_checkpoints: int
@@ -157,11 +155,9 @@ def plan(
         problem = str(error)
     others: list[StepPlan] = []
     rejected: dict[str, str] = {}
-    left_out: dict[str, str] = {}
     if searches and not invalid:
         devices = num_devices or (step.devices if step else 1)
         others, rejected = other_plans(parts, devices)
-        left_out = not_ranked(devices)
     specs = parts.task.specs()
     state = State(specs, parts.learner.slots(specs))
     start = run_start.find(tree, state, Logdir(logdir))
@@ -177,7 +173,6 @@ def plan(
         start.changes,
         tuple(sorted(others, key=lambda s: (not _fits(s, parts.device), s.seconds))),
         rejected,
-        left_out,
         sum(spec.size_bytes for spec in state.keyed().values()),
         tree.run.keep_last_checkpoints + start.best + 1,
         start.checkpoints,

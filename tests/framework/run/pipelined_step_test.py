@@ -40,8 +40,9 @@ def handover_of(found: Any, stages: int, device: DeviceType) -> float:
     figures = pipeline_plan.figures(found)
     memory = {"weights": 0.0, "slots": 0.0}
     instant = dataclasses.replace(device, link_bytes_per_s=math.inf, link_latency_s=0.0)
+    cost_s = figures.cost_seconds(pipelined_step._flops_per_s(device, "float32"))
     slow, fast = (
-        pipelined_step._modelled_seconds(figures, one, memory, itemsize=4)
+        pipelined_step._modelled_seconds(figures, one, memory, cost_s=cost_s)
         for one in (device, instant)
     )
     return slow - fast
