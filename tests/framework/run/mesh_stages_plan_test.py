@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -71,9 +70,9 @@ Search = tuple[list[StepPlan], dict[str, str]]
 
 
 @pytest.fixture(scope="module")
-def over_eight() -> Iterator[Search]:
+def over_eight() -> Search:
     with pytest.MonkeyPatch.context() as patch:
-        yield searched(patch, tree(16), 8)
+        return searched(patch, tree(16), 8)
 
 
 def test_all_products_of_stages_replicas_and_meshes_are_ranked(over_eight: Search) -> None:
