@@ -170,12 +170,15 @@ def mesh_pipeline_time(
         for seconds in ops_seconds(figures, stage, machine).values()
     )
     exchanged = [one for of_stage in on_mesh.collectives for one in of_stage]
-    collectives = starts.collective_s * sum(one.count for one in exchanged)
-    collectives += starts.byte_s * math.fsum(one.bytes for one in exchanged)
+    count = sum(one.count for one in exchanged)
+    moved = starts.byte_s * math.fsum(one.bytes for one in exchanged)
+    collectives = starts.collective_s * count + moved
     variables = starts.variable_s * sum(len(stage.stage.weights) for stage in figures.stages)
     # Two further calls of each stage read its weights and update them.
     calls = plan.num_parts * len(plan.actions) + 2 * len(figures.stages)
     called = replicas * calls * starts.call_s
-    work = devices * (replicas * (ops + collectives) + variables + update_s)
+    work = devices * (replicas * (ops + moved) + variables + update_s)
+    elapsed = work / min(devices, cores) + replicas * starts.collective_elapsed_s * count
     started = called + devices * (replicas * collectives + variables)
-    return StepTime(called + work / min(devices, cores), called + work, started)
+    core = work + devices * replicas * starts.collective_s * count
+    return StepTime(called + elapsed, called + core, started)

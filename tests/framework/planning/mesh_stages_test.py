@@ -159,15 +159,19 @@ def test_stages_of_one_process_compute_one_after_the_other() -> None:
     machine: Any = dataclasses.make_dataclass("Speed", ["streams"])([(1.0, 1e9)])
     for each in timed.stages:
         assert sum(ops_seconds(timed, each, machine).values()) == 3.5
-    starts = MeshStarts(0.01, 0.0, variable_s=0.0, op_s=0.0, collective_s=1e-3, byte_s=1e-9)
+    starts = MeshStarts(
+        0.01, 0.0, variable_s=0.0, op_s=0.0, collective_s=1e-3, collective_elapsed_s=3e-3,
+        byte_s=1e-9,
+    )  # fmt: skip
     exchanged = [one for i in range(2) for one in collectives(found, i).values()]
-    of_device = 2 * MICRO * 3.5 + sum(1e-3 * one.count + 1e-9 * one.bytes for one in exchanged)
+    count = sum(one.count for one in exchanged)
+    of_device = 2 * MICRO * 3.5 + sum(1e-9 * one.bytes for one in exchanged)
     # Two passes of each micro-batch of each stage, and two calls of each stage in a step.
     calls = 0.01 * (2 * 2 * MICRO + 2 * 2)
     for cores in (1, 2, 8):
         time = mesh_pipeline_time(timed, starts, machine, update_s=5.0, cores=cores)
         work = 2 * (of_device + 5.0)
-        assert time.core_seconds == pytest.approx(calls + work)
-        assert time.seconds == pytest.approx(calls + work / min(cores, 2))
+        assert time.core_seconds == pytest.approx(calls + work + 2 * 1e-3 * count)
+        assert time.seconds == pytest.approx(calls + work / min(cores, 2) + 3e-3 * count)
     with pytest.raises(ValueError, match="stages are on single devices"):
         mesh_pipeline_time(stages()[1], starts, machine, update_s=0.0, cores=2)

@@ -222,7 +222,9 @@ def test_stages_on_meshes_of_this_machine_are_priced_by_their_graphs(
     )  # fmt: skip
     machine = ThisMachine(speed, speed, speed, call_s=0.0, array_s=0.0, variable_s=0.0)
     monkeypatch.setattr(this_machine, "measured", lambda: machine)
-    starts = MeshStarts(3.0, 0.0, variable_s=0.0, op_s=1e-6, collective_s=0.0, byte_s=0.0)
+    starts = MeshStarts(
+        3.0, 0.0, variable_s=0.0, op_s=1e-6, collective_s=0.0, collective_elapsed_s=0.0, byte_s=0.0
+    )
     monkeypatch.setattr(mesh_time, "measured_starts", lambda: {2: starts, 4: starts})
     here = dataclasses.replace(
         device_types.find("cpu"), name=this_machine.THIS_MACHINE, memory_bytes=1e10
