@@ -90,10 +90,18 @@ class Connection:
         except (OSError, ValueError):  # ValueError: closed on this side
             return True
 
-    def close(self) -> None:
-        """Closes the connection; messages already sent still arrive."""
+    def end(self) -> None:
+        """Ends the connection for a thread that receives, which then gets None and has to close it.
+
+        If another thread closed it, the next connection could get its file descriptor before the
+        receiving thread wakes, which would then wait for that connection until its time is over.
+        """
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Closes the connection; messages already sent still arrive."""
+        self.end()
         with contextlib.suppress(OSError):
             self._socket.close()
 

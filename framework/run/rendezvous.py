@@ -107,7 +107,7 @@ class Rendezvous:
         listener.shutdown(socket.SHUT_RDWR)
         listener.close()
         for stranger in strangers:
-            stranger.close()
+            stranger.end()
         for connection in connections.values():
             connection.send({"missing": missing})
         if missing:
@@ -130,7 +130,7 @@ class Rendezvous:
                 for oldest in surplus:
                     del self._greeted[oldest]
             for oldest in surplus:
-                oldest.close()
+                oldest.end()
             threading.Thread(target=self._greet, args=(connection, ip), daemon=True).start()
 
     def _greet(self, connection: Connection, ip: str) -> None:
