@@ -147,6 +147,9 @@ def test_data_parallel_gradients_are_one_all_reduce(tmp_path: Path) -> None:
 
 def test_steps_of_one_task_each_have_the_mean_time_and_the_largest_memory(tmp_path: Path) -> None:
     both = registry.get("multi.cldr_and_python.Shared")().tree()
+    root = str(Path(run_plan.__file__).parent)  # instead of the whole standard library
+    both.set({"input.inputs.lm.corpus.root": root, "input.inputs.mt.corpus.num_pairs": 3000})
+    both.set({"*.num_layers": 1})
     both.set({"input.mixing.weights": {"lm": 3.0}, "run.steps": 40})
     plan = run_plan.plan("m", both, logdir=str(tmp_path / "none"), device="v100")
     batches = inspection.task_batches(both)
