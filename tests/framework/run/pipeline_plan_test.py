@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,14 +35,20 @@ def figures(key: str, settings: dict[str, Any] | None = None, **execution: Any) 
 
 
 def tiny(settings: dict[str, Any] | None = None, **execution: Any) -> PipelineFigures:
-    return figures("lm.python_source.Tiny", settings, **execution)
+    text = {"input.corpus.root": str(Path(pipeline_plan.__file__).parent)}  # no whole library
+    return figures("lm.python_source.Tiny", {**text, **(settings or {})}, **execution)
+
+
+@functools.cache
+def deep() -> PipelineFigures:
+    return figures("lm.gpipe.Layers103")
 
 
 # --- what stages hold and compute ---
 
 
 def test_weights_and_bytes_of_stages_are_those_of_the_formula() -> None:
-    found = figures("lm.gpipe.Layers103")
+    found = deep()
     layer = 12 * D * D + 13 * D
     counts = [each.weights for each in found.stages]
     sizes = [len(each.stage.piece_names) for each in found.stages]
@@ -56,7 +64,7 @@ def test_weights_and_bytes_of_stages_are_those_of_the_formula() -> None:
 
 
 def test_work_and_handovers_of_a_stage_are_those_of_the_formula() -> None:
-    stage = figures("lm.gpipe.Layers103").stages[3]  # 13 layers, an example of 1024 tokens
+    stage = deep().stages[3]  # 13 layers, an example of 1024 tokens
     assert stage.handed_bytes == LENGTH * D * 4
     products = 2 * LENGTH * (4 * D * D + 2 * D * MLP) + 2 * 2 * LENGTH * LENGTH * D
     # All else (norms, activations, softmax of attention) is elementwise: well below a hundredth.
