@@ -18,7 +18,7 @@ from learner_updates import (
 
 from tekso.framework import optimizers
 from tekso.framework.learner import Learner
-from tekso.framework.primitives.fusion import XlaFusion
+from tekso.framework.primitives.fusion import SharedTraces
 from tekso.framework.weight_spec import WeightSpec
 
 TWINS = {
@@ -37,8 +37,8 @@ EXCLUDED: dict[str, Any] = {"weight_decay": 0.3, "weight_decay_exclude": ["free/
 TRUSTED: dict[str, Any] = {"weight_decay": 0.3, "trust_exclude": ["free/.*"]}
 
 
-class Recorded(XlaFusion):
-    """Notes whose spec each weight is updated with."""
+class Recorded(SharedTraces):
+    """Notes whose spec each weight is updated with; shares as XlaFusion does, uncompiled."""
 
     def __init__(self) -> None:
         super().__init__()
