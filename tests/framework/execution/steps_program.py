@@ -132,7 +132,7 @@ def main() -> None:
     parser.add_argument("--cluster", type=lambda text: text.split(","))
     parser.add_argument("--process", type=int)
     parser.add_argument("--steps", type=int, default=3)
-    parser.add_argument("--in_one_call", action="store_true", help="and apart, nothing else")
+    parser.add_argument("--in_one_call", action="store_true", help="the steps again, together")
     parser.add_argument("--deterministic", action="store_true", help="orders sums of many tensors")
     parser.add_argument("--no_evaluation", action="store_true")
     parser.add_argument("--unoptimized", action="store_true", help="without the graph optimizer")
@@ -162,13 +162,13 @@ def main() -> None:
     batches = [batch(i, model) for i in range(options.steps)]
     begin = program.state()
     outputs = [program.train_step(b, 2**31 + i) for i, b in enumerate(batches)]
+    together = None
     if options.in_one_call:
-        apart = {"steps": _floats(outputs), "weights": _weights(program)}
+        found = program.state()
         program.restore(begin.__getitem__, set(begin))
-        outputs = program.train_steps(batches, 2**31)
-        together = {"steps": _floats(outputs), "weights": _weights(program)}
-        print(json.dumps({"apart": apart, "together": together}))
-        return
+        ends = program.train_steps(batches, 2**31)
+        together = {"steps": _floats(ends), "weights": _weights(program)}
+        program.restore(found.__getitem__, set(found))
     evaluation: dict[str, list[float]] | None = None
     if not options.no_evaluation:
         evaluation = {}
@@ -193,6 +193,7 @@ def main() -> None:
             {
                 "first": first,
                 "steps": _floats(outputs),
+                "together": together,
                 "eval": evaluation,
                 "weights": weights,
                 "fusions": fusions,
