@@ -8,6 +8,7 @@ from typing import Any
 
 import processes
 import pytest
+from traced_pieces import traced_once
 
 from tekso.framework import onednn, registry, schedules
 from tekso.framework.costs import this_machine
@@ -18,6 +19,8 @@ from tekso.framework.planning.pipeline_memory import PipelineMemory
 from tekso.framework.planning.stage_figures import durations
 from tekso.framework.run import inspection, pipeline_plan
 from tekso.framework.step import Step
+
+__all__ = ["traced_once"]
 
 PROGRAM = Path(__file__).with_name("pipeline_memory_program.py")
 MLP: dict[str, Any] = {"task.model.hidden_dims": [512, 512]}

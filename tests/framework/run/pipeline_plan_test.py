@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator, Mapping, Set
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tensorflow as tf
 from sampling import sample
+from traced_pieces import traced_once
 
 from tekso.framework import registry
 from tekso.framework.costs import piece_traces
 from tekso.framework.costs.piece_traces import trace_all
-from tekso.framework.execution import pipelined
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.pipeline.actions import BACKWARD, FORWARD, WEIGHT_GRADIENT
 from tekso.framework.execution.pipelined import Pipelined
@@ -25,34 +24,9 @@ from tekso.framework.planning.stage_figures import PipelineFigures, durations
 from tekso.framework.run import pipeline_plan, pipeline_text
 from tekso.models.layers.linear import Linear
 
+__all__ = ["traced_once"]
+
 D, MLP, VOCAB, LENGTH = 2048, 8192, 32_000, 1024
-
-
-@pytest.fixture(scope="module", autouse=True)
-def traced_once() -> Iterator[None]:
-    """Traces the pieces of equal models once: most tests are about stages and schedules."""
-    known: dict[Any, list[Any]] = {}
-
-    def once(function: Any) -> Any:
-        def found(pieces: Any, *given: Any, fuse: Any = None, **options: Any) -> list[Any]:
-            *others, batch = given  # traces are those of pieces, specs and batch
-            specs = next(one for one in others if isinstance(one, Mapping))
-            sizes = [(path, spec.shape, spec.dtype) for path, spec in sorted(specs.items())]
-            learned = [sorted(one) for one in others if isinstance(one, Set)]
-            parts = (sizes, learned, batch, sorted(options.items()), type(fuse))
-            read = [str(one) for one in parts]
-            key = (function, *(piece.name for piece in pieces), *read)
-            options |= {} if fuse is None else {"fuse": fuse}
-            if key not in known:
-                known[key] = function(pieces, *given, **options)
-            return list(known[key])
-
-        return found
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pipelined, "trace_all", once(pipelined.trace_all))
-        patch.setattr(pipeline_plan, "saved_bytes", once(pipeline_plan.saved_bytes))
-        yield
 
 
 def figures(key: str, settings: dict[str, Any] | None = None, **execution: Any) -> PipelineFigures:
