@@ -29,10 +29,11 @@ import tensorflow as tf
 
 from tekso.framework import registry, task_results
 from tekso.framework.context import StepContext
+from tekso.framework.execution import devices
 from tekso.framework.exit_codes import ExitCode
 from tekso.framework.exports import ExportedFunction
 from tekso.framework.params import references
-from tekso.framework.run import inspection
+from tekso.framework.run import inspection, saved_model
 from tekso.framework.run.opened import open_run
 from tekso.framework.run.weights import load_weights
 from tekso.framework.theta import Theta, flatten
@@ -48,6 +49,9 @@ MODULES = (
 OP_BY_OP = "--op_by_op"
 EXAMPLES = 2
 SCORE = "score"  # the exported function that is compared; else the first one, often a search
+SAME_MODELS = ("multi.cldr_and_python",)
+"""Modules whose experiments export the same functions of the same models. Op by op, a process
+exports each function once, and of every experiment the one that is compared."""
 
 
 def register(key: str) -> str:
@@ -89,12 +93,18 @@ def main() -> int:
     keys = keys if is_first_traced else keys[1:]
     for module in MODULES:
         references.allow_imports(module)
+    # The graph optimizer is off, and stays so: after a mesh, an experiment would enable it.
+    devices.set_graph_optimizer = lambda wanted: None
+    exported: set[str] = set()
     for key in keys:
+        if is_first_traced or not key.startswith(SAME_MODELS):
+            exported.clear()
         code = _run(
             register(key),
             Path(folder) / key,
             decodes=key not in shrunk_experiments.NOTHING_DECODED,
             is_first_traced=is_first_traced,
+            exported=exported,
         )
         if code != ExitCode.OK:
             return code
@@ -102,13 +112,20 @@ def main() -> int:
     return ExitCode.OK
 
 
-def _run(model_key: str, logdir: Path, *, decodes: bool, is_first_traced: bool) -> int:
-    """Runs the modes for an experiment; returns the exit code of the first that fails."""
+def _run(
+    model_key: str, logdir: Path, *, decodes: bool, is_first_traced: bool, exported: set[str]
+) -> int:
+    """Runs the modes for an experiment; returns the exit code of the first that fails.
+
+    Args:
+      exported: the functions that are not exported again; this adds those that are.
+    """
     model = ["--model", model_key, "--logdir", str(logdir)]
     no_evaluation = ["--set=eval_inputs={}", "--set=run.keep_best.eval_input=None"]
     tree = registry.get(model_key)().tree()
     can_run_op_by_op = "towers" in tree.execution
     decodes_at_end = ["--set=run.decode_at_end=True"] if is_first_traced else []
+    write = _NewFunctions(saved_model.write, exported)
     for words, is_traced in (
         ([*model, "--steps=1", *no_evaluation, *decodes_at_end], is_first_traced),
         ([*model, "--steps=2"], False),
@@ -120,14 +137,38 @@ def _run(model_key: str, logdir: Path, *, decodes: bool, is_first_traced: bool) 
         tf.config.run_functions_eagerly(can_run_op_by_op and not is_traced)
         decoding = _Decoding(task_results.decode, logdir)
         decode = decoding if "--mode=decode" in words else task_results.decode
-        with mock.patch.object(task_results, "decode", decode):
+        with (
+            mock.patch.object(task_results, "decode", decode),
+            mock.patch.object(saved_model, "write", write),
+        ):
             code = trainer.main(["tekso-trainer", *words])
         if code != ExitCode.OK:
             return int(code)
         if decoding.has_compared != ("--mode=decode" in words):
             raise ValueError(f"the weights of decoding were not compared by {words}")
-    _call(logdir)
+    _call(logdir, write.names)
     return ExitCode.OK
+
+
+class _NewFunctions:
+    """Writes a SavedModel of the functions that are not exported yet, and the one to compare."""
+
+    def __init__(self, write: Any, exported: set[str]) -> None:
+        self._write, self._exported = write, exported
+        self.names: list[str] = []  # of the functions that were written
+
+    def __call__(self, path: str, module: Any, functions: Any, *, texts: Any, **rest: Any) -> None:
+        left_out = self._exported - {_compared(functions)}
+        kept = {name: one for name, one in functions.items() if name not in left_out}
+        texts = {name: one for name, one in texts.items() if name in kept}
+        self._write(path, module, kept, texts=texts, **rest)
+        self.names = list(kept)
+        self._exported.update(kept)
+
+
+def _compared(functions: Any) -> str:
+    """Returns the name of the exported function that is compared."""
+    return SCORE if SCORE in functions else next(iter(functions))
 
 
 class _Decoding:
@@ -159,16 +200,17 @@ def _restored(theta: Theta, ctx: StepContext) -> Theta:
     return theta
 
 
-def _call(logdir: Path) -> None:
-    """Calls all functions of an export; compares one of them with the restored model."""
+def _call(logdir: Path, names: list[str]) -> None:
+    """Calls the functions of an export; compares one of them with the restored model."""
     tf.config.run_functions_eagerly(True)
     run = open_run(str(logdir))
     task, tree = run.task(), run.completed_tree()
     theta = load_weights(task, str(logdir))
     functions = task_results.exports(task, inspection.known_input(tree, run.logdir.assets))
     loaded = tf.saved_model.load(str(logdir / "export"))
-    compared = SCORE if SCORE in functions else next(iter(functions))
-    for name, one in functions.items():
+    compared = _compared(functions)
+    for name in names:
+        one = functions[name]
         values = _values(one)
         seeds = {"seed": tf.constant(0, tf.int64)} if one.is_random else {}
         found = loaded.signatures[name](**values, **seeds)
