@@ -96,14 +96,12 @@ def test_steps_on_ordinary_meshes(model: str, mesh: str) -> None:
 # Where a layer splits several dims, one layout has all of them, each on an axis of its own.
 ODD = {
     "dense": [
-        {"mesh": "data:2;model:2", "rules": "length:model;vocab:data"},
         {"mesh": "a:2;b:2;c:2", "rules": "batch:a;head_dim:b;mlp:b;vocab:c"},
         {"mesh": "data:2;model:2", "rules": "fsdp", "slots_axis": "model"},
     ],
     "remat": [{"mesh": "data:2;model:2", "rules": "batch:data;embed:model"}],
     "gated": [
-        {"mesh": "data:2;model:2", "rules": f"batch:data;{TENSOR}"},
-        {"mesh": "model:2", "rules": "kv_heads:model;heads:model"},
+        {"mesh": "data:2;model:2", "rules": f"batch:data;kv_heads:model;{TENSOR}"},
     ],
     "adapted": [{"mesh": "data:2;model:2", "rules": f"batch:data;{TENSOR}"}],
     "adapted_experts": [
@@ -122,7 +120,6 @@ ODD = {
     "repeated_remat": [{"mesh": "data:2;model:2", "rules": f"batch:data;{TENSOR}"}],
     "moe": [
         {"mesh": "data:4", "rules": "batch:data;experts:data"},
-        {"mesh": "data:2;model:2", "rules": "2d"},
         {"mesh": "a:2;b:2", "rules": "experts:b", "slots_axis": "a"},
     ],
     "moe2": [{"mesh": "data:2;model:2", "rules": "batch:data;experts:data;mlp:model"}],
@@ -146,6 +143,14 @@ ODD = {
 # softmax of "untied_translation" in "untied". In "adapted_experts", the router of "moe2" is frozen.
 MATRIX = ("gru", "untied_translation")
 
+MORE = {
+    "dense": {"mesh": "data:2;model:2", "rules": "length:model;vocab:data"},
+    "gated": {"mesh": "data:2;model:2", "rules": f"batch:data;{TENSOR}"},
+    "moe": {"mesh": "data:2;model:2", "rules": "2d"},
+}
+"""{model: a layout of `make test-matrix`}. Above, "untied", "prefix" and "translation" split the
+length and words, "gated" splits its keys as well, and experts are split over either axis."""
+
 
 @pytest.mark.parametrize(
     "model",
@@ -160,6 +165,13 @@ def test_layers_in_odd_layouts(model: str) -> None:
     ]
     for one in run(jobs):
         check(alone(model), one)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("model", MORE)
+def test_layers_in_more_layouts(model: str) -> None:
+    (one,) = run([{"model": model, "execution": MORE[model], "evaluate": False}])
+    check(alone(model), one)
 
 
 @SLOW
