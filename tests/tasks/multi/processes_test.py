@@ -84,6 +84,13 @@ def addresses() -> Iterator[list[str]]:
         process.wait(60)
 
 
+@pytest.mark.parametrize(
+    "alone",
+    # A worker combines gradients as one process does.
+    [TURNS, pytest.param(PC_GRAD, marks=pytest.mark.matrix)],
+    ids=["turns", "pc_grad"],
+    indirect=True,
+)
 def test_a_parameter_server_and_one_worker_compute_what_one_process_does(
     alone: tuple[Path, list[str]], addresses: list[str], tmp_path: Path
 ) -> None:
