@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import resource
 from collections.abc import Iterator
+from pathlib import Path
 
 import processes
 import pytest
@@ -31,6 +32,14 @@ FIRST = (
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--cpu-minutes", type=float, help="CPU budget of all tests.")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leaves out files without slow tests if only those are run: importing them takes seconds."""
+    if config.option.markexpr not in ("slow", "matrix") or collection_path.suffix != ".py":
+        return None
+    words = ("slow", "matrix", "sample(")
+    return True if not any(w in collection_path.read_text().lower() for w in words) else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
