@@ -236,6 +236,16 @@ def forwarding(*command: str) -> str:
     return shlex.join([*client, *command])
 
 
+def interpreter(path: Path) -> str:
+    """Writes a program that runs like `python`, but in a fork; returns its path.
+
+    Use it in place of `sys.executable`, for code that starts processes.
+    """
+    path.write_text(f'#!/bin/sh\nexec {forwarding()} "$@"\n')
+    path.chmod(0o755)
+    return str(path)
+
+
 class _Server:
     """The client of the server; there is one for each test process."""
 

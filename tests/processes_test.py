@@ -77,6 +77,13 @@ def test_a_signal_reaches_a_program_and_its_number_is_the_code() -> None:
     assert process.wait() == -signal.SIGTERM
 
 
+def test_a_process_that_code_starts_is_a_fork(tmp_path: Path) -> None:
+    python = processes.interpreter(tmp_path / "python")
+    code = "import sys; print('tekso.framework.learner' in sys.modules, sys.argv[1:])"
+    done = subprocess.run([python, "-c", code, "a b"], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "True ['a b']\n"), done.stderr
+
+
 def test_a_forwarded_program_ends_with_the_command_that_asked_for_it() -> None:
     command = ["/bin/sh", "-c", f"exec {processes.forwarding('-c', FOREVER)}"]
     asking = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)

@@ -375,9 +375,8 @@ def test_weights_of_amoebanet_d() -> None:
 def test_tekso_measures_a_workload_and_exports_its_weights(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file, python = tmp_path / "weights.npz", tmp_path / "python"
-    python.write_text(f'#!/bin/sh\nexec {processes.forwarding()} "$@"\n')
-    python.chmod(0o755)
+    file = tmp_path / "weights.npz"
+    python = Path(processes.interpreter(tmp_path / "python"))
     for variable, value in processes.GRAPH_OPTIMIZER_OFF.items():
         monkeypatch.setenv(variable, value)
     # LLVM takes longer to optimize than the steps take.

@@ -334,10 +334,7 @@ def test_the_probes_give_plausible_speeds(tmp_path: Path, monkeypatch: pytest.Mo
     paths = [str(Path(__file__).parent), os.environ["PYTHONPATH"]]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
     # Forks have imported TensorFlow, and LLVM takes longer to optimize than the clusters take.
-    python = tmp_path / "python"
-    python.write_text(f'#!/bin/sh\nexec {processes.forwarding()} "$@"\n')
-    python.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(python))
+    monkeypatch.setattr(sys, "executable", processes.interpreter(tmp_path / "python"))
     monkeypatch.setenv("XLA_FLAGS", "--xla_backend_optimization_level=0")
     machine = this_machine.measured.__wrapped__()
     for found in (machine.side_by_side, machine.alone, machine.alone_cpu):
