@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import sys
+from pathlib import Path
 
+import processes
 import pytest
 
 from tekso.tools import pipeline_benchmark
@@ -106,7 +109,12 @@ def test_wrong_command_lines_say_what_is_wrong(
 
 
 @pytest.mark.slow
-def test_all_of_it_on_a_tiny_model(capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_of_it_on_a_tiny_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "executable", processes.interpreter(tmp_path / "python"))
+    # LLVM takes longer to optimize than the steps take.
+    monkeypatch.setenv("XLA_FLAGS", "--xla_backend_optimization_level=0")
     args = ["--model=lm.benchmark.Small", "--num_micro_batches=2", "--schedules=1f1b"]
     args += ["--steps=2", "--warmup=1", "--format=json", *(f"--set={s}" for s in TINY)]
     assert pipeline_benchmark.main(["tekso-pipeline-benchmark", *args]) == 0
