@@ -6,12 +6,13 @@ import contextlib
 import json
 import os
 import select
+import shlex
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
+import processes
 import pytest
 from fake_sweeps import RATE, TINY, FakeTrainer
 
@@ -183,7 +184,8 @@ def test_a_sweep_that_is_killed_resumes_its_trial_and_runs_no_other_again(tmp_pa
         "--set=run.log_every_steps=1", "--set=run.checkpoint_every_steps=2",
     ]  # fmt: skip
     first = tmp_path / "sweep" / "trials" / "000_initial_value=1e-3_seed=0"
-    process = subprocess.Popen([sys.executable, *words])
+    command = shlex.split(processes.forwarding(*words))  # its trials are processes of their own
+    process = subprocess.Popen(command)
     end = time.monotonic() + 300
     while not list(first.glob("checkpoints/step_*4/checkpoint.json")):
         assert time.monotonic() < end
@@ -198,9 +200,7 @@ def test_a_sweep_that_is_killed_resumes_its_trial_and_runs_no_other_again(tmp_pa
         json.loads(line)["step"] for line in (first / "metrics.jsonl").read_text().splitlines()
     ]
     assert max(steps) < 16
-    done = subprocess.run(
-        [sys.executable, *words], capture_output=True, text=True, timeout=600, check=False
-    )
+    done = processes.run(words)
     assert done.returncode == 0, done.stderr
     assert "resuming from" in (first / "output.txt").read_text()
     assert "2 trials finished" in done.stdout
