@@ -52,15 +52,18 @@ def test_stages_and_micro_batches_change_nothing() -> None:
     check(alone, piped)
 
 
-@pytest.mark.slow
-def test_experts_in_the_stack_and_parts_of_a_batch() -> None:
-    # Without rematerialization, the gradients of sums are those of tensors outside of the loop.
-    pipelines = (pipeline(2, 2, rematerialize=which) for which in ("all", "none"))
-    alone, *piped = run(
-        "stacked_moe", *pipelines, size=16, accumulation=2, optimized=False, evaluate=False
+@pytest.mark.parametrize(
+    "rematerialize",
+    # The other tests rematerialize. Without, the gradients of sums are those of tensors outside of
+    # the loop.
+    [pytest.param("all", marks=pytest.mark.matrix), pytest.param("none", marks=pytest.mark.slow)],
+)
+def test_experts_in_the_stack_and_parts_of_a_batch(rematerialize: str) -> None:
+    piped = pipeline(2, 2, rematerialize=rematerialize)
+    alone, found = run(
+        "stacked_moe", piped, size=16, accumulation=2, optimized=False, evaluate=False
     )
-    for one in piped:
-        check(alone, one)
+    check(alone, found)
 
 
 @pytest.mark.slow
