@@ -26,7 +26,7 @@ TEXTS = ["".join(row) for row in np.random.default_rng(0).choice(list("abcdef"),
 
 def run(cwd: Path, *words: str, given: bytes = b"") -> str:
     env = {**os.environ, "TEKSO_ASTERISK": str(cwd)}
-    done = processes.run(["-m", *words], cwd=cwd, env=env, input=given)
+    done = processes.run(["-m", *words], cwd=cwd, env=env, input=given, optimized=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
