@@ -46,7 +46,9 @@ def folder(tmp_path: Path) -> Path:
 def trained(folder: Path, name: str, *flags: str) -> list[dict[str, Any]]:
     """Trains a run; returns the lines of its metrics.jsonl."""
     command = ["-m", "tekso.tools.trainer", "--import=my_digits", f"--logdir={name}"]
-    done = processes.run([*command, "--model=my_digits.Digits", *flags], cwd=folder)
+    done = processes.run(
+        [*command, "--model=my_digits.Digits", *flags], cwd=folder, optimized=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return [json.loads(line) for line in (folder / name / "metrics.jsonl").open()]
 
