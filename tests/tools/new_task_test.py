@@ -22,7 +22,7 @@ def run(*words: str) -> int:
 
 
 def python(*words: str, cwd: Path, stdin: str = "") -> str:
-    done = processes.run(words, cwd=cwd, input=stdin)
+    done = processes.run(words, cwd=cwd, input=stdin, optimized=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
