@@ -36,15 +36,13 @@ def train(name: str, setting: str, logdir: Path) -> subprocess.CompletedProcess[
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize(("name", "kills"), [("mesh", 2), ("pipeline", 1)])
+@pytest.mark.parametrize(("name", "phase"), [("mesh", "rollback"), ("pipeline", "incident")])
 def test_a_rolled_back_run_equals_one_without_the_batches_also_if_it_is_killed(
-    tmp_path: Path, name: str, kills: int
+    tmp_path: Path, name: str, phase: str
 ) -> None:
-    one = killer.Killer(
-        poisoned(name, "bad=[5,6,7]"), tmp_path, seed=3, phases=("rollback", "incident")
-    )
-    one.run(kills)
-    assert one.kills == kills
+    one = killer.Killer(poisoned(name, "bad=[5,6,7]"), tmp_path, seed=3, phases=(phase,))
+    one.run(1)
+    assert one.kills == 1
     whole, other = tmp_path / "whole", tmp_path / "other"
     done = train(name, "left_out=[5,6,7]", other)
     assert done.returncode == 0, done.stderr
