@@ -14,7 +14,7 @@ import math
 from typing import Any, Literal
 
 from tekso.framework.cores import num_cores
-from tekso.framework.costs import graph_work, this_machine
+from tekso.framework.costs import graph_work, loop_overlap, this_machine
 from tekso.framework.costs.graph_memory import COUNTED_BYTES
 from tekso.framework.counting import counted
 from tekso.framework.execution.data_parallel import DataParallel
@@ -30,6 +30,7 @@ from tekso.framework.run import step_graphs
 from tekso.framework.run.step_parts import StepParts, StepPlan, measured_note
 from tekso.framework.step import Step
 
+_WORTH_SAYING = 0.05  # share of the memory of a step
 
 def data_parallel(parts: StepParts, devices: int) -> StepPlan:
     """Returns the step of data-parallel execution, from the graphs that would run.
@@ -44,8 +45,7 @@ def data_parallel(parts: StepParts, devices: int) -> StepPlan:
     step = Step(parts.task, parts.learner, seed=0, dtype=parts.tree.run.activation_dtype)
     graphs = step_graphs.trace(step, parts.batch, execution, devices=devices)
     if devices == 1:
-        plan = _one_device(step, graphs)
-        return dataclasses.replace(plan, notes=(*plan.notes, *_of_unknown_work(graphs.tower)))
+        return _with_notes(_one_device(step, graphs), graphs.tower, towers=graphs.towers)
     of_device = graphs.of_device()
     sums = of_device.collectives
     plan = _local_devices(
@@ -56,7 +56,26 @@ def data_parallel(parts: StepParts, devices: int) -> StepPlan:
         devices,
         step.dtype,
     )
-    return dataclasses.replace(plan, notes=(*plan.notes, *_of_unknown_work(graphs.tower)))
+    return _with_notes(plan, graphs.tower, towers=1)
+
+
+def _with_notes(plan: StepPlan, tower: Any, *, towers: int) -> StepPlan:
+    """Returns a plan with notes on what it does not contain.
+
+    Args:
+      plan: the plan.
+      tower: graph of a tower.
+      towers: number of towers of a device.
+    """
+    notes = [*plan.notes, *_of_unknown_work(tower)]
+    waiting = towers * loop_overlap.waiting_bytes(tower)
+    if waiting > _WORTH_SAYING * plan.total_bytes:
+        notes.append(
+            "iterations of a tf.while_loop overlap, and how many wait for each other differs from "
+            f"run to run: the step may need up to {layout_ranking.bytes_text(waiting)} more memory; "
+            "parallel_iterations=1 of the loop needs none of it"
+        )
+    return dataclasses.replace(plan, notes=tuple(notes))
 
 
 def _of_unknown_work(graph: Any) -> list[str]:
