@@ -25,6 +25,7 @@ from tekso.framework.costs import graph_walks, graph_work, loop_walks, op_kinds
 _POPS = "TensorListPopBack"  # takes no time, so nothing waits for it
 _EXISTING = op_kinds.EXISTING_MEMORY | op_kinds.INSTANT
 
+
 def waiting_bytes(graph: Any) -> float:
     """Returns the bytes by which overlapping iterations of a loop can raise the memory of a graph.
 

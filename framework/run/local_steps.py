@@ -30,7 +30,8 @@ from tekso.framework.run import step_graphs
 from tekso.framework.run.step_parts import StepParts, StepPlan, measured_note
 from tekso.framework.step import Step
 
-_WORTH_SAYING = 0.05  # share of the memory of a step
+_WORTH_SAYING = 0.15  # share of the memory of a step
+
 
 def data_parallel(parts: StepParts, devices: int) -> StepPlan:
     """Returns the step of data-parallel execution, from the graphs that would run.
@@ -71,9 +72,9 @@ def _with_notes(plan: StepPlan, tower: Any, *, towers: int) -> StepPlan:
     waiting = towers * loop_overlap.waiting_bytes(tower)
     if waiting > _WORTH_SAYING * plan.total_bytes:
         notes.append(
-            "iterations of a tf.while_loop overlap, and how many wait for each other differs from "
-            f"run to run: the step may need up to {layout_ranking.bytes_text(waiting)} more memory; "
-            "parallel_iterations=1 of the loop needs none of it"
+            "iterations of a loop overlap, by how many differs from run to run: the step may need "
+            f"up to {layout_ranking.bytes_text(waiting)} more memory; with parallel_iterations=1, "
+            "a tf.while_loop needs none of it"
         )
     return dataclasses.replace(plan, notes=tuple(notes))
 

@@ -1,4 +1,4 @@
-"""The bytes that overlapping iterations can add, counted by hand and against TensorFlow's memory."""
+"""The bytes that overlapping iterations can add, counted by hand, and against measured memory."""
 
 from __future__ import annotations
 

@@ -17,6 +17,7 @@ from tekso.framework.costs.this_machine import ThisMachine
 from tekso.framework.initializers import Ones
 from tekso.framework.params import param
 from tekso.framework.planning import mesh_time
+from tekso.framework.planning.layout_ranking import bytes_text
 from tekso.framework.planning.mesh_time import MeshStarts
 from tekso.framework.run import (
     local_steps,
@@ -160,6 +161,50 @@ def test_a_plan_says_that_the_length_of_a_loop_is_unknown(
             modelled = planned(tmp_path, found, num_devices=devices).step
             assert modelled is not None
             assert ("size depends on values" in "\n".join(modelled.notes)) == masks
+
+
+class Summing(Task):
+    """Adds up a state for each of 30 rows in a loop."""
+
+    class Params(Task.Params):
+        """Params of Summing."""
+
+        at_once: int = param("parallel_iterations of the loop.", default=10)
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        self.weight("w", [64, 64], dims=(None, None), init=Ones.Params())
+
+    def loss_weight(self, batch: Any) -> tf.Tensor:
+        return tf.constant(8.0)
+
+    def loss(self, theta: Any, batch: Any, ctx: Any) -> LossSums:
+        rows = tf.tanh(tf.ones([30, 32, 64]) @ theta.w)
+        _, state = tf.while_loop(
+            lambda t, _: t < 30,
+            lambda t, h: (t + 1, tf.tanh(h @ theta.w + rows[t])),
+            (0, tf.zeros([32, 64])),
+            parallel_iterations=self.params.at_once,
+        )
+        return LossSums(tf.reduce_sum(state))
+
+
+def test_a_plan_says_how_much_memory_iterations_that_overlap_can_add(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    speed = speed_of(1.0)
+    machine = ThisMachine(speed, speed, speed, call_s=1e-4, array_s=0.0, variable_s=1e-6)
+    monkeypatch.setattr(this_machine, "measured", lambda: machine)
+    rows_and_w = 4 * (30 * 32 * 64 + 64 * 64)  # bytes of their gradients
+    for at_once, towers in ((10, 1), (10, 2), (1, 2)):
+        found = tree(**{"learner.optimizer.weight_decay_exclude": [], "execution.towers": towers})
+        found.task = Summing.Params(at_once=at_once)
+        plan = planned(tmp_path, found, device="this_machine")
+        assert plan.step is not None
+        notes = [note for note in plan.step.notes if "parallel_iterations=1" in note]
+        assert len(notes) == (at_once > 1)
+        more = bytes_text((at_once - 1) * towers * rows_and_w)
+        assert all(f"up to {more} more memory" in note for note in notes)
 
 
 def test_towers_with_batch_statistics_are_planned_as_they_run(
