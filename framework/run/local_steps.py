@@ -73,8 +73,8 @@ def _with_notes(plan: StepPlan, tower: Any, *, towers: int) -> StepPlan:
     if waiting > _WORTH_SAYING * plan.total_bytes:
         notes.append(
             "iterations of a loop overlap, by how many differs from run to run: the step may need "
-            f"up to {layout_ranking.bytes_text(waiting)} more memory; with parallel_iterations=1, "
-            "a tf.while_loop needs none of it"
+            f"up to about {layout_ranking.bytes_text(waiting)} more memory; with "
+            "parallel_iterations=1, a tf.while_loop needs none of it"
         )
     return dataclasses.replace(plan, notes=tuple(notes))
 
