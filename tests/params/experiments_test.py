@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from tekso.framework import registry, schedules
+from tekso.framework.execution.mesh_sharded import MeshSharded
+from tekso.framework.execution.pipeline.staged_execution import StagedExecution
 from tekso.framework.params import Params
 from tekso.framework.run import experiment_record, inspection
 
@@ -36,16 +38,26 @@ NEEDS_DATA = {
 STORED = Path(__file__).with_name("stored")
 """What `make catalogue` wrote about every experiment."""
 
-PLACED = (
-    "lm.gpipe.Layers3",
-    "lm.one_billion_words.MeshDff4096",
-    "lm.python_source.TinyMesh",
-    "lm.python_source.TinyMeshPipeline",
-    "lm.python_source.TinyPipeline",
-    "lm.python_source.TinySpmdPipeline",
-    "mt.gpipe.T6H8192A16",
-)
-"""Experiments whose shards and stages are compared; those of all others take a minute."""
+AMOEBANET = "image.imagenet.AmoebaNet"
+LARGE = ("lm.gpipe.Layers1663",)
+"""Experiments whose shards or stages take more than a few seconds, besides AmoebaNets."""
+
+
+def placed() -> list[Any]:
+    """Returns the experiments whose stored descriptions have shards or stages."""
+    described = sorted(path for path in STORED.iterdir() if _has_placement(path.read_text()))
+    return [
+        pytest.param(path.stem, marks=pytest.mark.slow) if _is_large(path.stem) else path.stem
+        for path in described
+    ]
+
+
+def _has_placement(described: str) -> bool:
+    return experiment_record.without_placement(described) != described
+
+
+def _is_large(key: str) -> bool:
+    return key in LARGE or key.startswith(AMOEBANET)
 
 
 def test_the_experiments_that_are_promised_are_there() -> None:
@@ -96,10 +108,10 @@ def key(request: pytest.FixtureRequest) -> Iterator[str]:
     build = inspection.task_of
     built: dict[str, Any] = {}
 
-    def build_once(tree: Any) -> Any:
-        text = tree.task.to_text() + tree.input.to_text()
+    def build_once(tree: Any, **options: Any) -> Any:
+        text = f"{tree.task.to_text()}{tree.input.to_text()}{options}"
         if text not in built:
-            built[text] = build(tree)
+            built[text] = build(tree, **options)
         return built[text]
 
     with pytest.MonkeyPatch.context() as patch:
@@ -142,12 +154,18 @@ def test_its_params_and_weights_are_those_that_are_stored(key: str) -> None:
     assert found == experiment_record.without_placement(stored), AGAIN
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("key", PLACED)
-def test_its_shards_and_stages_are_those_that_are_stored(key: str) -> None:
-    stored = (STORED / f"{key}.txt").read_text()
-    assert experiment_record.PLACEMENT in stored
-    assert experiment_record.text(key, ENTRIES[key].cls().tree()) == stored, AGAIN
+@pytest.mark.parametrize("placed_key", placed())
+def test_its_shards_and_stages_are_those_that_are_stored(placed_key: str) -> None:
+    stored = (STORED / f"{placed_key}.txt").read_text()
+    assert experiment_record.text(placed_key, ENTRIES[placed_key].cls().tree()) == stored, AGAIN
+
+
+def test_shards_and_stages_are_stored_of_every_experiment_that_has_them() -> None:
+    described = {path.stem for path in STORED.iterdir() if _has_placement(path.read_text())}
+    kinds = (MeshSharded, StagedExecution)
+    assert described == {
+        key for key, e in ENTRIES.items() if issubclass(e.cls().tree().execution.owner, kinds)
+    }, AGAIN
 
 
 def test_no_other_experiment_is_stored() -> None:
