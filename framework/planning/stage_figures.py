@@ -62,6 +62,7 @@ class StageFigures:
       learned: paths of these weights.
       flops: floating-point operations of the forward pass.
       handed_bytes: bytes of its outputs to other stages, counted once for each reader.
+      returned_bytes: bytes of the gradients of its inputs, for the stages that computed these.
       memory: memory for one micro-batch, with that of the backward pass.
       counted: the same without the tensors that TensorFlow's statistics leave out, see
         `graph_memory.COUNTED_BYTES`.
@@ -81,6 +82,7 @@ class StageFigures:
     learned: tuple[str, ...]
     flops: float
     handed_bytes: int
+    returned_bytes: int
     memory: StageBytes
     counted: StageBytes
     counted_state: float
@@ -313,6 +315,11 @@ def _figures(
         flops=math.fsum(trace.flops for trace in stage.traces),
         handed_bytes=sum(
             _bytes(stage_plan.values[value]) * count for value, count in readers.items()
+        ),
+        returned_bytes=sum(
+            _bytes(stage_plan.values[value], of_floats=True)
+            for value in stage.inputs
+            if any(stage_plan.learned(value))
         ),
         memory=memory,
         counted=_of_micro_batch(stage_plan, stage, saved, shares, least=COUNTED_BYTES),

@@ -321,9 +321,10 @@ def _sent_bytes(figures: PipelineFigures) -> float:
     """Returns the bytes that the device that sends most sends to other stages in a step."""
     plan = figures.plan
     most = max(
-        math.fsum(s.handed_bytes for s in figures.on_device(i)) for i in range(plan.num_devices)
+        math.fsum(s.handed_bytes + s.returned_bytes for s in figures.on_device(i))
+        for i in range(plan.num_devices)
     )
-    return 2 * plan.num_micro_batches * plan.num_parts * most  # outputs, and their gradients
+    return plan.num_micro_batches * plan.num_parts * most
 
 
 def _stage_memory(figures: PipelineFigures, device: int, *, itemsize: int) -> dict[str, float]:

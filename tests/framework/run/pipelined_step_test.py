@@ -83,6 +83,18 @@ def test_replicas_of_a_pipeline_exchange_gradients_and_weights(tmp_path: Path) -
     assert pipelined_step._exchange_seconds(pipeline_plan.figures(found), device) == 0.0
 
 
+@pytest.mark.parametrize(("stages", "handovers"), [(2, 1), (3, 2)])
+def test_a_stage_sends_its_outputs_and_the_gradients_of_its_inputs(
+    stages: int, handovers: int, tmp_path: Path
+) -> None:
+    found = tree(**{"task.model.stack.num_layers": 4})
+    found.execution = Pipelined.Params(num_stages=stages, num_micro_batches=4)
+    step = planned(tmp_path, found, device="v100").step
+    # Of two stages, one sends activations and the other gradients; the middle of three sends both.
+    batch = found.input.batch_size * found.input.length * found.task.model.dim * 4
+    assert step is not None and step.sent_bytes == handovers * batch
+
+
 def test_one_program_of_replicas_reduces_each_weight_in_a_ring() -> None:
     device = device_types.find("v100")
     found = registry.get("lm.python_source.TinySpmdPipeline")().tree()
