@@ -24,6 +24,7 @@ _PIPELINES: dict[str, type[StagedExecution]] = {
     "pipelined": Pipelined,
     "spmd_pipelined": SpmdPipelined,
 }
+_NOT_REPEATED = 1.01  # smallest redundancy of a layout by which devices repeat products
 _MICRO_BATCHES_PER_STAGE = (4, 2, 1)  # the first that divides the batch
 _COMPARED = 10  # layouts of the meshes of stages: of the fastest, and of those with least memory
 
@@ -74,17 +75,31 @@ def _ranking(parts: StepParts, batch: Signature, devices: int) -> list[Ranked]:
 
 
 def _best_mesh(parts: StepParts, devices: int) -> StepPlan:
-    first = _ranking(parts, parts.batch, devices)[0]
-    best = step_plan.of_ranked(first, "mesh_sharded", parts.device.name)
+    over_all = _ranking(parts, parts.batch, devices)
+    first = over_all[0]
+    best = _mesh_plan(parts, first)
+    if parts.device.name != THIS_MACHINE or first.cost.redundancy < _NOT_REPEATED:
+        return best
+    # The ranking ignores that ops take time to start and that the devices share the cores, so a
+    # layout by which every device computes its own part may be faster here.
+    other = next((r for r in over_all if r.cost.redundancy < _NOT_REPEATED), None)
+    if other is None:
+        return best
+    return min(best, _mesh_plan(parts, other), key=lambda step: step.seconds)
+
+
+def _mesh_plan(parts: StepParts, ranked: Ranked) -> StepPlan:
+    """Returns the step of a layout of a ranking."""
+    found = step_plan.of_ranked(ranked, "mesh_sharded", parts.device.name)
     dtype = parts.tree.run.activation_dtype
 
     def planned(one: StepParts) -> StepPlan:
         if parts.device.name == THIS_MACHINE:
-            found = local_steps.on_mesh(one, first.layout, dtype, "auto")
-            return dataclasses.replace(found, name=best.name)
+            local = local_steps.on_mesh(one, ranked.layout, dtype, "auto")
+            return dataclasses.replace(local, name=found.name)
         if one is parts:
-            return best
-        return step_plan.priced(one, first.layout, "mesh_sharded", dtype)
+            return found
+        return step_plan.priced(one, ranked.layout, "mesh_sharded", dtype)
 
     return parts.of_each_task(planned)
 

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 from planned_runs import planned, tree
 
-from tekso.framework import execution, registry
+from tekso.framework import execution, registry, schedules
+from tekso.framework.costs import device_types
+from tekso.framework.costs.this_machine import THIS_MACHINE
 from tekso.framework.execution.spmd_pipelined import SpmdPipelined
 from tekso.framework.planning import layout_search
+from tekso.framework.planning.layout_search import Ranked
 from tekso.framework.run import (
     execution_search,
+    inspection,
+    local_steps,
     plan_text,
 )
+from tekso.framework.run.step_parts import StepParts, StepPlan
 
 
 def test_the_executions_of_an_experiment_and_of_a_search_are_planned(tmp_path: Path) -> None:
@@ -73,3 +81,33 @@ def test_a_mesh_that_shards_no_product_is_not_ranked(tmp_path: Path) -> None:
     plan = planned(tmp_path, num_devices=3, searches=True)  # 8 rows, 4 heads, 512 units
     assert not [step for step in plan.others if step.name.startswith("mesh_sharded")]
     assert plan.rejected["mesh_sharded"] == "no layout over 3 devices divides the step"
+
+
+def test_a_mesh_on_this_machine_repeats_no_products_if_that_is_slower(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    slowest_first = []
+    rank = layout_search.rank
+
+    def ranked(*args: Any, **options: Any) -> list[Ranked]:
+        options["device"] = "cpu"
+        over_all = [one for one in rank(*args, **options) if one.layout.mesh.size == 2]
+        repeats = dataclasses.replace(over_all[0].cost, redundancy=2.0)
+        found = [dataclasses.replace(over_all[0], cost=repeats), *over_all[1:]]
+        slowest_first.append(found[0].layout)
+        return found
+
+    def on_mesh(parts: Any, layout: Any, *rest: Any) -> StepPlan:
+        return StepPlan("mesh", 2, {}, 0.0, 2.0 if layout == slowest_first[0] else 1.0)
+
+    monkeypatch.setattr(layout_search, "rank", ranked)
+    monkeypatch.setattr(local_steps, "on_mesh", on_mesh)
+    found = tree()
+    task, run = inspection.task_of(found), found.run
+    learner = schedules.end_with_run(found.learner, run.steps).instantiate()
+    machine = dataclasses.replace(device_types.find("cpu"), name=THIS_MACHINE)
+    parts = StepParts(found, task, learner, inspection.batch_of(found), machine)
+    step = execution_search._best_mesh(parts, 2)
+    assert step.seconds == 1.0 and "computes products" not in step.name
+    of_others = dataclasses.replace(parts, device=device_types.find("v100"))
+    assert execution_search._best_mesh(of_others, 2).name.endswith("(computes products 2 times)")
