@@ -6,6 +6,7 @@ import functools
 import json
 import math
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -18,6 +19,7 @@ from tekso.framework.commands import typed
 from tekso.framework.counting import counted
 from tekso.framework.exit_codes import ExitCode, signal_of
 from tekso.framework.run.metrics_log import TRAIN
+from tekso.framework.run.report.lines import number
 from tekso.tools import command_flags, experiment_flags
 from tekso.tools.command_errors import OK, UsageError
 from tekso.tools.sweeping import search, space
@@ -139,8 +141,22 @@ def _run(words: list[str]) -> int:
             if not _train(trainer, trial, f"{number}/{len(trials)}", Judge())
         ]
     else:
-        trials, failed = _search(trainer, folder, varied, steps)
-    return _compare(folder, trainer, trials, failed)
+        study = search.Study(folder, FLAGS.search, varied, goal=FLAGS.goal, seed=0, steps=steps)
+        trials, failed = _search(trainer, study)
+    code = _compare(folder, trainer, trials, failed)
+    if not is_grid and study.best is not None:
+        _show_best(folder, trainer, *study.best)
+    return code
+
+
+def _show_best(folder: str, trainer: Trainer, settings: Mapping[str, str], value: float) -> None:
+    """Prints the best setting of a search, and how to train with it."""
+    texts = [f"{path}={text}" for path, text in settings.items()]
+    mean = f", the mean of {counted(FLAGS.seeds, 'seed')}" if FLAGS.seeds > 1 else ""
+    print(f"\nbest setting: {', '.join(texts)}\n  {FLAGS.metric} {number(value)}{mean}")
+    words = [*trainer.flags, *(f"--set={text}" for text in texts)]
+    logdir = f"--logdir={files.join(folder, 'best')}"
+    print(f"train with it:\n  {typed('tekso-trainer')} {shlex.join([*words, logdir])}", flush=True)
 
 
 def _check_search(*, is_grid: bool) -> None:
@@ -285,11 +301,8 @@ def _ending(trainer: Trainer, trial: SweepTrial, number: str, code: int) -> str:
     return f"{what} was ended by {killed_by.name}"
 
 
-def _search(
-    trainer: Trainer, folder: str, varied: Sequence[space.Varied], steps: int
-) -> tuple[list[SweepTrial], list[SweepTrial]]:
+def _search(trainer: Trainer, study: search.Study) -> tuple[list[SweepTrial], list[SweepTrial]]:
     """Runs the trials of a search; returns those of the whole sweep, and those that failed."""
-    study = search.Study(folder, FLAGS.search, varied, goal=FLAGS.goal, seed=0, steps=steps)
     trials: list[SweepTrial] = []
     failed: list[SweepTrial] = []
 

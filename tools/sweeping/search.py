@@ -97,6 +97,19 @@ class Study:
             len(one.values if one.range is None else _whole(one.range)) for one in self._varied
         )
 
+    @property
+    def best(self) -> tuple[dict[str, str], float] | None:
+        """The settings with the best finite value, and the value; None: no trial has one."""
+        found = [
+            (frozen.value, dict(settings))
+            for settings, frozen in self._tried().items()
+            if frozen.value is not None and math.isfinite(frozen.value)
+        ]
+        if not found:
+            return None
+        value, settings = (max if self._is_max else min)(found, key=lambda one: one[0])
+        return settings, value
+
     def run(self, trials: int, train: _Train) -> None:
         """Runs trials until enough settings were tried, or all that there are.
 

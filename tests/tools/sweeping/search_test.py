@@ -14,6 +14,7 @@ import pytest
 from fake_sweeps import RATE, TINY, FakeOptuna, FakeTrainer
 
 from tekso.framework.exit_codes import ExitCode
+from tekso.framework.run.report import lines
 from tekso.tools import sweep
 from tekso.tools.sweeping import search, space
 from tekso.tools.sweeping.trials import SweepTrial, Trainer
@@ -37,7 +38,14 @@ def test_optuna_searches_and_resumes(
     best = min(100 * float(t.params[RATE]) for t in study.trials)
     assert len(study.trials) == 5 and study.best_value == pytest.approx(best)
     assert {t.params["run.log_every_steps"] for t in study.trials} <= {"5", "10"}
-    assert "5 trials finished" in capsys.readouterr().out
+    output = capsys.readouterr().out
+    assert "5 trials finished" in output
+    rate = study.best_params[RATE]
+    settings = f"{RATE}={rate!r}, run.log_every_steps={study.best_params['run.log_every_steps']}"
+    assert f"\nbest setting: {settings}\n  dev/loss {lines.number(study.best_value)}\n" in output
+    last = output.rstrip().split("\n")[-1]
+    assert f"tekso-trainer {TINY} --set={RATE}={rate!r} --set=run.log_every_steps=" in last
+    assert last.endswith(f" --logdir={tmp_path}/best")
 
 
 def test_a_trial_that_diverges_before_its_first_evaluation_does_not_end_a_search(
