@@ -80,7 +80,7 @@ benchmarks: $(VENV)/.installed
 	$(VENV)/bin/python -m benchmarks.run $(ARGS)
 
 catalogue: $(VENV)/.installed
-	@$(VENV)/bin/python -m tekso.tools.catalogue > docs/catalogue.md
+	@page=$$($(VENV)/bin/python -m tekso.tools.catalogue) && printf '%s\n' "$$page" > docs/catalogue.md
 	@$(VENV)/bin/python -m tekso.tools.catalogue --experiments=tests/params/stored
 
 pictures: $(VENV)/.installed

@@ -355,3 +355,15 @@ def test_what_does_not_fit_together_stops_an_installation(
     assert result.returncode == code, result.stdout
     lines = [line for line in result.stdout.splitlines() if "requires" in line]
     assert lines == [line for line in problems.splitlines() if line.startswith("rich")]
+
+
+def test_a_catalogue_that_fails_leaves_the_page_as_it_was(checkout: Path) -> None:
+    executable(installed(checkout) / "python", "echo half a page\nexit 1\n")
+    page = checkout / "docs" / "catalogue.md"
+    page.parent.mkdir()
+    page.write_text("before\n")
+    assert run(checkout, "make", "catalogue").returncode != 0
+    assert page.read_text() == "before\n"
+    executable(checkout / ".venv" / "bin" / "python", "echo a page; echo\n")
+    assert run(checkout, "make", "catalogue").returncode == 0
+    assert page.read_text() == "a page\n"

@@ -22,7 +22,7 @@ from typing import Any
 
 from absl import flags
 
-from tekso.framework import registry
+from tekso.framework import files, registry
 from tekso.framework.params import REQUIRED, Configurable, Field, Params
 from tekso.framework.params.types import type_name
 from tekso.framework.run import experiment_record, results
@@ -97,13 +97,15 @@ def write_experiments(folder: Path) -> None:
     """Writes the description of every registered experiment to a folder, and removes others."""
     with quiet():
         importlib.import_module("tensorflow")
-    entries = _entries()
-    folder.mkdir(parents=True, exist_ok=True)
+    texts = {  # all of them first, so that an interruption leaves the folder as it was
+        f"{entry.key}.txt": experiment_record.text(entry.key, entry.cls().tree())
+        for entry in _entries()
+    }
+    for name, text in texts.items():
+        files.write_atomically(str(folder / name), text)
     for path in folder.glob("*.txt"):
-        path.unlink()
-    for entry in entries:
-        text = experiment_record.text(entry.key, entry.cls().tree())
-        (folder / f"{entry.key}.txt").write_text(text)
+        if path.name not in texts:
+            path.unlink()
 
 
 def page() -> str:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 import re
 from pathlib import Path
+from typing import Any
 
+import pytest
 import small_tasks  # noqa: F401  (registers an experiment)
 
 from tekso.framework import registry
@@ -67,6 +69,34 @@ def test_every_stored_result_is_of_an_experiment_and_is_in_the_table() -> None:
         result = results.read(path.stem, entries[path.stem].file)
         assert result is not None and result["model"] == path.stem
         assert f"| `{path.stem}` | {results.figures(result)} | " in measured
+
+
+def test_descriptions_stay_as_they_were_if_writing_them_is_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entries = registry.list_experiments("image.digits.*")
+    monkeypatch.setattr(catalogue, "_entries", lambda: entries)
+    described: list[str] = []
+
+    def interrupted(key: str, tree: Any) -> str:
+        described.append(key)
+        if len(described) == 2:
+            raise KeyboardInterrupt
+        return "new"
+
+    monkeypatch.setattr(catalogue.experiment_record, "text", interrupted)
+    for name in ("image.digits.Mlp.txt", "gone.txt"):
+        (tmp_path / name).write_text("before")
+    assert len(entries) >= 2
+    with pytest.raises(KeyboardInterrupt):
+        catalogue.write_experiments(tmp_path)
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {
+        "image.digits.Mlp.txt": "before", "gone.txt": "before"
+    }  # fmt: skip
+    catalogue.write_experiments(tmp_path)
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {
+        f"{entry.key}.txt": "new" for entry in entries
+    }
 
 
 def test_it_takes_only_a_folder() -> None:
