@@ -1,10 +1,11 @@
 """Draws the pictures of the documentation as SVG files.
 
-    python -m tekso.tools.pictures docs/pictures              schedules and shards
+    python -m tekso.tools.pictures docs/pictures              schedules, shards and a step
     python -m tekso.tools.pictures docs/pictures runs/small   these runs, too
 
     schedules.svg     GPipe and 1F1B, simulated
     sharding.svg      a feed-forward layer on a mesh of 2 x 2 devices
+    step.svg          a training step, from the batch to the new weights
     KEY.curves.svg    the curves of a run, from the event files that TensorBoard reads
     KEY.time.svg      what the time of the run was spent on, from its metrics.jsonl
 
@@ -48,7 +49,7 @@ def _draw(arguments: Sequence[str]) -> int:
     if not arguments:
         raise UsageError("a folder to write is missing; runs to draw may follow it")
     folder, runs = Path(arguments[0]), [Path(run) for run in arguments[1:]]
-    files = {"schedules": schedules(), "sharding": sharding()}
+    files = {"schedules": schedules(), "sharding": sharding(), "step": training_step()}
     for run in runs:
         if not (run / "metrics.jsonl").exists():
             raise ValueError(f"{run} is not a run: it has no metrics.jsonl")
@@ -131,6 +132,62 @@ def shards(
             ranges.append((index * size // count, (index + 1) * size // count))
         found.setdefault(tuple(ranges), []).append(device)
     return found
+
+
+_PARTS = 3  # of the batch of a step
+_BOXES = {
+    "batch": (0.9, 1.5, "input.batch(step)\nbatch"),
+    "weight": (3.0, 3.0, "task.loss_weight(batch)\nW of the whole batch"),
+    **{f"part {i}": (3.0, 1.9 - 0.8 * i, f"part {i} of the batch") for i in range(_PARTS)},
+    **{
+        f"loss {i}": (5.6, 1.9 - 0.8 * i, "task.loss(theta, part, ctx)\ngradients of loss_sum / W")
+        for i in range(_PARTS)
+    },
+    "sum": (8.1, 1.1, "sum over parts\ngradients, metrics,\nstatistics"),
+    "decide": (10.3, 1.1, "learner.decide(…)\nfinite? clipping,\nlearning rates"),
+    "update": (12.4, 1.1, "optimizer\nnew weights\nand slots"),
+}
+"""{name: middle and text} of the boxes of a training step."""
+_ARROWS = (
+    ("batch", "weight"),
+    *(("batch", f"part {i}") for i in range(_PARTS)),
+    *((f"part {i}", f"loss {i}") for i in range(_PARTS)),
+    ("weight", "loss 0"),
+    *((f"loss {i}", "sum") for i in range(_PARTS)),
+    ("sum", "decide"),
+    ("decide", "update"),
+)
+
+
+def training_step() -> str:
+    """Returns a training step: boxes, and arrows from what is computed to where it is used."""
+    figure, (axes,) = _figure(10.8, 3.6, 1)
+    style = {"ha": "center", "va": "center", "fontsize": 8}
+    drawn = {}
+    for name, (x, y, text) in _BOXES.items():
+        colour = _COLOURS[0] if name in ("sum", "decide", "update") else _COLOURS[2]
+        box = {"boxstyle": "round", "facecolor": colour, "edgecolor": "gray"}
+        drawn[name] = axes.text(x, y, text, bbox=box, **style)
+    for begin, end in _ARROWS:
+        axes.annotate(
+            "",
+            xy=_BOXES[end][:2],
+            xytext=_BOXES[begin][:2],
+            arrowprops={
+                "arrowstyle": "->",
+                "color": "gray",
+                "patchA": drawn[begin].get_bbox_patch(),
+                "patchB": drawn[end].get_bbox_patch(),
+            },
+        )
+    axes.plot([12.4, 12.4, 5.6], [0.75, -0.35, -0.35], color="gray", lw=1)
+    axes.annotate(
+        "", xy=(5.6, 0.05), xytext=(5.6, -0.4), arrowprops={"arrowstyle": "->", "color": "gray"}
+    )
+    axes.text(9.0, -0.6, "weights of the next step: theta = task.theta(weights)", **style)
+    axes.set(xlim=(-0.2, 13.4), ylim=(-0.9, 3.5))
+    axes.axis("off")
+    return _svg(figure)
 
 
 # --- runs: values are measured ---
