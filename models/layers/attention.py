@@ -178,8 +178,9 @@ class MultiHeadAttention(ProjectionLayer):
             return self._attend(theta, q, k, v, mask, bias, ctx)
         places = np.arange(x.shape[1], dtype=np.int32)
         positions = places if positions is None else positions
+        visible = self._visible(places, places, prefix)  # first, as it checks the length
         q, k, v = (self._heads(theta, name, x, ctx, positions) for name in ("q", "k", "v"))
-        mask = masking.combine(self._visible(places, places, prefix), mask)
+        mask = masking.combine(visible, mask)
         bias = self._with_position_bias(theta, q, positions, positions, bias, ctx)
         if self.params.positions is not None:
             q = self.positions.content_queries(theta.positions, q)

@@ -15,6 +15,10 @@ import tensorflow as tf
 
 Array: TypeAlias = np.ndarray | tf.Tensor
 
+MOST_ELEMENTS = 2**30
+"""Largest number of elements of a constant that a layer computes from positions: a graph cannot
+have more than 2 GB of constants."""
+
 
 def by_position(
     query_positions: Array,
@@ -59,14 +63,37 @@ def causal(num_queries: int, num_keys: int | None = None, *, window: int | None 
     return _with_heads(_within(distances(queries, keys), True, window))
 
 
+def check_size(of_rows: str, rows: int, of_columns: str, columns: int) -> None:
+    """Checks the size of a constant before it is allocated.
+
+    Args:
+      of_rows: what each row is for.
+      rows: number of rows.
+      of_columns: what each column is for.
+      columns: number of columns.
+
+    Raises:
+      ValueError: the constant has more than `MOST_ELEMENTS` elements.
+    """
+    if rows * columns > MOST_ELEMENTS:
+        raise ValueError(
+            f"a constant with a row for each {of_rows} and a column for each {of_columns}, "
+            f"{rows:,} × {columns:,}, is too large for a graph, which may have {MOST_ELEMENTS:,} "
+            "elements in a constant: use shorter sequences"
+        )
+
+
 def distances(query_positions: Array, key_positions: Array) -> Array:
     """Returns query position minus key position for every query and key.
 
     Shapes:
       query_positions: [T] or [B, T] int, key_positions: [S] or [B, S] int
       returns: [T, S] or [B, T, S] int; a NumPy array if the positions are
+    Raises:
+      ValueError: the NumPy array would be too large.
     """
     if isinstance(query_positions, np.ndarray) and isinstance(key_positions, np.ndarray):
+        check_size("query", query_positions.size, "key", key_positions.shape[-1])
         return np.expand_dims(query_positions, -1) - np.expand_dims(key_positions, -2)
     queries, keys = (tf.cast(p, tf.int32) for p in (query_positions, key_positions))
     return tf.expand_dims(queries, -1) - tf.expand_dims(keys, -2)

@@ -20,7 +20,7 @@ from tekso.framework.initializers import Initializer, Normal
 from tekso.framework.layer import Layer
 from tekso.framework.params import REQUIRED, param
 from tekso.framework.theta import Theta
-from tekso.models.layers.masking import Array
+from tekso.models.layers.masking import Array, check_size
 
 
 class PositionsBase(Layer):
@@ -140,8 +140,11 @@ def sines(positions: Array, rates: np.ndarray) -> tuple[Array, Array]:
     Shapes:
       positions: [...] int, rates: [N]
       returns: two of [..., N]; NumPy arrays if the positions are
+    Raises:
+      ValueError: the NumPy arrays would be too large.
     """
     if isinstance(positions, np.ndarray):
+        check_size("position", positions.size, "wavelength", rates.size)
         angles = np.expand_dims(positions, -1) * rates
         return np.sin(angles).astype(np.float32), np.cos(angles).astype(np.float32)
     angles = tf.expand_dims(tf.cast(positions, tf.float32), -1) * rates.astype(np.float32)

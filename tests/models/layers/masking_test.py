@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tekso.models.layers import masking
+from tekso.models.layers.positions import sines
 
 
 @given(
@@ -120,3 +121,12 @@ def test_a_prefix_is_seen_by_all_however_far(window: int | None) -> None:
     np.testing.assert_array_equal(later[:, 0, 0], [[1, 1, 1, 1, 0], [1, 1, 1, 1, 1]])
     block = masking.by_position(tf.constant([0, 1]), places, causal=True, prefix=2)
     np.testing.assert_array_equal(block[0, 0], [[1, 1, 0, 0, 0]] * 2)
+
+
+def test_distances_that_are_too_many_for_a_graph_are_an_error_before_they_are_computed() -> None:
+    places = np.broadcast_to(np.int32(0), [2**16])
+    with pytest.raises(ValueError, match="65,536 × 65,536, is too large for a graph"):
+        masking.by_position(places, places, causal=True)
+    assert masking.by_position(places, places, causal=False) is None
+    with pytest.raises(ValueError, match="each position and a column for each wavelength"):
+        sines(np.broadcast_to(np.int32(0), [2**26]), np.ones(32))
