@@ -37,15 +37,18 @@ def run(
 
     Raises:
       UsageError: the device type is unknown.
-      Exception: the parts of the experiment cannot be built or traced; as JSON, it is printed too.
+      Exception: the parts of the experiment cannot be built or traced; what the
+        Params show without them is printed; as JSON, the error too.
     """
     from tekso.framework.run import plan_text, run_plan, run_start
+    from tekso.framework.run.report.lines import WIDTH
     from tekso.framework.tables import terminal_width
 
     flag_modes.check_device(device)
     problems: list[str] = []
     try:
         problems += run_start.params_problems(tree)
+        problems += run_start.missing_files(tree)
         found = run_plan.plan(
             model,
             tree,
@@ -58,6 +61,9 @@ def run(
     except Exception as error:
         if as_json:
             print(to_json(plan_text.record_of_problems(model, [*problems, str(error)]), indent=1))
+        elif others := [text for text in dict.fromkeys(problems) if text != str(error)]:
+            width = terminal_width() or WIDTH
+            print("\n".join([model, "", *plan_text.problem_lines(others, width)]), flush=True)
         raise
     if as_json:
         print(to_json(plan_text.record(found), indent=1))

@@ -107,12 +107,18 @@ def text(plan: RunPlan, *, width: int | None = None) -> str:
     if condition := plan.condition.text():
         lines += ["", *textwrap.wrap(f"machine     {condition}", prose, subsequent_indent=" " * 12)]
     lines.append("")
-    for problem in plan.problems or ["no problems were found"]:
-        whole = f"problem: {problem}" if plan.problems else problem
-        for line in whole.split("\n"):  # a table in a problem keeps its lines
-            indent = "" if line.startswith("problem: ") or not plan.problems else "    "
-            lines += textwrap.wrap(line, prose, initial_indent=indent, subsequent_indent="    ")
+    lines += problem_lines(plan.problems, prose) or ["no problems were found"]
     return "\n".join(lines)
+
+
+def problem_lines(problems: Sequence[str], width: int) -> list[str]:
+    """Returns the lines of problems; a table in a problem keeps its lines."""
+    found = []
+    for problem in problems:
+        for line in f"problem: {problem}".split("\n"):
+            indent = "" if line.startswith("problem: ") else "    "
+            found += textwrap.wrap(line, width, initial_indent=indent, subsequent_indent="    ")
+    return found
 
 
 def _step(plan: RunPlan, step: StepPlan, width: int) -> list[str]:

@@ -19,7 +19,7 @@ from tekso.framework.costs.this_machine import THIS_MACHINE
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.experiment import Tree
 from tekso.framework.planning import layout_ranking
-from tekso.framework.run import inspection, metric_names, run_start
+from tekso.framework.run import checkpoint_size, inspection, metric_names, run_start
 from tekso.framework.run.early_stopping import early_stopping_of
 from tekso.framework.run.execution_search import other_plans
 from tekso.framework.run.logdir import Logdir
@@ -44,7 +44,7 @@ class RunPlan:
       changes: what differs from the Params of the checkpoint that the run resumes from.
       others: steps under other executions, the fastest that fits first.
       rejected: {execution: why it is impossible}.
-      checkpoint_bytes: bytes of a checkpoint.
+      checkpoint_bytes: bytes of a checkpoint, see `checkpoint_size.py`.
       checkpoints: largest number of checkpoints on the disk, with one that is being written.
       existing_checkpoints: number of checkpoints that are in the logdir already, without damaged
         ones that the run sets aside.
@@ -161,7 +161,8 @@ def plan(
     specs = parts.task.specs()
     state = State(specs, parts.learner.slots(specs))
     start = run_start.find(tree, state, Logdir(logdir))
-    problems = [*invalid, *start.problems, _metric_problem(parts, is_valid=not invalid)]
+    problems = [*invalid, *run_start.missing_files(tree), *start.problems]
+    problems.append(_metric_problem(parts, is_valid=not invalid))
     return RunPlan(
         model,
         parts.device,
@@ -173,7 +174,7 @@ def plan(
         start.changes,
         tuple(sorted(others, key=lambda s: (not _fits(s, parts.device), s.seconds))),
         rejected,
-        sum(spec.size_bytes for spec in state.keyed().values()),
+        checkpoint_size.size_bytes(model, tree, parts.task, state.keyed()),
         tree.run.keep_last_checkpoints + start.best + 1,
         start.checkpoints,
         _free_bytes(logdir),

@@ -9,7 +9,9 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+from tekso.framework import files
 from tekso.framework.experiment import Tree
+from tekso.framework.params import tree as params_tree
 from tekso.framework.run import initial_weights, param_changes, restore
 from tekso.framework.run.checkpoints import CheckpointError, Checkpoints
 from tekso.framework.run.job import checkpoints_of
@@ -55,6 +57,31 @@ def params_problems(tree: Tree.Params) -> list[str]:
         try:
             check(params)
         except ValueError as error:
+            found.append(str(error))
+    return found
+
+
+def missing_files(tree: Tree.Params) -> list[str]:
+    """Returns which globs of the inputs match no file, in fields such as `files`; reads no data."""
+    splits = {p.get("split") for p in tree.eval_inputs.values() if "split" in p}
+    unused = tuple(f"{split}_" for split in ("dev", "test") if split not in splits)
+    nodes = {"input": tree.input}
+    nodes |= {f"eval_inputs.{name}": params for name, params in tree.eval_inputs.items()}
+    globs = {
+        path: value
+        for root, node in nodes.items()
+        for path, value, _ in params_tree.walk(node, root)
+        if path.endswith("files") and isinstance(value, str) and value
+    }
+    found: list[str] = []
+    for path, value in globs.items():
+        parent, _, name = path.rpartition(".")
+        replaced = f"{parent.removesuffix('.corpus')}.files" in globs and parent.endswith(".corpus")
+        if replaced or name.startswith(unused):
+            continue
+        try:
+            files.glob(value, what=path)
+        except OSError as error:
             found.append(str(error))
     return found
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,26 @@ def test_problems_for_which_there_are_no_costs_are_in_the_json(
     for problem, begin in zip(record["problems"], said, strict=True):
         assert problem.startswith(begin)
     assert said[-1] in printed.err
+    assert trainer.main([*words, "--device=cpu"]) == ExitCode.FAILED
+    printed = capsys.readouterr()
+    assert printed.out == "".join(
+        f"{MODEL}\n\nproblem: {problem}\n" for problem in record["problems"][:-1]
+    )
+    assert said[-1] in printed.err
+
+
+def test_a_length_that_no_graph_can_have_is_a_problem(capsys: pytest.CaptureFixture[str]) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + 4 * 2**30, limits[1]))
+    try:
+        words = ["tekso-trainer", "--mode=plan", f"--model={MODEL}", "--device=cpu"]
+        assert trainer.main([*words, "--set=input.length=100000000"]) == ExitCode.FAILED
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
+    printed = capsys.readouterr()
+    assert "100,000,000 × 100,000,000, is too large for a graph" in printed.err
+    assert "in the layer model/stack/layers/0/attention" in printed.err
 
 
 def test_the_mode_prints_text_and_json_and_its_exit_code_says_whether_the_run_would_fail(
