@@ -38,26 +38,26 @@ NEEDS_DATA = {
 STORED = Path(__file__).with_name("stored")
 """What `make catalogue` wrote about every experiment."""
 
+LARGE = ("lm.gpipe.Layers1663", "image.imagenet.AmoebaNetDL18F208")
+"""Experiments whose shards or stages take more than a few seconds, in the slow tests."""
 AMOEBANET = "image.imagenet.AmoebaNet"
-LARGE = ("lm.gpipe.Layers1663",)
-"""Experiments whose shards or stages take more than a few seconds, besides AmoebaNets."""
+"""Such experiments of which one is in the slow tests; each takes 14 to 55 s of CPU time."""
 
 
 def placed() -> list[Any]:
     """Returns the experiments whose stored descriptions have shards or stages."""
     described = sorted(path for path in STORED.iterdir() if _has_placement(path.read_text()))
-    return [
-        pytest.param(path.stem, marks=pytest.mark.slow) if _is_large(path.stem) else path.stem
-        for path in described
-    ]
+    return [pytest.param(path.stem, marks=_marks(path.stem)) for path in described]
 
 
 def _has_placement(described: str) -> bool:
     return experiment_record.without_placement(described) != described
 
 
-def _is_large(key: str) -> bool:
-    return key in LARGE or key.startswith(AMOEBANET)
+def _marks(key: str) -> list[Any]:
+    if key in LARGE:
+        return [pytest.mark.slow]
+    return [pytest.mark.matrix] if key.startswith(AMOEBANET) else []
 
 
 def test_the_experiments_that_are_promised_are_there() -> None:
