@@ -41,7 +41,7 @@ from tekso.framework.theta import Theta
 MESH = "tekso.framework.execution.mesh.forms"
 VOCAB = "tekso.framework.execution.mesh.vocab"
 WORKAROUNDS = "tekso.framework.execution.workarounds.forms"
-RECORDED = "tekso.framework.planning.tracing:TracingContext"
+RECORDED = "tekso.framework.planning.tracing_context:TracingContext"
 
 
 # --- products and elementwise functions ---

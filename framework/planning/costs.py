@@ -52,6 +52,7 @@ from tekso.framework.planning.step_work import (
     Part,
     Passes,
     Reduction,
+    ReplicaSum,
     Reshard,
     StepWork,
 )
@@ -172,8 +173,7 @@ class CostModel:
         bill = Bill(layout.mesh, self.device, dict(sums.bill.rows))
         if packs_gradients:
             trained = [g.spec.size_bytes * g.count for g in self._weights if g.trained]
-            axes = tuple(name for name, _ in layout.mesh.axes)
-            bill.add("all-reduce", axes, GRADIENTS, math.fsum(trained), 1)
+            bill.add("all-reduce", layout.mesh.names, GRADIENTS, math.fsum(trained), 1)
         for gradient in () if packs_gradients else sums.gradients:
             self._reduce_gradient(bill, layout, gradient)
         memory, update_bytes = self._state(bill, layout, sums)
@@ -214,6 +214,10 @@ class CostModel:
                 axes = placed.extra_axes(work.over, work.part)
                 times = work.forward * forward + work.backward
                 local = placed.bytes(work.part)
+                sums.bill.add("all-reduce", axes, ACTIVATIONS, local, times * count)
+            elif isinstance(work, ReplicaSum):
+                times = forward + work.part.learned
+                local, axes = work.part.size_bytes, placed.mesh.names
                 sums.bill.add("all-reduce", axes, ACTIVATIONS, local, times * count)
             elif isinstance(work, Reshard):
                 before, after = placed.own(work.before, work.after.shape), placed.of(work.after)

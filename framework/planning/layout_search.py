@@ -27,7 +27,7 @@ from tekso.framework.costs import this_machine
 from tekso.framework.costs.device_types import DeviceType
 from tekso.framework.execution.accumulation import part_of
 from tekso.framework.execution.errors import ExecutionError
-from tekso.framework.execution.mesh import activations
+from tekso.framework.execution.mesh import activations, step_errors
 from tekso.framework.execution.mesh.layouts import (
     FOLLOWS,
     Activations,
@@ -105,7 +105,8 @@ def rank(
 
     Raises:
       ExecutionError: neither a mesh nor a number of devices is given, the device type is unknown,
-        or the batch does not divide evenly over the accumulation steps.
+        the batch does not divide evenly over the accumulation steps, or DTensor cannot compile a
+        loop of the step.
       LayoutError: a layout of `compare` is not legal.
     """
     if mesh is None and num_devices is None:
@@ -140,25 +141,50 @@ def price(
     *,
     device: str,
     activation_dtype: str = "float32",
-    recomputes_loops: bool = True,
-    packs_gradients: bool = False,
 ) -> Ranked:
-    """Returns one layout with the cost of a step, without a search.
+    """Returns one layout with the cost of a step, without a search; the arguments are of `rank`.
 
-    The arguments are of `rank` and of `CostModel.cost`.
+    Raises:
+      ExecutionError: the device type is unknown, the batch does not divide evenly over the
+        accumulation steps, or DTensor cannot compile a loop of the step.
+      LayoutError: the layout is not legal.
+    """
+    model, _ = _prepare(task, learner, signature, device, activation_dtype, [layout])
+    cost = model.cost(layout)
+    return Ranked(1, layout, cost, model.device, cost, is_asked=True)
 
-    `recomputes_loops` is whether the backward pass of a loop recomputes it, as on a mesh.
+
+def price_replicas(
+    task: Task,
+    learner: LearnerBase,
+    signature: Signature,
+    replicas: int,
+    *,
+    device: str,
+    activation_dtype: str = "float32",
+) -> Ranked:
+    """Returns the cost of a data-parallel step, from the work of one replica.
+
+    Nothing is sharded: every device computes an equal part of the batch with weights of its own.
+    So the cost does not depend on the names of dims, which are guessed for some ops.
+
+    Args:
+      task: the task.
+      learner: as in `rank`.
+      signature: signature of the global batch.
+      replicas: number of devices.
+      device: as in `rank`.
+      activation_dtype: type in which layers compute.
 
     Raises:
       ExecutionError: the device type is unknown, or the batch does not divide evenly over the
-        accumulation steps.
-      LayoutError: the layout is not legal.
+        accumulation steps and the devices.
     """
+    layout = MeshLayout(MeshShape(((DATA, replicas),)), Rules(()))
     model, _ = _prepare(
-        task, learner, signature, device, activation_dtype, [layout],
-        recomputes_loops=recomputes_loops,
-    )  # fmt: skip
-    cost = model.cost(layout, packs_gradients=packs_gradients)
+        task, learner, signature, device, activation_dtype, [layout], replicas=replicas
+    )
+    cost = model.cost(layout, packs_gradients=True)
     return Ranked(1, layout, cost, model.device, cost, is_asked=True)
 
 
@@ -190,16 +216,22 @@ def _prepare(
     activation_dtype: str,
     compare: Sequence[MeshLayout],
     *,
-    recomputes_loops: bool = True,
+    replicas: int | None = None,
 ) -> tuple[CostModel, _Legality]:
-    """Returns the cost model, and what is legal; checks that the layouts of `compare` are."""
+    """Returns the cost model, and what is legal; checks that the layouts of `compare` are.
+
+    The model is of a mesh, or with `replicas` of data-parallel execution.
+    """
     found_device, parts = this_machine.find(device), learner.params.accumulation_steps
     batch, specs = part_of(signature, parts), task.specs()
     weights = alike(specs.values(), trained=learner.trainable(specs))
     work = tracing.trace(
         task, weights, batch,
-        activation_dtype=activation_dtype, recomputes_loops=recomputes_loops,
+        activation_dtype=activation_dtype, recomputes_loops=replicas is None, replicas=replicas,
     )  # fmt: skip
+    if replicas is None and work.list_loops:
+        where = f"execution.{compare[0]}" if compare else "any execution.mesh"
+        raise step_errors.lists_of_loop(where, work.list_loops[0])
     model = CostModel(
         work,
         weights,

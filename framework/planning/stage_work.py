@@ -13,7 +13,7 @@ from tekso.framework.execution.pipeline.stages import BATCH, Stage, StagePlan, V
 from tekso.framework.nests import filled, tensors
 from tekso.framework.pieces import run_all
 from tekso.framework.planning.step_work import Alike, Part, StepWork, alike
-from tekso.framework.planning.tracing import TracingContext
+from tekso.framework.planning.tracing_context import TracingContext
 from tekso.framework.planning.work_recorder import Recorder
 from tekso.framework.weight_spec import WeightSpec
 

@@ -122,6 +122,17 @@ class Passes:
 
 
 @dataclasses.dataclass(frozen=True)
+class ReplicaSum:
+    """A sum over the replicas of data-parallel execution: `part` is all-reduced.
+
+    Attributes:
+      part: the tensor; if it is learned, its gradient is summed too.
+    """
+
+    part: Part
+
+
+@dataclasses.dataclass(frozen=True)
 class Halo:
     """Rows of an image that a window needs from neighbouring parts: `width` rows along `dim`."""
 
@@ -130,7 +141,7 @@ class Halo:
     width: int
 
 
-Work = MatrixProduct | Reshard | Reduction | Passes | Halo
+Work = MatrixProduct | Reshard | Reduction | Passes | Halo | ReplicaSum
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,6 +162,9 @@ class StepWork:
       recomputed: for every recomputed part of the step, the activations that it saves meanwhile.
       weights: names of the dims of weights.
       unsized: names of the ops whose results have an unknown size.
+      replicas: number of replicas of data-parallel execution, each of which has this work; 1 for a
+        mesh, whose devices share it.
+      list_loops: lines of the loops that DTensor cannot compile, as they need lists of tensors.
     """
 
     work: Mapping[tuple[Work, int], int]
@@ -158,16 +172,18 @@ class StepWork:
     recomputed: tuple[tuple[SavedTensor, ...], ...]
     weights: frozenset[str]
     unsized: tuple[str, ...] = ()
+    replicas: int = 1
+    list_loops: tuple[str, ...] = ()
 
     @property
     def flops(self) -> int:
-        """Floating-point operations of all products, forward and backward, on a single device."""
+        """Floating-point operations of all products, forward and backward, of the whole batch."""
         total = 0
         for (work, recomputed), count in self.work.items():
             if isinstance(work, MatrixProduct) and not work.is_lookup:
                 passes = 1 + recomputed + work.a.learned + work.b.learned
                 total += 2 * math.prod(work.sizes.values()) * passes * count
-        return total
+        return total * self.replicas
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import collections
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from tekso.framework.costs import graph_work, op_kinds
+from tekso.framework.execution.workarounds.op_places import place_of
 from tekso.framework.planning import dim_names
 from tekso.framework.planning.dim_names import DimNames, sizes_of
 from tekso.framework.planning.step_work import (
@@ -57,6 +58,15 @@ class Region:
         return self.within is None
 
 
+class Mark(NamedTuple):
+    """The numbers of ops, works and parts of a recorder at some time, and the uses of tensors."""
+
+    ops: int
+    work: int
+    regions: int
+    used: dict[str, list[Dims]]
+
+
 class Recorder:
     """The recorded work of a step; shared by all copies of the context."""
 
@@ -67,6 +77,8 @@ class Recorder:
         self.regions: list[Region] = []
         self._graph = graph
         self._used: dict[str, list[Dims]] = {}
+        self._forgotten: list[range] = []  # of ops in the graph
+        self.list_loops: list[str] = []  # lines of loops that have, or save, lists of tensors
 
     @property
     def num_ops(self) -> int:
@@ -112,11 +124,23 @@ class Recorder:
             tuple(tuple(one.saved.values()) for one in self.regions if one.is_recomputed),
             frozenset(d for spec in specs.values() for d in spec.dims if d is not None),
             tuple(op.name for op in graph_work.unsized_ops(self._graph)),
+            list_loops=tuple(self.list_loops),
         )
 
     def add(self, work: Work, region: Region, *, index: int | None = None) -> None:
         """Records a piece of work; `index`: index of its op in the graph, None for the last op."""
         self._work.append((self.num_ops if index is None else index, work, region))
+
+    def mark(self) -> Mark:
+        """Returns a mark of what was recorded so far."""
+        used = {name: list(dims) for name, dims in self._used.items()}
+        return Mark(self.num_ops, len(self._work), len(self.regions), used)
+
+    def forget(self, since: Mark) -> None:
+        """Forgets what was recorded since a mark, with the ops that were added to the graph."""
+        self._forgotten.append(range(since.ops, self.num_ops))
+        del self._work[since.work :], self.regions[since.regions :]
+        self._used = since.used
 
     def counted(self) -> collections.Counter[tuple[Work, int]]:
         """Returns {(work, how often it is recomputed): number of times}.
@@ -182,6 +206,8 @@ class Recorder:
     def read_graph(self) -> None:
         """Records ops that layers use directly: products, convolutions, sums, elementwise ops."""
         for index, op in enumerate(self._graph.get_operations()):
+            if any(index in forgotten for forgotten in self._forgotten):
+                continue
             inner = [s for s in self.regions if s.first <= index < s.last]
             region = min(inner, key=lambda s: s.last - s.first, default=self.whole)
             self._read(index, op, region)
@@ -192,28 +218,25 @@ class Recorder:
     def _read(self, index: int, op: Any, region: Region) -> None:
         times, graphs = graph_work.inside(op)
         if graphs:
-            self._read_inside(index, op, region, times, graphs)
+            self._read_inside(index, op, region, times)
         elif op.outputs and op.outputs[0].dtype.is_floating:
             self._read_op(index, op, region)
 
-    def _read_inside(
-        self, index: int, op: Any, region: Region, times: int, graphs: Sequence[Any]
-    ) -> None:
+    def _read_inside(self, index: int, op: Any, region: Region, times: int) -> None:
         """Records the ops of the body of a loop, of a function, or of the longest branch."""
-        graph = max(graphs, key=lambda one: graph_work.count(one).flops)
+        graph = self.names.enter(op)
         is_loop = op.type in op_kinds.LOOPS
-        given = op.inputs[len(op.inputs) - len(graph.inputs) :]  # a condition comes first
-        for number, (x, to) in enumerate(zip(given, graph.inputs, strict=True)):
-            is_changed = is_loop and graph_work.root(graph.outputs[number]) is not to
-            self.names.pass_on(x, to, is_changed=is_changed)
         inner = Region(region.count * times, times, region.recomputed) if is_loop else region
         for one in graph.get_operations():
             self._read(index, one, inner)
         if is_loop:
             own: dict[str, SavedTensor] = {}
-            outer = {self.names.of(x).root for x in given}
+            outer = {self.names.of(x).root for x in op.inputs}
             for name, saved in inner.saved.items():
                 (region.saved if name in outer else own).setdefault(name, saved)
+            has_list = any(t.dtype == tf.variant for t in graph.inputs)
+            if has_list or (own and any(map(_is_differentiated, op.outputs))):
+                self.list_loops.append(place_of(op))
             _pass_on(own, region, times=times)
 
     def _read_op(self, index: int, op: Any, region: Region) -> None:
@@ -266,6 +289,15 @@ class Recorder:
             region,
             index=index,
         )
+
+
+def _is_differentiated(x: tf.Tensor) -> bool:
+    """Returns whether a tensor is used other than by stop_gradient."""
+    return any(
+        any(map(_is_differentiated, op.outputs)) if op.type == "Identity" else True
+        for op in x.consumers()
+        if x.dtype.is_floating and op.type != "StopGradient"
+    )
 
 
 def _pass_on(saved: Mapping[str, SavedTensor], to: Region, *, times: int) -> None:

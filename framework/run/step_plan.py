@@ -1,6 +1,6 @@
 """Estimates the memory and the time of a training step under each execution.
 
-    data_parallel   the cost model of a mesh "data:N" that shards the batch only
+    data_parallel   the cost model, given the work of one replica
     mesh_sharded    the cost model of its mesh and rules
     pipelined       see `pipelined_step.py`
 
@@ -18,8 +18,7 @@ from tekso.framework.counting import counted, multiples_near
 from tekso.framework.execution.accumulation import part_of
 from tekso.framework.execution.data_parallel import DataParallel, check_statistics
 from tekso.framework.execution.errors import ExecutionError
-from tekso.framework.execution.mesh.layouts import MeshLayout, MeshShape, Rules
-from tekso.framework.execution.mesh.presets import DATA
+from tekso.framework.execution.mesh.layouts import MeshLayout
 from tekso.framework.execution.mesh_sharded import MeshSharded
 from tekso.framework.execution.pipeline.staged_execution import StagedExecution
 from tekso.framework.execution.whole_batches import ACCUMULATION, check_whole
@@ -103,8 +102,11 @@ def _data_parallel_batch(parts: StepParts, devices: int) -> StepPlan:
         check_statistics(parts.task, replicas=devices, parts=accumulated, xla=xla)
     if parts.device.name == THIS_MACHINE:
         return local_steps.data_parallel(parts, devices)
-    layout = MeshLayout(MeshShape(((DATA, devices),)), Rules((("batch", DATA),)))
-    return priced(parts, layout, "data_parallel", parts.tree.run.activation_dtype)
+    ranked = layout_search.price_replicas(
+        parts.task, parts.learner, parts.batch, devices,
+        device=parts.device.name, activation_dtype=parts.tree.run.activation_dtype,
+    )  # fmt: skip
+    return of_ranked(ranked, "data_parallel", parts.device.name)
 
 
 def priced(parts: StepParts, layout: MeshLayout, name: str, dtype: str) -> StepPlan:
@@ -119,8 +121,6 @@ def priced(parts: StepParts, layout: MeshLayout, name: str, dtype: str) -> StepP
     ranked = layout_search.price(
         parts.task, parts.learner, parts.batch, layout,
         device=parts.device.name, activation_dtype=dtype,
-        recomputes_loops=name != "data_parallel",
-        packs_gradients=name == "data_parallel",
     )  # fmt: skip
     return of_ranked(ranked, name, parts.device.name)
 

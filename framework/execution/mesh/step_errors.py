@@ -123,12 +123,25 @@ def explained(
             message = str(error)
             if not any(word in message for word in _OF_DTENSOR):
                 raise
-            raise ExecutionError(
-                f"TensorFlow's DTensor cannot compile this step for {where}: "
-                f"{_reason(message, traced, advice)}"
-            ) from None
+            raise _not_compiled(where, _reason(message, traced, advice)) from None
 
     return run
+
+
+def lists_of_loop(where: str, place: str) -> ExecutionError:
+    """Returns the error of a step with a loop of TensorFlow, as DTensor's, without compiling it.
+
+    Args:
+      where: as in `explained`.
+      place: the line of the loop.
+    """
+    kind = "EmptyTensorList"  # of its gradient, or of its TensorArray
+    reason = f"{place}: {kind}: 'tf.{kind}' op does not implement layout propagation"
+    return _not_compiled(where, f"{reason}. Write {SUBSTITUTES[kind]} instead")
+
+
+def _not_compiled(where: str, reason: str) -> ExecutionError:
+    return ExecutionError(f"TensorFlow's DTensor cannot compile this step for {where}: {reason}")
 
 
 def _reason(message: str, traced: Traced, advice: str) -> str:

@@ -392,6 +392,11 @@ def looped(x: Any, w: Any) -> Any:
     return tf.while_loop(lambda i, x: i < 6, lambda i, x: (i + 1, x @ w), (0, x))[1]
 
 
+def looped_from_zeros(x: Any, w: Any) -> Any:
+    body = lambda i, y: (i + 1, y @ w + x)  # noqa: E731
+    return tf.while_loop(lambda i, y: i < 6, body, (0, tf.zeros([B, 5])))[1]
+
+
 def chosen(x: Any, w: Any) -> Any:
     branches = lambda: tf.zeros([B, 5]), lambda: x @ w
     return tf.switch_case(tf.shape(x)[0] - 2, branches)
@@ -406,6 +411,7 @@ PIXELS = 4 * 6  # of the results
         ([3, 7], [7, 5], tf.matmul, B * 3 * 7 * 5, 2),
         ([3, 7], [7, 5], lambda x, w: tf.einsum("...i,io->...o", x, w), B * 3 * 7 * 5, 2),
         ([5], [5, 5], looped, 6 * B * 5 * 5, 3),
+        ([5], [5, 5], looped_from_zeros, 6 * B * 5 * 5, 3),
         ([7], [7, 5], chosen, B * 7 * 5, 2),
         ([7], [7, 5], tf.function(tf.matmul, autograph=False), B * 7 * 5, 2),
         (
@@ -452,8 +458,8 @@ PIXELS = 4 * 6  # of the results
         ),
     ],
     ids=[
-        "product of a repeated matrix", "einsum of ...", "loop", "switch", "function", "conv2d",
-        "channels first", "groups", "depthwise", "transposed", "conv3d",
+        "product of a repeated matrix", "einsum of ...", "loop", "loop from zeros", "switch",
+        "function", "conv2d", "channels first", "groups", "depthwise", "transposed", "conv3d",
     ],
 )  # fmt: skip
 def test_products_without_layers_are_counted(

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+import recurrent_tasks
 from planned_runs import planned, tree
 
 from tekso.framework import execution, registry, schedules
 from tekso.framework.costs import device_types
+from tekso.framework.execution.errors import ExecutionError
+from tekso.framework.execution.mesh.layouts import MeshLayout, MeshShape, Rules
 from tekso.framework.execution.mesh_sharded import MeshSharded
 from tekso.framework.execution.pipelined import Pipelined
+from tekso.framework.learner import Learner
+from tekso.framework.optimizers.adam import Adam
 from tekso.framework.run import (
+    execution_search,
     inspection,
     plan_text,
     run_plan,
@@ -49,6 +56,78 @@ def test_devices_share_the_batch_and_replicate_the_weights(tmp_path: Path) -> No
     assert four.memory["activations"] == pytest.approx(one.memory["activations"] / 4)
     assert four.memory["weights"] == one.memory["weights"]
     assert any("all-reduce" in note for note in four.notes)
+
+
+def recurrent_parts(kind: str) -> StepParts:
+    """A recurrence, to be planned for a V100."""
+    constant = schedules.Constant.Params(value=0.1)
+    learner = Learner.Params(optimizer=Adam.Params(), schedule=constant).instantiate()
+    task = recurrent_tasks.Recurrence.Params(kind=kind).instantiate()
+    device = device_types.find("v100")
+    return StepParts(tree(), task, learner, recurrent_tasks.SIGNATURE, device)
+
+
+@pytest.mark.parametrize("kind", ["scan", "loop", "unrolled"])
+def test_devices_share_the_batch_of_a_recurrence(kind: str) -> None:
+    """Its state starts with zeros, which have no dims with names."""
+    alone = step_plan.data_parallel(recurrent_parts(kind), 1)
+    of_zeros = 2 * recurrent_tasks.BATCH * recurrent_tasks.UNITS**2  # they have no gradient
+    assert alone.flops == recurrent_tasks.FLOPS - of_zeros * (kind == "unrolled")
+    assert alone.collectives == ()
+    for devices in (2, 4):
+        step = step_plan.data_parallel(recurrent_parts(kind), devices)
+        assert step.flops * devices == alone.flops
+        assert step.memory["activations"] * devices == alone.memory["activations"]
+        (reduced,) = step.collectives
+        scalars = 2  # the loss and its weight
+        assert (reduced.kind, reduced.count) == ("all-reduce", 1 + scalars)
+        assert reduced.bytes == 4 * (recurrent_tasks.WEIGHTS + scalars)
+
+
+@pytest.mark.parametrize("is_constrained", [False, True])
+def test_a_mesh_shards_the_batch_of_a_recurrence(is_constrained: bool) -> None:
+    """DTensor stores zeros, and so the state of a scan that starts with them, on every device."""
+    kind = "constrained_scan" if is_constrained else "scan"
+    alone, four = (
+        step_plan.priced(
+            recurrent_parts(kind),
+            MeshLayout(MeshShape.parse(mesh), Rules.parse("batch:data")),
+            "mesh_sharded",
+            "float32",
+        )
+        for mesh in ("data:1", "data:4")
+    )
+    r = recurrent_tasks
+    recomputed = 2 * r.BATCH * r.TIME * r.UNITS * r.UNITS
+    assert 4 * four.flops == alone.flops == r.FLOPS + recomputed
+    state = 4 * r.BATCH * r.UNITS
+    gathers = [(one.count, one.bytes) for one in four.collectives if one.kind == "all-gather"]
+    assert gathers == ([] if is_constrained else [(r.TIME, r.TIME * state)])
+    (reduced,) = [one for one in four.collectives if one.kind == "all-reduce"]
+    assert (reduced.count, reduced.bytes) == (3 + 1, 4 * (r.WEIGHTS + 1))  # weights, and the loss
+
+
+def test_a_mesh_refuses_loops_of_tensorflow_as_training_does() -> None:
+    """Also in a search: a mesh is not ranked."""
+    parts = recurrent_parts("loop")
+    layout = MeshLayout(MeshShape.parse("data:2"), Rules.parse("batch:data"))
+    reason = r"recurrent_tasks.py:\d+: return tf.while_loop.*: EmptyTensorList: .*Write ops.scan"
+    with pytest.raises(ExecutionError, match=f"for execution.mesh 'data:2', .*{reason}"):
+        step_plan.priced(parts, layout, "mesh_sharded", "float32")
+    steps, rejected = execution_search.other_plans(parts, 2)
+    assert [step.devices for step in steps] == [2, 1]
+    assert re.search(reason, rejected["mesh_sharded"])
+
+
+def test_batch_statistics_are_summed_over_the_replicas(tmp_path: Path) -> None:
+    """Of each layer: count, sum and squares, and in the backward pass two sums."""
+    found = registry.get("image.fashion_mnist.ResNet")().tree()
+    task = inspection.task_of(found)
+    layers = sum(layer.has_statistics for layer in task.walk())
+    plan = planned(tmp_path, found, num_devices=2, device="v100")
+    assert plan.step is not None and layers > 1
+    (reduced,) = plan.step.collectives
+    assert reduced.count == 1 + 2 + 5 * layers
 
 
 def test_the_record_of_a_step_has_the_bytes_of_all_devices(tmp_path: Path) -> None:
