@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from tekso.framework.costs.device_types import DeviceType
 from tekso.framework.execution.mesh.layouts import MeshLayout
+from tekso.framework.execution.mesh.step_errors import lists_of_loop
 from tekso.framework.learning_step import LearnerBase
 from tekso.framework.planning.costs import Cost, CostModel
 from tekso.framework.planning.layout_search import ONE_DEVICE
@@ -117,7 +118,13 @@ class MeshStages:
 
         Args:
           layout: mesh and rules of every stage; must be legal.
+
+        Raises:
+          ExecutionError: DTensor cannot compile a loop of a stage.
         """
+        loops = [place for work, *_ in self._stages for place in work.work.list_loops]
+        if loops:
+            raise lists_of_loop(f"a stage on a {layout}", loops[0])
         before, plan = self._figures, self._figures.plan
         on_mesh = figures_on_mesh(plan, self._learner, self._specs, layout)
         shares = [

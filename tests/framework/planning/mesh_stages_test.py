@@ -10,6 +10,7 @@ import pytest
 
 from tekso.framework import registry, schedules
 from tekso.framework.costs import device_types
+from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.mesh.layouts import MeshLayout, MeshShape, Rules
 from tekso.framework.execution.pipelined import Pipelined
 from tekso.framework.planning.layout_search import ONE_DEVICE
@@ -175,3 +176,13 @@ def test_stages_of_one_process_compute_one_after_the_other() -> None:
         assert time.seconds == pytest.approx(calls + work / min(cores, 2) + 3e-3 * count)
     with pytest.raises(ValueError, match="stages are on single devices"):
         mesh_pipeline_time(stages()[1], starts, machine, update_s=0.0, cores=2)
+
+
+def test_a_loop_that_dtensor_cannot_compile_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    of_tiny = stages()[0]
+    (work, *models), *others = of_tiny._stages
+    loops = dataclasses.replace(work.work, list_loops=("my_layer.py:7",))
+    with_loop = (dataclasses.replace(work, work=loops), *models)
+    monkeypatch.setattr(of_tiny, "_stages", [with_loop, *others])
+    with pytest.raises(ExecutionError, match=r"a stage on a mesh.*my_layer\.py:7.*ops\.scan"):
+        on("batch:x")
