@@ -36,6 +36,7 @@ class DeviceGraphs:
       calls: number of calls from Python in a step.
       between: bytes of each tensor that exists from the first run of a graph to the last: the
         gradients, if another graph sums or applies them.
+      packed: bytes of the array into which the gradients are copied for their all-reduce.
     """
 
     graphs: Sequence[tuple[int, Any]]
@@ -44,6 +45,7 @@ class DeviceGraphs:
     arrays: int
     calls: int
     between: Sequence[float] = ()
+    packed: float = 0.0
 
     def ops(self) -> int:
         """Returns the number of ops of a step that take time, without collectives."""
@@ -85,7 +87,9 @@ class DeviceGraphs:
         first, *others = (graph_memory.peak_bytes(g, least=least) for _, g in self.graphs)
         between = math.fsum(size for size in self.between if size >= least)
         repeated = any(times > 1 for times, _ in self.graphs)
-        return max([first + (between if repeated else 0.0), *(p + between for p in others)])
+        packed = self.packed if self.packed >= least else 0.0
+        peaks = (first + (between if repeated else 0.0), between + packed if packed else 0.0)
+        return max([*peaks, *(p + between for p in others)])
 
 
 def device_graphs(compiled: CompiledStep, *, variables: int, arrays: int) -> DeviceGraphs:

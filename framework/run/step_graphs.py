@@ -64,7 +64,7 @@ class StepGraphs:
         sums = [of_loss, *(self.parts * tuple(self.sums)), gradients]
         return DeviceGraphs(
             self.runs, sums, variables=self.variables, arrays=self.arrays, calls=1,
-            between=self.gradient_sizes,
+            between=self.gradient_sizes, packed=gradients,
         )  # fmt: skip
 
     @property

@@ -107,6 +107,9 @@ def test_gradients_exist_while_another_graph_runs() -> None:
         found = DeviceGraphs(runs, (), variables=4, arrays=1, calls=1, between=(100.0, 20.0))
         assert found.peak_bytes() == alone + 120.0
         assert found.peak_bytes(least=50.0) == 100.0
+    packed = dataclasses.replace(found, packed=130.0)
+    assert packed.peak_bytes() == 120.0 + 130.0
+    assert packed.peak_bytes(least=125.0) == 130.0 and packed.peak_bytes(least=131.0) == 0.0
 
 
 def test_a_call_and_a_collective_take_longer_with_each_device() -> None:
