@@ -210,6 +210,7 @@ def _of_device(
         gradient_bytes=shard.gradients,
         flops=share.flops * stage.flops,
         handed_bytes=round(share.outputs * stage.handed_bytes),
+        returned_bytes=round(share.inputs * stage.returned_bytes),
         memory=_memory(stage.memory, share),
         counted=_memory(stage.counted, share),
         forward_cost=share.compute * stage.forward_cost + exchange,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import subprocess
+import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -245,7 +246,7 @@ def test_an_import_of_scikit_learn_changes_no_speed(
 
 
 def test_plans_at_the_same_time_measure_once(
-    machine: Machine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine.plan(IDLE)
     (path,) = tmp_path.glob("tekso/some_*.json")
@@ -254,10 +255,15 @@ def test_plans_at_the_same_time_measure_once(
     waiting = threading.Thread(target=machine.plan, args=(IDLE,))
     with path.with_suffix(".lock").open("w") as lock:  # another process measures
         fcntl.flock(lock, fcntl.LOCK_EX)
+        says_so = threading.Event()
+
+        def write(said: str) -> None:
+            if "waiting for another process" in said:
+                says_so.set()
+
+        monkeypatch.setattr(sys, "stderr", SimpleNamespace(write=write, flush=lambda: None))
         waiting.start()
-        told = ""
-        while "waiting for another process" not in told:
-            told += capsys.readouterr().err
+        assert says_so.wait(60.0)
         path.write_text(text)
     waiting.join()
     assert machine.measured == 1 and machine.speed == 1.0
