@@ -32,6 +32,7 @@ def main(argv: Sequence[str] | None = None, root: Path = ROOT) -> int:
         print(f"benchmarks: {error}", file=sys.stderr)
         return 1
     for path, text in written.items():
+        path.parent.mkdir(exist_ok=True)  # the folder of the first result
         path.write_text(text)
         print(f"Written: {path.relative_to(root)}")
     return 0
