@@ -99,7 +99,7 @@ def _mesh_plan(parts: StepParts, ranked: Ranked) -> StepPlan:
             return dataclasses.replace(local, name=found.name)
         if one is parts:
             return found
-        return step_plan.priced(one, ranked.layout, "mesh_sharded", dtype)
+        return step_plan.priced(one, ranked.layout, dtype)
 
     return parts.of_each_task(planned)
 

@@ -68,7 +68,7 @@ def _on_mesh(parts: StepParts, num_devices: int | None) -> StepPlan:
     dtype = parts.dtype(execution)
     if parts.device.name == THIS_MACHINE:
         return local_steps.on_mesh(parts, layout, dtype, execution.params.xla)
-    return priced(parts, layout, "mesh_sharded", dtype)
+    return priced(parts, layout, dtype)
 
 
 def data_parallel(parts: StepParts, devices: int) -> StepPlan:
@@ -109,20 +109,19 @@ def _data_parallel_batch(parts: StepParts, devices: int) -> StepPlan:
     return of_ranked(ranked, "data_parallel", parts.device.name)
 
 
-def priced(parts: StepParts, layout: MeshLayout, name: str, dtype: str) -> StepPlan:
-    """Returns a step on a layout, as the cost model prices it.
+def priced(parts: StepParts, layout: MeshLayout, dtype: str) -> StepPlan:
+    """Returns a step on a mesh, as the cost model prices its layout.
 
     Args:
       parts: the parts of the experiment.
       layout: the layout.
-      name: name of the execution.
       dtype: type in which layers compute.
     """
     ranked = layout_search.price(
         parts.task, parts.learner, parts.batch, layout,
         device=parts.device.name, activation_dtype=dtype,
     )  # fmt: skip
-    return of_ranked(ranked, name, parts.device.name)
+    return of_ranked(ranked, "mesh_sharded", parts.device.name)
 
 
 def of_ranked(ranked: Ranked, name: str, device: str) -> StepPlan:

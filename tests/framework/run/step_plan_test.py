@@ -92,7 +92,6 @@ def test_a_mesh_shards_the_batch_of_a_recurrence(is_constrained: bool) -> None:
         step_plan.priced(
             recurrent_parts(kind),
             MeshLayout(MeshShape.parse(mesh), Rules.parse("batch:data")),
-            "mesh_sharded",
             "float32",
         )
         for mesh in ("data:1", "data:4")
@@ -113,7 +112,7 @@ def test_a_mesh_refuses_loops_of_tensorflow_as_training_does() -> None:
     layout = MeshLayout(MeshShape.parse("data:2"), Rules.parse("batch:data"))
     reason = r"recurrent_tasks.py:\d+: return tf.while_loop.*: EmptyTensorList: .*Write ops.scan"
     with pytest.raises(ExecutionError, match=f"for execution.mesh 'data:2', .*{reason}"):
-        step_plan.priced(parts, layout, "mesh_sharded", "float32")
+        step_plan.priced(parts, layout, "float32")
     steps, rejected = execution_search.other_plans(parts, 2)
     assert [step.devices for step in steps] == [2, 1]
     assert re.search(reason, rejected["mesh_sharded"])
