@@ -4,6 +4,7 @@
     python -m tekso.tools.plan_accuracy lm.python_source.Tiny 'lm.python_source.Tiny *.num_layers=2'
     python -m tekso.tools.plan_accuracy several_devices       meshes and data-parallel execution
     python -m tekso.tools.plan_accuracy pipelines
+    python -m tekso.tools.plan_accuracy stages_on_meshes
     python -m tekso.tools.plan_accuracy 'image.digits.Mlp --execution=data_parallel --devices=2'
 
 Every measurement is a process of tekso-benchmark, and every plan one of `--mode=plan`, with the
@@ -81,7 +82,22 @@ PIPELINES = tuple(
     )
 )
 
-_GROUPS = {"several_devices": SEVERAL_DEVICES, "pipelines": PIPELINES}
+STAGES_ON_MESHES = tuple(
+    f"lm.python_source.TinyMeshPipeline --devices=4 {settings}"
+    for settings in (
+        "",
+        "execution.num_micro_batches=2",
+        "execution.stages_on.rules=batch:model",
+        "input.length=512",
+    )
+)
+"""Two stages, each on a mesh of two devices."""
+
+_GROUPS = {
+    "several_devices": SEVERAL_DEVICES,
+    "pipelines": PIPELINES,
+    "stages_on_meshes": STAGES_ON_MESHES,
+}
 _LEAST_WARMUP, _MOST_WARMUP, _WARMUP_S = 3, 100, 5.0  # steps, steps, seconds
 
 _HEADER = ("model", "step planned", "measured", "", "CPU planned", "measured", "", "memory planned",
@@ -115,15 +131,25 @@ def _figures(key: str, words: Sequence[str]) -> tuple[str, ...]:
     warmup = f"--warmup={_warmup_steps(planned['seconds'])}"
     devices = [f.replace("--devices=", "--cpu_devices=") for f in flags]
     measured = record_of("benchmark", *devices, "--steps=15", warmup)
-    found: list[str] = []
-    for plan, real, unit in (
-        (1e3 * planned["seconds"], measured["step_ms"]["median"], "ms"),
-        (1e3 * planned["core_seconds"], measured["cpu_ms"]["median"], "ms"),
-        (planned["counted_bytes"] / 1e6, (measured["step_memory_bytes"] or 0) / 1e6, "MB"),
-    ):
-        error = f"{100 * (plan / real - 1):+.0f} %" if real else "-"
-        found += [f"{plan:.4g} {unit}", f"{real:.4g} {unit}", error]
-    return tuple(found)
+    return (
+        *compared(planned["seconds"], measured["step_ms"]["median"], 1e3, 1, "ms"),
+        *compared(planned["core_seconds"], measured["cpu_ms"]["median"], 1e3, 1, "ms"),
+        *compared(planned["counted_bytes"], measured["step_memory_bytes"], 1e-6, 1e-6, "MB"),
+    )
+
+
+def compared(
+    plan: float | None, real: float | None, plan_scale: float, real_scale: float, unit: str
+) -> tuple[str, str, str]:
+    """Returns the columns of a planned and a measured figure, each with its factor to the unit.
+
+    A figure is None where the execution has none, such as the memory of stages on meshes.
+    """
+    planned = None if plan is None else plan * plan_scale
+    measured = None if real is None else real * real_scale
+    texts = ["-" if x is None else f"{x:.4g} {unit}" for x in (planned, measured)]
+    known = planned is not None and measured
+    return texts[0], texts[1], f"{100 * (planned / measured - 1):+.0f} %" if known else "-"
 
 
 def _warmup_steps(step_s: float) -> int:
