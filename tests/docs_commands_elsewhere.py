@@ -349,6 +349,13 @@ TESTED_ELSEWHERE: list[tuple[str, TestedBy]] = [
         TestedBy("tests/tools/plan_accuracy_test.py::test_pipelines_are_planned_and_measured"),
     ),
     (
+        r"python -m tekso\.tools\.plan_accuracy stages_on_meshes",
+        TestedBy(
+            "tests/tools/plan_accuracy_test.py::"
+            "test_stages_on_meshes_are_compared_without_memory_of_the_plan"
+        ),
+    ),
+    (
         r"python -m tekso\.tools\.pipeline_memory",
         TestedBy(
             "tests/tools/pipeline_memory_test.py::"

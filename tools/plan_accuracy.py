@@ -131,25 +131,31 @@ def _figures(key: str, words: Sequence[str]) -> tuple[str, ...]:
     warmup = f"--warmup={_warmup_steps(planned['seconds'])}"
     devices = [f.replace("--devices=", "--cpu_devices=") for f in flags]
     measured = record_of("benchmark", *devices, "--steps=15", warmup)
+    memory = measured["step_memory_bytes"]
     return (
-        *compared(planned["seconds"], measured["step_ms"]["median"], 1e3, 1, "ms"),
-        *compared(planned["core_seconds"], measured["cpu_ms"]["median"], 1e3, 1, "ms"),
-        *compared(planned["counted_bytes"], measured["step_memory_bytes"], 1e-6, 1e-6, "MB"),
+        *_compared(planned["seconds"], measured["step_ms"]["median"] / 1e3, 1e3, "ms"),
+        *_compared(planned["core_seconds"], measured["cpu_ms"]["median"] / 1e3, 1e3, "ms"),
+        *_compared(planned["counted_bytes"], memory, 1e-6, "MB"),
     )
 
 
-def compared(
-    plan: float | None, real: float | None, plan_scale: float, real_scale: float, unit: str
+def _compared(
+    planned: float | None, measured: float | None, scale: float, unit: str
 ) -> tuple[str, str, str]:
-    """Returns the columns of a planned and a measured figure, each with its factor to the unit.
+    """Returns the columns of a planned and a measured figure.
 
-    A figure is None where the execution has none, such as the memory of stages on meshes.
+    An execution may lack one, such as the memory of stages on meshes.
+
+    Args:
+      planned: the planned figure.
+      measured: the measured one.
+      scale: of the unit that is printed.
+      unit: this unit.
     """
-    planned = None if plan is None else plan * plan_scale
-    measured = None if real is None else real * real_scale
-    texts = ["-" if x is None else f"{x:.4g} {unit}" for x in (planned, measured)]
-    known = planned is not None and measured
-    return texts[0], texts[1], f"{100 * (planned / measured - 1):+.0f} %" if known else "-"
+    texts = ["-" if x is None else f"{scale * x:.4g} {unit}" for x in (planned, measured)]
+    if planned is None or not measured:
+        return texts[0], texts[1], "-"
+    return texts[0], texts[1], f"{100 * (planned / measured - 1):+.0f} %"
 
 
 def _warmup_steps(step_s: float) -> int:

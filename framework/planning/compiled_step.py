@@ -58,8 +58,8 @@ def compiled_step(
       ExecutionError: DTensor cannot compile the step for this layout.
     """
     compiler.choose_passes()  # as a run does
-    mesh = _mesh_elsewhere(layout.mesh)
-    program = MeshProgram(step, _Nowhere(mesh), layout, fuse=fuse)
+    mesh = mesh_elsewhere(layout.mesh)
+    program = MeshProgram(step, Nowhere(mesh), layout, fuse=fuse)
     arrays = {
         name: np.broadcast_to(np.zeros((), tf.as_dtype(dtype).as_numpy_dtype), tuple(shape))
         for name, (shape, dtype) in batch.items()
@@ -80,13 +80,21 @@ def compiled_by(program: MeshProgram, run: Callable[[], Any]) -> CompiledStep:
     run()
     made = set(context.context().list_function_names()) - before
     functions = {name: context.context().get_function_def(name) for name in made}
-    called = [
+    return CompiledStep(functions, {n: program.times_run(n) for n in called_on_mesh(functions)})
+
+
+def called_on_mesh(functions: Mapping[str, Any]) -> list[str]:
+    """Returns the names of the functions that are called from Python and run on a mesh.
+
+    Args:
+      functions: {name: definition}.
+    """
+    return [
         name
         for name, function in functions.items()
         # DTensor also makes functions of single ops, which place the tensors of `compiled_step`.
         if name.startswith(_TRACED) and any(map(runs_on_mesh, function.node_def))
     ]
-    return CompiledStep(functions, {name: program.times_run(name) for name in called})
 
 
 def runs_on_mesh(node: Any) -> bool:
@@ -94,13 +102,13 @@ def runs_on_mesh(node: Any) -> bool:
     return node.op == "StatefulPartitionedCall" and "_mesh" in node.attr
 
 
-def _mesh_elsewhere(shape: MeshShape) -> Mesh:
+def mesh_elsewhere(shape: MeshShape) -> Mesh:
     """Returns a mesh without a device in this process; only the type of its devices is used."""
     numbers = np.arange(shape.size).reshape([size for _, size in shape.axes])
     return Mesh(list(shape.names), numbers, [], [], global_devices=["/device:CPU:0"])
 
 
-class _Nowhere(Placement):
+class Nowhere(Placement):
     """Places tensors on a mesh outside this process: shapes, dtypes and layouts, no elements."""
 
     def place(self, part: Any, shape: Any, axes: Layout, dtype: Any) -> tf.Tensor:

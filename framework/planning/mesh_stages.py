@@ -1,6 +1,6 @@
 """The figures of a pipeline whose stages are on meshes: those of one device of each mesh.
 
-    operations, time     those of the stage on one device, times the share of a device by the cost
+    operations, cost     those of the stage on one device, times the share of a device by the cost
                          model of layouts (costs.py)
     collectives          by the cost model: for every micro-batch; gathers of weights once a step
     weights, slots, …    shards (mesh_figures.py)
@@ -25,7 +25,6 @@ from tekso.framework.learning_step import LearnerBase
 from tekso.framework.planning.costs import Cost, CostModel
 from tekso.framework.planning.layout_search import ONE_DEVICE
 from tekso.framework.planning.mesh_figures import ShardBytes, figures_on_mesh
-from tekso.framework.planning.pass_times import PassSeconds
 from tekso.framework.planning.placed_work import PlacedActivations
 from tekso.framework.planning.rings import WEIGHTS, CollectiveCost
 from tekso.framework.planning.stage_figures import (
@@ -201,7 +200,6 @@ def _of_device(
       share: the device's share.
       exchange: cost of its collectives, as a part of the cost of a forward pass.
     """
-    seconds = stage.seconds
     return dataclasses.replace(
         stage,
         weight_bytes=shard.weights,
@@ -214,7 +212,6 @@ def _of_device(
         memory=_memory(stage.memory, share),
         counted=_memory(stage.counted, share),
         forward_cost=share.compute * stage.forward_cost + exchange,
-        seconds=seconds and PassSeconds(*(share.compute * time for time in seconds)),
     )
 
 

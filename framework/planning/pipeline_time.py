@@ -9,8 +9,7 @@ Devices share the cores, and only one thread at a time runs Python. So a schedul
 CPU time divided by the number of cores, and at least the time of all its calls.
 
 `pass_times.py` prices the passes with the speeds of `costs/`; `pipeline_probes.py` measures the
-calls. On meshes, a device has a share of the passes (`mesh_stages.py`), and `mesh_probes.py`
-measures calls and collectives.
+calls. Stages on meshes are planned by the programs of the meshes (`mesh_stage_graphs.py`).
 """
 
 from __future__ import annotations
@@ -27,7 +26,6 @@ from tekso.framework.execution.pipeline.actions import (
     WEIGHT_GRADIENT,
     Kind,
 )
-from tekso.framework.planning.mesh_time import MeshStarts
 from tekso.framework.planning.simulator import simulate
 from tekso.framework.planning.stage_figures import (
     PipelineFigures,
@@ -136,49 +134,3 @@ def ops_seconds(
     if plan.splits_backward:
         return {FORWARD: forward * passes.forward, BACKWARD: inputs, WEIGHT_GRADIENT: weights}
     return {FORWARD: forward * passes.forward, BACKWARD: inputs + weights}
-
-
-def mesh_pipeline_time(
-    figures: PipelineFigures,
-    starts: MeshStarts,
-    machine: MachineSpeed,
-    *,
-    update_s: float,
-    cores: int,
-) -> StepTime:
-    """Returns the time of a step whose stages are on meshes.
-
-    In one process, they compute one after the other, and the devices of a mesh at the same time.
-
-    Args:
-      figures: figures of a device of each mesh, with the times of its stages.
-      starts: the times of starts on as many devices as a mesh has.
-      machine: speed of a core.
-      update_s: time of the ops of the update of all weights that a device of each mesh stores.
-      cores: number of cores.
-
-    Raises:
-      ValueError: the stages are on single devices, or the figures have no times.
-    """
-    plan, on_mesh = figures.plan, figures.on_mesh
-    if on_mesh is None:
-        raise ValueError("the stages are on single devices")
-    devices, replicas = on_mesh.layout.mesh.size, plan.num_replicas
-    ops = math.fsum(
-        plan.num_micro_batches * plan.num_parts * seconds
-        for stage in figures.stages
-        for seconds in ops_seconds(figures, stage, machine).values()
-    )
-    exchanged = [one for of_stage in on_mesh.collectives for one in of_stage]
-    count = sum(one.count for one in exchanged)
-    moved = starts.byte_s * math.fsum(one.bytes for one in exchanged)
-    collectives = starts.collective_s * count + moved
-    variables = starts.variable_s * sum(len(stage.stage.weights) for stage in figures.stages)
-    # Two further calls of each stage read its weights and update them.
-    calls = plan.num_parts * len(plan.actions) + 2 * len(figures.stages)
-    called = replicas * calls * starts.call_s
-    work = devices * (replicas * (ops + moved) + variables + update_s)
-    elapsed = work / min(devices, cores) + replicas * starts.collective_elapsed_s * count
-    started = called + devices * (replicas * collectives + variables)
-    core = work + devices * replicas * starts.collective_s * count
-    return StepTime(called + elapsed, called + core, started)

@@ -4,19 +4,19 @@
     stages on meshes     the same with the share of a device (planning/mesh_stages.py)
 
 On this machine, `planning/pipeline_time.py` sums up the ops of stages, and
-`planning/pipeline_memory.py` simulates their memory.
+`planning/pipeline_memory.py` simulates their memory; the time of stages on meshes is that of their
+programs (`planning/mesh_stage_graphs.py`).
 """
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from tekso.framework.cores import num_cores
 from tekso.framework.costs import this_machine
 from tekso.framework.costs.device_types import DeviceType
-from tekso.framework.costs.this_machine import THIS_MACHINE, MachineSpeed
+from tekso.framework.costs.this_machine import THIS_MACHINE
 from tekso.framework.counting import counted
 from tekso.framework.execution.mesh.layouts import MeshLayout
 from tekso.framework.execution.mesh.presets import DATA
@@ -30,10 +30,10 @@ from tekso.framework.planning import (
     pipeline_memory,
 )
 from tekso.framework.planning.collectives import Collective
+from tekso.framework.planning.mesh_stage_graphs import mesh_stage_graphs
 from tekso.framework.planning.mesh_stages import MeshStages
 from tekso.framework.planning.pipeline_time import (
     measured_starts,
-    mesh_pipeline_time,
     pipeline_time,
 )
 from tekso.framework.planning.rings import WEIGHTS, CollectiveCost, ring
@@ -67,37 +67,73 @@ def pipelined(
     execution, device = tree.execution.instantiate(), parts.device
     own = pipeline_plan.stage_layout(execution, parts.task, parts.batch, parts.learner)
     layouts = layouts or ([own] if own is not None else [])
-    machine, is_local = None, isinstance(execution, Pipelined) and not execution.params.workers
-    if device.name == THIS_MACHINE and is_local:
-        machine = _machine(layouts[0].mesh.size if layouts else 1)
+    is_local = isinstance(execution, Pipelined) and not execution.params.workers
+    is_here = device.name == THIS_MACHINE and is_local
+    machine = this_machine.measured().side_by_side if is_here and not layouts else None
     base = pipeline_plan.figures_of_parts(
         tree, parts.task, parts.learner, parts.batch, machine=machine
     )
     dtype = parts.dtype(execution)
     if layouts:
-        stages = MeshStages(
-            base, parts.learner, parts.task.specs(), device,
-            cost_s=base.cost_seconds(_flops_per_s(device, dtype)), dtype=dtype,
-        )  # fmt: skip
-        found = [
-            _pipelined_step(parts, execution, base, stages.on(layout), machine)
-            for layout in layouts
-        ]
-        return min(found, key=lambda s: (s.bytes_together > device.memory_bytes, s.seconds))
+        return _on_meshes(parts, execution, base, layouts, is_here=is_here)
     figures = base
     if machine is not None and simulates_memory:
         step = Step(parts.task, parts.learner, seed=0, dtype=dtype)
         figures = pipeline_memory.with_simulated_memory(base, step, parts.batch, machine)
-    return _pipelined_step(parts, execution, base, figures, machine)
+    time = None
+    if machine is not None:
+        time = pipeline_time(
+            figures,
+            measured_starts(),
+            machine,
+            update_s=parts.update_seconds,
+            cores=num_cores(),
+        )
+    return _pipelined_step(parts, execution, base, figures, time)
 
 
-def _machine(mesh_size: int) -> MachineSpeed:
-    """Returns the speed of a core of this machine for stages on devices or on meshes."""
-    machine = this_machine.measured().side_by_side
-    if mesh_size == 1:
-        return machine
-    starts = mesh_time.starts_of(mesh_time.measured_starts(), mesh_size)
-    return dataclasses.replace(machine, op_s=starts.op_s)
+def _on_meshes(
+    parts: StepParts,
+    execution: Pipelined,
+    base: PipelineFigures,
+    layouts: Sequence[MeshLayout],
+    *,
+    is_here: bool,
+) -> StepPlan:
+    """Returns the step with the layout that the cost model chooses.
+
+    Args:
+      parts: the parts of the experiment.
+      execution: the pipeline.
+      base: figures with a device for each stage.
+      layouts: the layouts.
+      is_here: whether the time is that of the programs of the meshes, on this machine.
+    """
+    device, dtype = parts.device, parts.dtype(execution)
+    stages = MeshStages(
+        base, parts.learner, parts.task.specs(), device,
+        cost_s=base.cost_seconds(_flops_per_s(device, dtype)), dtype=dtype,
+    )  # fmt: skip
+    found = [
+        (_pipelined_step(parts, execution, base, figures, None), layout, figures)
+        for layout in layouts
+        for figures in [stages.on(layout)]
+    ]
+    chosen, layout, figures = min(
+        found, key=lambda one: (one[0].bytes_together > device.memory_bytes, one[0].seconds)
+    )
+    if not is_here:
+        return chosen
+    step = Step(parts.task, parts.learner, seed=0, dtype=dtype)
+    graphs = mesh_stage_graphs(step, base.plan, layout, parts.batch)
+    time = mesh_time.mesh_time(
+        graphs,
+        mesh_time.starts_of(mesh_time.measured_starts(), layout.mesh.size),
+        this_machine.measured().side_by_side,
+        devices=layout.mesh.size,
+        cores=num_cores(),
+    )
+    return _pipelined_step(parts, execution, base, figures, time)
 
 
 def _flops_per_s(device: DeviceType, dtype: str) -> float:
@@ -113,7 +149,7 @@ def _pipelined_step(
     execution: StagedExecution,
     base: PipelineFigures,
     figures: PipelineFigures,
-    machine: MachineSpeed | None,
+    time: StepTime | None,
 ) -> StepPlan:
     """Returns a step of a pipeline.
 
@@ -122,7 +158,7 @@ def _pipelined_step(
       execution: the pipeline.
       base: figures with a device for each stage.
       figures: figures of the devices that the stages are on.
-      machine: speed of a core of this machine, if the stages run on it.
+      time: time of a step on this machine; None: that of the cost model.
     """
     plan, device, dtype = figures.plan, parts.device, parts.dtype(execution)
     memory = max(
@@ -136,7 +172,6 @@ def _pipelined_step(
         math.fsum(costs[stage.stage.index] for stage in figures.on_device(i))
         for i in range(plan.num_devices)
     )
-    time = None if machine is None else _time_here(parts, base, figures, machine)
     cost_s = base.cost_seconds(_flops_per_s(device, dtype))
     idle_share = figures.timeline.idle_share
     if time is not None and figures.mesh_size > 1:
@@ -169,19 +204,6 @@ def _pipelined_step(
         sharing_devices=devices if shares else 1,
         shared_bytes=figures.shared_bytes if shares else None,
     )
-
-
-def _time_here(
-    parts: StepParts, base: PipelineFigures, figures: PipelineFigures, machine: MachineSpeed
-) -> StepTime:
-    """Returns the time of a step whose stages run on this machine."""
-    cores, update_s = num_cores(), parts.update_seconds
-    if figures.mesh_size == 1:
-        return pipeline_time(figures, measured_starts(), machine, update_s=update_s, cores=cores)
-    stored, whole = (math.fsum(s.weight_bytes for s in one.stages) for one in (figures, base))
-    starts = mesh_time.starts_of(mesh_time.measured_starts(), figures.mesh_size)
-    update_s *= stored / (whole or 1.0)
-    return mesh_pipeline_time(figures, starts, machine, update_s=update_s, cores=cores)
 
 
 def _of_meshes(figures: PipelineFigures) -> list[CollectiveCost]:
@@ -310,8 +332,8 @@ def _pipeline_notes(
         yield measured_note(dtype)
         if on_meshes:
             yield (
-                "the share that a device has of a stage comes from the cost model of layouts, not "
-                "from the program of the mesh"
+                "operations and memory of a device come from the cost model of layouts, and the "
+                "time from the programs of the meshes"
             )
     elif device.name == THIS_MACHINE:
         yield NO_STARTS

@@ -89,3 +89,26 @@ def test_pipelines_are_planned_and_measured(
     stages = "--execution=pipelined --set=execution.num_stages=2 "
     stages += "--set=execution.num_micro_batches=4"
     assert all(stages in command for command in commands)
+
+
+def test_stages_on_meshes_are_compared_without_memory_of_the_plan(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(command: list[str], **_: Any) -> Any:
+        four = "--cpu_devices=4" if "tekso.tools.benchmark" in command else "--devices=4"
+        assert four in command and "--model=lm.python_source.TinyMeshPipeline" in command
+        planned = {"seconds": 0.02, "core_seconds": None, "counted_bytes": None}
+        measured = {"step_ms": {"median": 25.0}, "cpu_ms": {"median": 40.0}}
+        both = {"step": planned, **measured, "step_memory_bytes": 6e6}
+        return SimpleNamespace(stdout=json.dumps(both))
+
+    monkeypatch.setattr(subprocess, "run", run)
+    assert plan_accuracy.main(["x", "stages_on_meshes"]) == 0
+    rows = capsys.readouterr().out.splitlines()[1:]
+    assert len(rows) == 4
+    figures = [
+        *("20", "ms", "25", "ms", "-20", "%"),
+        *("-", "40", "ms", "-"),
+        *("-", "6", "MB", "-"),
+    ]
+    assert all(row.split()[-len(figures) :] == figures for row in rows)

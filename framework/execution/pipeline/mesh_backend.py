@@ -94,9 +94,7 @@ class MeshBackend(StageBackend):
     def send(self, x: tf.Tensor) -> Shards:
         """See `StageBackend`."""
         with SERIAL:
-            specs = dtensor.fetch_layout(x).sharding_specs
-            axes = tuple(None if spec == dtensor.UNSHARDED else spec for spec in specs)
-            return Shards(tuple(dtensor.unpack(x)), axes)
+            return Shards(tuple(dtensor.unpack(x)), axes_of(x))
 
     def take(self, sent: Shards) -> tf.Tensor:
         """See `StageBackend`."""
@@ -167,18 +165,27 @@ class MeshBackend(StageBackend):
         Raises:
           ExecutionError: DTensor cannot compile the function, or computes wrong products in it.
         """
-        cut = function if isinstance(function, Subgraph) else None
-        if cut is not None and cut.has_loops:
-            function = recompiled(cut, cut.trace_again)
         with SERIAL:
-            made = explained(function, self._where, traced=self._traced)(*args)
-            if cut is not None and cut not in self._called:
-                self._called.add(cut)
-                refuse_repeated_sums(ops_of_all(self._traced))
+            made = self.started(function, *args)
             first = next((x for x in tf.nest.flatten(made) if tf.is_tensor(x)), None)
             parts = [] if first is None else dtensor.unpack(first)  # waits; see `SERIAL`
         for part in parts:
             tf.identity(part)  # if the tensor is not computed yet, this waits without any lock
+        return made
+
+    def started(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Starts a compiled function, with the lock; returns its result before it is computed.
+
+        Raises:
+          ExecutionError: see `call`.
+        """
+        cut = function if isinstance(function, Subgraph) else None
+        if cut is not None and cut.has_loops:
+            function = recompiled(cut, cut.trace_again)
+        made = explained(function, self._where, traced=self._traced)(*args)
+        if cut is not None and cut not in self._called:
+            self._called.add(cut)
+            refuse_repeated_sums(ops_of_all(self._traced))
         return made
 
     def check(self, graph: tf.Graph) -> None:
@@ -224,3 +231,9 @@ class MeshBackend(StageBackend):
         """See `StageBackend`."""
         x = tf.convert_to_tensor(x)
         return self._placement.reshard(x, (None,) * x.shape.rank)
+
+
+def axes_of(x: tf.Tensor) -> Layout:
+    """Returns how a tensor on a mesh is sharded."""
+    specs = dtensor.fetch_layout(x).sharding_specs
+    return tuple(None if spec == dtensor.UNSHARDED else spec for spec in specs)

@@ -16,9 +16,6 @@ from tekso.framework.execution.pipelined import Pipelined
 from tekso.framework.planning.layout_search import ONE_DEVICE
 from tekso.framework.planning.mesh_figures import MeshFigures
 from tekso.framework.planning.mesh_stages import MeshStages
-from tekso.framework.planning.mesh_time import MeshStarts
-from tekso.framework.planning.pass_times import PassSeconds
-from tekso.framework.planning.pipeline_time import mesh_pipeline_time, ops_seconds
 from tekso.framework.planning.rings import WEIGHTS, CollectiveCost
 from tekso.framework.planning.stage_figures import PipelineFigures, pass_costs
 from tekso.framework.run import inspection, pipeline_plan
@@ -146,36 +143,6 @@ def test_the_cost_of_a_stage_has_the_time_of_its_collectives() -> None:
         computed = whole * share.compute_s / of_one.compute_s
         assert cost == pytest.approx(computed + exchange)
         assert whole / 2 <= computed < whole
-
-
-def test_stages_of_one_process_compute_one_after_the_other() -> None:
-    found = on("batch:x")
-    timed = dataclasses.replace(
-        found,
-        stages=tuple(
-            dataclasses.replace(each, seconds=PassSeconds(1.0, 0.5, 2.0), gradient_bytes=0)
-            for each in found.stages
-        ),
-    )
-    machine: Any = dataclasses.make_dataclass("Speed", ["streams"])([(1.0, 1e9)])
-    for each in timed.stages:
-        assert sum(ops_seconds(timed, each, machine).values()) == 3.5
-    starts = MeshStarts(
-        0.01, 0.0, variable_s=0.0, op_s=0.0, collective_s=1e-3, collective_elapsed_s=3e-3,
-        byte_s=1e-9,
-    )  # fmt: skip
-    exchanged = [one for i in range(2) for one in collectives(found, i).values()]
-    count = sum(one.count for one in exchanged)
-    of_device = 2 * MICRO * 3.5 + sum(1e-9 * one.bytes for one in exchanged)
-    # Two passes of each micro-batch of each stage, and two calls of each stage in a step.
-    calls = 0.01 * (2 * 2 * MICRO + 2 * 2)
-    for cores in (1, 2, 8):
-        time = mesh_pipeline_time(timed, starts, machine, update_s=5.0, cores=cores)
-        work = 2 * (of_device + 5.0)
-        assert time.core_seconds == pytest.approx(calls + work + 2 * 1e-3 * count)
-        assert time.seconds == pytest.approx(calls + work / min(cores, 2) + 3e-3 * count)
-    with pytest.raises(ValueError, match="stages are on single devices"):
-        mesh_pipeline_time(stages()[1], starts, machine, update_s=0.0, cores=2)
 
 
 def test_a_loop_that_dtensor_cannot_compile_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
