@@ -11,6 +11,7 @@ divided by that of Tekso in the same run, so Tekso is in every measurement.
 from __future__ import annotations
 
 import json
+import math
 import re
 import statistics
 from collections.abc import Mapping, Sequence
@@ -51,13 +52,23 @@ def check(result: Result) -> None:
                 raise StoreError(f"{name} has other sizes than those that are registered")
             if not table.finished(by_peer[TEKSO]):
                 raise StoreError(f"{name} was not measured in Tekso")
-        if result["turns"] < 2:
-            raise StoreError("a single turn has no spread; measure with --turns=3")
+            for peer, records in by_peer.items():
+                _check_turns(f"{name}, {peer}", table.finished(records))
+        if not result["workloads"]:
+            raise StoreError("it has no workloads")
         if faults := table.faults(result):
             raise StoreError(faults[0])
     except (KeyError, TypeError, AttributeError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise StoreError(f"it is not from `make benchmarks` of this version ({reason})") from None
+
+
+def _check_turns(where: str, records: Sequence[Mapping[str, Any]]) -> None:
+    if len(records) == 1:
+        raise StoreError(f"{where}: a single turn has no spread; measure with --turns=3")
+    times = [time for record in records for time in record["step_ms"]]
+    if not all(0.0 < time < math.inf for time in times):
+        raise StoreError(f"{where}: a time of a step is not a positive number")
 
 
 def added(stored: Stored | None, result: Result) -> Stored:

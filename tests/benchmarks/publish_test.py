@@ -215,7 +215,15 @@ def test_machines_and_limited_instructions_have_files_of_their_own(checkout: Pat
     ("changes", "message"),
     [
         ({"sizes": {"lstm": table.sizes(TINY["lstm"])}}, "lstm has other sizes than those that"),
-        ({"turns": 1}, "a single turn has no spread; measure with --turns=3"),
+        (
+            {"workloads": {"lstm": {"tekso": [record(1.0)] * 2, "pytorch": [record(1.0)]}}},
+            "lstm, pytorch: a single turn has no spread; measure with --turns=3",
+        ),
+        (
+            {"workloads": {"lstm": {"tekso": [record(1.0), record(math.nan)]}}},
+            "lstm, tekso: a time of a step is not a positive number",
+        ),
+        ({"workloads": {}}, "it has no workloads"),
         ({"workloads": {"lstm": {"tekso": [{"skipped": "no"}]}}}, "lstm was not measured in Tekso"),
         (
             {"workloads": {"lstm": {"tekso": [record(1.0, losses=[math.nan] * 3)] * 2}}},
