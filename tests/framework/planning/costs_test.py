@@ -3,29 +3,21 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
 import processes
 import pytest
 import tensorflow as tf
+from cost_models import DEVICE, model_of, sent
 
-from tekso.framework import schedules, window_ops
 from tekso.framework.costs import device_types
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.mesh.layouts import MeshLayout, MeshShape, Rules
-from tekso.framework.initializers import Zeros
-from tekso.framework.learner import Learner
-from tekso.framework.optimizers.adam import Adam
 from tekso.framework.params import REQUIRED, param
-from tekso.framework.planning import tracing
-from tekso.framework.planning.costs import Cost, CostModel
-from tekso.framework.planning.rings import ring
-from tekso.framework.planning.step_work import alike
+from tekso.framework.planning.costs import Cost
 from tekso.framework.task import LossSums, Task
 from tekso.models.layers.attention import MultiHeadAttention
-from tekso.models.layers.convolution import Conv2D
 from tekso.models.layers.embedding import Embedding
 from tekso.models.layers.feed_forward import FeedForward
 from tekso.models.layers.linear import Linear
@@ -35,9 +27,6 @@ from tekso.models.layers.stack import RepeatedStack, Stack
 
 B, L, D, F, V, N, H = 8, 4, 24, 48, 40, 6, 2  # batch, length, embed, mlp, vocab, heads, head_dim
 ACTIVATION = 4 * B * L * D  # bytes of [batch, length, embed] in float32
-DEVICE = device_types.DeviceType(
-    "test", {"float32": 1e9, "bfloat16": 2e9}, 1e9, 1e8, 1e6, 1e-3, reached=0.5
-)
 
 
 class Through(Task):
@@ -88,22 +77,6 @@ FEED_FORWARD = FeedForward.Params(input_dim=D, hidden_dim=F, use_bias=False)
 ATTENTION = MultiHeadAttention.Params(input_dim=D, num_heads=N, head_dim=H, use_bias=False)
 
 
-def model_of(
-    task: Task, batch: Any, *, parts: int = 1, dtype: str = "float32", recomputes_loops: bool = True
-) -> CostModel:
-    learner = Learner.Params(
-        optimizer=Adam.Params(), schedule=schedules.Constant.Params(value=1.0)
-    ).instantiate()
-    specs = task.specs()
-    weights = alike(specs.values(), trained=learner.trainable(specs))
-    work = tracing.trace(
-        task, weights, batch, activation_dtype=dtype, recomputes_loops=recomputes_loops
-    )
-    slots = alike(learner.slots(specs).values())
-    size = 2 if dtype == "bfloat16" else 4
-    return CostModel(work, weights, slots, DEVICE, parts=parts, activation_bytes=size)
-
-
 def cost_of(layer: Any, mesh: str, rules: str, **rest: Any) -> Cost:
     names = "parts", "dtype", "recomputes_loops"
     options = {name: rest.pop(name) for name in names if name in rest}
@@ -112,15 +85,6 @@ def cost_of(layer: Any, mesh: str, rules: str, **rest: Any) -> Cost:
         return model_of(Words.Params().instantiate(), IDS, **options).cost(layout)
     task = Through.Params(layer=layer).instantiate()
     return model_of(task, VECTORS, **options).cost(layout)
-
-
-def sent(cost: Cost, *, least_bytes: int = 100) -> dict[tuple[str, str, str], tuple[int, float]]:
-    """{(kind, axes, of): (count, bytes)}, without single numbers such as the loss."""
-    return {
-        (c.kind, "+".join(c.axes), c.of): (c.count, c.bytes)
-        for c in cost.collectives
-        if c.bytes >= least_bytes
-    }
 
 
 def test_dense_block_with_split_units_reduces_once_forwards_and_once_backwards() -> None:
@@ -297,182 +261,9 @@ def test_recomputed_layer_keeps_its_input_alone() -> None:
     assert sent(again) == sent(kept)
 
 
-@pytest.mark.parametrize("n", [2, 3, 8])
-def test_ring_sends_what_a_ring_of_chunks_sends(n: int) -> None:
-    # Every device holds n chunks; in a turn each sends one to the next, which adds or keeps it.
-    size, chunk = 120.0, 120.0 / n
-    held = [[{(device, c)} for c in range(n)] for device in range(n)]
-    sent_by_first, iterations = 0.0, 0
-    for turn in range(n - 1):  # reduce-scatter
-        moving = [(d, (d - turn) % n, held[d][(d - turn) % n]) for d in range(n)]
-        for d, c, values in moving:
-            held[(d + 1) % n][c] = held[(d + 1) % n][c] | values
-        sent_by_first, iterations = sent_by_first + chunk, iterations + 1
-    assert all(held[d][(d + 1) % n] == {(e, (d + 1) % n) for e in range(n)} for d in range(n))
-    assert ring("reduce-scatter", n, size) == (pytest.approx(sent_by_first), iterations)
-    assert ring("all-gather", n, size) == (pytest.approx(sent_by_first), iterations)
-    assert ring("all-reduce", n, size) == (pytest.approx(2 * sent_by_first), 2 * iterations)
-    assert ring("all-reduce", 1, size) == (0, 0)
-
-
-def test_ring_that_leaves_a_node_is_as_slow_as_the_network() -> None:
-    a100 = device_types.find("a100")
-    assert a100.link(8)[0] == 300e9
-    assert a100.link(16)[0] == 25e9
-    assert device_types.find("tpu_v2").link(512)[0] == 62e9
-
-
 def test_unknown_device_type_is_reported_with_what_is_close() -> None:
     with pytest.raises(ExecutionError, match="no device type 'tpu_v22'; did you mean tpu_v2"):
         device_types.find("tpu_v22")
-
-
-class Images(Task):
-    """images -> two convolutions -> their sum."""
-
-    def __init__(self, params: Any) -> None:
-        super().__init__(params)
-        sizes = {"kernel_shape": (3, 3), "use_bias": False}
-        self.child("first", Conv2D.Params(input_dim=2, output_dim=6, **sizes))
-        self.child("second", Conv2D.Params(input_dim=6, output_dim=4, strides=(2, 2), **sizes))
-
-    def loss_weight(self, batch: Any) -> tf.Tensor:
-        return tf.constant(1.0)
-
-    def loss(self, theta: Any, batch: Any, ctx: Any) -> LossSums:
-        x = self.first.fprop(theta.first, window_ops.constrain_image(ctx, batch["x"]), ctx)
-        return LossSums(tf.reduce_sum(self.second.fprop(theta.second, x, ctx)))
-
-
-def image_cost(mesh: str, rules: str) -> Cost:
-    model = model_of(Images.Params().instantiate(), {"x": ((B, 8, 12, 2), "float32")})
-    return model.cost(MeshLayout(MeshShape.parse(mesh), Rules.parse(rules)))
-
-
-def test_convolutions_compute_the_products_of_all_windows() -> None:
-    first = 2 * B * 8 * 12 * 9 * 2 * 6 * 2  # the images get no gradient
-    second = 2 * B * 4 * 6 * 9 * 6 * 4 * 3
-    assert image_cost("data:1", "").flops == first + second
-    assert image_cost("data:4", "batch:data").flops == (first + second) / 4
-
-
-def test_split_images_send_gradients_of_kernels_and_rows_to_neighbours() -> None:
-    kernels = 4 * 9 * (2 * 6 + 6 * 4)
-    assert sent(image_cost("data:4", "batch:data")) == {
-        ("all-reduce", "data", "gradients"): (2, kernels)
-    }
-    # Two rows of the images forwards; one of the first output both ways, since the stride is 2.
-    rows = 4 * B * 12 * (2 * 2 + 2 * 1 * 6)
-    assert sent(image_cost("space:2", "height:space")) == {
-        ("all-reduce", "space", "gradients"): (2, kernels),
-        ("all-gather", "space", "activations"): (3, 2 * rows),  # of both parts
-    }
-
-
-class Plain(Task):
-    """A weight and a batch, which a function of TensorFlow multiplies without a layer."""
-
-    class Params(Task.Params):
-        filters: list[int] = param("Shape of the weight.", default=REQUIRED)
-        compute: Any = param("The function.", default=REQUIRED)
-
-    def __init__(self, params: Any) -> None:
-        super().__init__(params)
-        p = self.params
-        self.weight("w", p.filters, dims=(None,) * len(p.filters), init=Zeros.Params())
-
-    def loss_weight(self, batch: Any) -> tf.Tensor:
-        return tf.constant(1.0)
-
-    def loss(self, theta: Any, batch: Any, ctx: Any) -> LossSums:
-        return LossSums(tf.reduce_sum(self.params.compute(batch["x"], theta.w)))
-
-
-def looped(x: Any, w: Any) -> Any:
-    return tf.while_loop(lambda i, x: i < 6, lambda i, x: (i + 1, x @ w), (0, x))[1]
-
-
-def looped_from_zeros(x: Any, w: Any) -> Any:
-    body = lambda i, y: (i + 1, y @ w + x)  # noqa: E731
-    return tf.while_loop(lambda i, y: i < 6, body, (0, tf.zeros([B, 5])))[1]
-
-
-def chosen(x: Any, w: Any) -> Any:
-    branches = lambda: tf.zeros([B, 5]), lambda: x @ w
-    return tf.switch_case(tf.shape(x)[0] - 2, branches)
-
-
-PIXELS = 4 * 6  # of the results
-
-
-@pytest.mark.parametrize(
-    ("shape", "filters", "compute", "products", "passes"),
-    [
-        ([3, 7], [7, 5], tf.matmul, B * 3 * 7 * 5, 2),
-        ([3, 7], [7, 5], lambda x, w: tf.einsum("...i,io->...o", x, w), B * 3 * 7 * 5, 2),
-        ([5], [5, 5], looped, 6 * B * 5 * 5, 3),
-        ([5], [5, 5], looped_from_zeros, 6 * B * 5 * 5, 3),
-        ([7], [7, 5], chosen, B * 7 * 5, 2),
-        ([7], [7, 5], tf.function(tf.matmul, autograph=False), B * 7 * 5, 2),
-        (
-            [8, 12, 6],
-            [3, 1, 6, 5],
-            lambda x, w: tf.nn.conv2d(x, w, 2, "SAME"),
-            B * PIXELS * 3 * 6 * 5,
-            2,
-        ),
-        (
-            [6, 8, 12],
-            [3, 1, 6, 5],
-            lambda x, w: tf.nn.conv2d(x, w, 2, "SAME", data_format="NCHW"),
-            B * PIXELS * 3 * 6 * 5,
-            2,
-        ),
-        (
-            [4, 6, 6],
-            [3, 1, 2, 9],
-            lambda x, w: tf.nn.conv2d(x, w, 1, "SAME"),
-            B * PIXELS * 3 * 2 * 9,
-            2,
-        ),
-        (
-            [4, 6, 6],
-            [3, 1, 6, 5],
-            lambda x, w: tf.nn.depthwise_conv2d(x, w, [1, 1, 1, 1], "SAME"),
-            B * PIXELS * 3 * 6 * 5,
-            2,
-        ),
-        (
-            [4, 6, 6],
-            [3, 1, 5, 6],
-            lambda x, w: tf.nn.conv2d_transpose(x, w, [B, 8, 12, 5], 2, "SAME"),
-            B * PIXELS * 3 * 6 * 5,
-            2,
-        ),
-        (
-            [2, 4, 6, 6],
-            [1, 3, 2, 6, 5],
-            lambda x, w: tf.nn.conv3d(x, w, [1, 1, 1, 1, 1], "SAME"),
-            B * 2 * PIXELS * 6 * 6 * 5,
-            2,
-        ),
-    ],
-    ids=[
-        "product of a repeated matrix", "einsum of ...", "loop", "loop from zeros", "switch",
-        "function", "conv2d", "channels first", "groups", "depthwise", "transposed", "conv3d",
-    ],
-)  # fmt: skip
-def test_products_without_layers_are_counted(
-    shape: list[int], filters: list[int], compute: Any, products: int, passes: int
-) -> None:
-    """The state of a loop gets a gradient, a batch none."""
-    task = Plain.Params(filters=filters, compute=compute).instantiate()
-    model = model_of(task, {"x": ((B, *shape), "float32")})
-    for mesh, rules, devices in (("data:1", "", 1), ("data:4", "batch:data", 4)):
-        cost = model.cost(MeshLayout(MeshShape.parse(mesh), Rules.parse(rules)))
-        assert cost.flops == passes * 2 * products / devices
-    gradient = 4 * math.prod(filters)
-    assert sent(cost, least_bytes=5) == {("all-reduce", "data", "gradients"): (1, gradient)}
 
 
 AGREEING = (
