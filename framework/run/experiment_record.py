@@ -64,12 +64,6 @@ def text(key: str, tree: Tree.Params, *, placement: bool = True) -> str:
     return "\n".join(lines) + "\n"
 
 
-def without_placement(described: str) -> str:
-    """Returns a description as `text(…, placement=False)` writes it."""
-    before, found, _ = described.partition(f"\n{PLACEMENT}\n")
-    return before if found else described
-
-
 def _placement(tree: Tree.Params, task: Task) -> list[str]:
     owner: Any = tree.execution.owner
     if issubclass(owner, MeshSharded):
