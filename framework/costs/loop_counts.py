@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +19,7 @@ import tensorflow as tf
 from tekso.framework.costs import op_kinds
 from tekso.framework.costs.graph_walks import function_graph
 
-INTEGER_OPS: Mapping[str, Callable[[Any, Any], Any]] = {
+_TWO: Mapping[str, Callable[[Any, Any], Any]] = {
     "Add": operator.add,
     "AddV2": operator.add,
     "Sub": operator.sub,
@@ -30,19 +30,16 @@ INTEGER_OPS: Mapping[str, Callable[[Any, Any], Any]] = {
     "GreaterEqual": operator.ge,
     "LogicalAnd": operator.and_,
     "LogicalOr": operator.or_,
-}
-"""Ops of two integers, or of two conditions."""
-
-_TWO: Mapping[str, Callable[[Any, Any], Any]] = {
-    **INTEGER_OPS,
     "FloorDiv": operator.floordiv,
     "Maximum": max,
     "Minimum": min,
 }
+"""Ops of two integers, or of two conditions."""
+
 _LONGEST = 100_000  # iterations that are evaluated
 
 
-class _Counted(NamedTuple):
+class Counted(NamedTuple):
     """A loop after its last iteration: the number of iterations, and its counters."""
 
     length: int
@@ -56,23 +53,33 @@ def counted_iterations(loop: Any) -> int | None:
 
 
 @functools.lru_cache(maxsize=64)
-def _counted(loop: Any) -> _Counted | None:
+def _counted(loop: Any) -> Counted | None:
     condition, body = (function_graph(loop, loop.get_attr(name)) for name in ("cond", "body"))
     if condition is None or body is None:  # of a program that was not traced here
         return None
-    state = [_scalar(_value(tensor, {})) for tensor in loop.inputs]
+    return run_counters(condition, body, [_scalar(_value(tensor, {})) for tensor in loop.inputs])
+
+
+def run_counters(condition: Any, body: Any, state: Sequence[int | None]) -> Counted | None:
+    """Returns a loop after its last iteration; None if other values decide, or above 100,000.
+
+    Args:
+      condition: graph of the condition.
+      body: graph of the body; an output may be None, whose values are not known.
+      state: the integers with which the loop starts; None: not known.
+    """
     for length in range(_LONGEST):
         continues = _scalar(_value(condition.outputs[0], _given(condition, state)))
         if continues is None:
             return None
         if not continues:
-            return _Counted(length, tuple(state))
+            return Counted(length, tuple(state))
         given = _given(body, state)
-        state = [_scalar(_value(tensor, given)) for tensor in body.outputs]
+        state = [None if x is None else _scalar(_value(x, given)) for x in body.outputs]
     return None
 
 
-def _given(graph: Any, state: list[int | None]) -> dict[str, Any]:
+def _given(graph: Any, state: Sequence[int | None]) -> dict[str, Any]:
     return dict(zip((tensor.name for tensor in graph.inputs), state, strict=False))
 
 

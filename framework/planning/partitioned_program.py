@@ -19,10 +19,11 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.framework.function_def_to_graph import function_def_to_graph
 
+from tekso.framework.costs import loop_counts
 from tekso.framework.costs.op_kinds import LOOPS
 from tekso.framework.execution.mesh.rules import MeshShape
-from tekso.framework.planning.loop_length import Scalars, loop_length
 
 _CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 _BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")
@@ -199,9 +200,39 @@ def loop_lengths(function: Callable[[str], Any], name: str) -> dict[str, int | N
 
 def _length(function: Callable[[str], Any], frame: _Frame, loop: Any) -> int | None:
     """Returns the number of iterations of a loop; None if it cannot be read."""
-    condition, body = (function(loop.attr[name].func.name) for name in ("cond", "body"))
-    start: Scalars = {i: frame.scalar(x) for i, x in enumerate(_data_inputs(loop))}
-    return loop_length(condition, body, start)
+    condition, body = (_counters(function(loop.attr[n].func.name)) for n in ("cond", "body"))
+    found = loop_counts.run_counters(condition, body, [frame.scalar(x) for x in _data_inputs(loop)])
+    return None if found is None else found.length
+
+
+def _counters(function: Any) -> Any:
+    """Returns a function as a graph of its outputs that are integers or conditions.
+
+    The other outputs are None, and the ops that only they need are left out.
+    """
+    signature, nodes = function.signature, {node.name: node for node in function.node_def}
+    types = [tf.as_dtype(output.type) for output in signature.output_arg]
+    is_kept = [dtype.is_integer or dtype.is_bool for dtype in types]
+    made = type(function)(arg_attr=function.arg_attr)
+    made.signature.CopyFrom(signature)
+    del made.signature.output_arg[:], made.signature.control_output[:]
+    open_tensors = []
+    for output, keeps in zip(signature.output_arg, is_kept, strict=True):
+        if keeps:
+            made.signature.output_arg.append(output)
+            made.ret[output.name] = function.ret[output.name]
+            open_tensors.append(function.ret[output.name])
+    while open_tensors:
+        node = nodes.pop(open_tensors.pop().partition(":")[0], None)
+        if node is not None:
+            inputs = _data_inputs(node)
+            made.node_def.append(node)
+            made.node_def[-1].input[:] = inputs
+            open_tensors += inputs
+    graph: Any = function_def_to_graph(made)
+    kept = iter(graph.outputs)
+    graph.outputs = [next(kept) if keeps else None for keeps in is_kept]
+    return graph
 
 
 def _is_gather(frame: _Frame, tensor: str) -> bool:

@@ -15,7 +15,7 @@ import processes
 import pytest
 import tensorflow as tf
 
-from tekso.framework.planning.loop_length import loop_length
+from tekso.framework.planning.partitioned_program import loop_lengths
 
 PROGRAM = Path(__file__).with_name("collectives_program.py")
 BATCH, LENGTH, EMBED, MLP = 64, 6, 96, 128  # as in the program
@@ -152,20 +152,14 @@ def length_of(condition: Any, body: Any, *start: Any) -> int | None:
     """The length that is read from the compiled form of a loop."""
 
     @tf.function(autograph=False)
-    def run(*start: Any) -> Any:
-        return tf.while_loop(condition, body, start)
+    def run() -> Any:
+        return tf.while_loop(condition, body, [tf.constant(x) for x in start])
 
-    signature = [tf.TensorSpec((), tf.int32 if isinstance(x, int) else tf.float32) for x in start]
-    graph = run.get_concrete_function(*signature).graph.as_graph_def()
-    node = next(n for n in graph.node if n.op in ("While", "StatelessWhile"))
-    functions = {f.signature.name: f for f in graph.library.function}
-    # Variables of TensorFlow's own come first: the counter and the most steps (-1: no limit).
-    values = [0, -1, *(x if isinstance(x, int) else None for x in start)]
-    return loop_length(
-        functions[node.attr["cond"].func.name],
-        functions[node.attr["body"].func.name],
-        dict(enumerate(values)),
-    )
+    traced = run.get_concrete_function()
+    functions = {f.signature.name: f for f in traced.graph.as_graph_def().library.function}
+    functions[""] = traced.function_def
+    (length,) = loop_lengths(functions.__getitem__, "").values()
+    return length
 
 
 def test_length_of_a_loop_follows_its_counter() -> None:
@@ -175,6 +169,8 @@ def test_length_of_a_loop_follows_its_counter() -> None:
     assert length_of(lambda i: i < 7, lambda i: [i + 1], 9) == 0
     both = lambda i, j: tf.logical_and(i < 100, j > 1)  # noqa: E731
     assert length_of(both, lambda i, j: [i + 1, j - 2], 0, 10) == 5
+    with_numbers = lambda i, x: [i + 1, tf.exp(x)]  # noqa: E731
+    assert length_of(lambda i, x: i < 7, with_numbers, 2, 1.0) == 5
 
 
 def test_length_is_unknown_where_the_data_decides() -> None:
