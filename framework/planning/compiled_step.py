@@ -8,7 +8,7 @@ elements. The program is compiled as for CPU and GPU meshes.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from typing import Any
 
 import numpy as np
@@ -76,25 +76,47 @@ def compiled_by(program: MeshProgram, run: Callable[[], Any]) -> CompiledStep:
       program: the program.
       run: runs this step.
     """
-    before = set(context.context().list_function_names())
+    before = functions()
     run()
-    made = set(context.context().list_function_names()) - before
-    functions = {name: context.context().get_function_def(name) for name in made}
-    return CompiledStep(functions, {n: program.times_run(n) for n in called_on_mesh(functions)})
+    return compiled_since(before, program.times_run)
 
 
-def called_on_mesh(functions: Mapping[str, Any]) -> list[str]:
-    """Returns the names of the functions that are called from Python and run on a mesh.
+def functions() -> set[str]:
+    """Returns the names of all functions in the function library of the process."""
+    return set(context.context().list_function_names())
+
+
+def compiled_since(before: Set[str], times_run: Callable[[str], int]) -> CompiledStep:
+    """Returns the functions that DTensor has compiled.
 
     Args:
-      functions: {name: definition}.
+      before: `functions()` before it did.
+      times_run: returns how often a step calls a function.
     """
-    return [
-        name
-        for name, function in functions.items()
-        # DTensor also makes functions of single ops, which place the tensors of `compiled_step`.
-        if name.startswith(_TRACED) and any(map(runs_on_mesh, function.node_def))
-    ]
+    # DTensor also makes functions of single ops, which place the tensors of `compiled_step`.
+    traced = {n: _definition(n) for n in functions() - before if n.startswith(_TRACED)}
+    called = [name for name, f in traced.items() if any(map(runs_on_mesh, f.node_def))]
+    return CompiledStep(_with_inner(called), {name: times_run(name) for name in called})
+
+
+def _definition(name: str) -> Any:
+    return context.context().get_function_def(name)
+
+
+def _with_inner(names: Iterable[str]) -> dict[str, Any]:
+    """Returns the definitions of functions and of all functions inside of them.
+
+    The name of a loop is not always new: DTensor may give it that of a loop of an earlier program,
+    whose functions are removed then, see workarounds/retracing.py.
+    """
+    found, open_names = {}, list(names)
+    while open_names:
+        if (name := open_names.pop()) not in found:
+            found[name] = _definition(name)
+            for node in found[name].node_def:
+                for value in node.attr.values():
+                    open_names += [f.name for f in (value.func, *value.list.func) if f.name]
+    return found
 
 
 def runs_on_mesh(node: Any) -> bool:

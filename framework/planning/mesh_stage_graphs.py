@@ -12,12 +12,11 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.eager import context
 
 from tekso.framework.execution.mesh.layouts import Layout, MeshLayout
 from tekso.framework.execution.pipeline.actions import device_of
@@ -29,7 +28,8 @@ from tekso.framework.execution.workarounds import compiler
 from tekso.framework.planning.compiled_step import (
     CompiledStep,
     Nowhere,
-    called_on_mesh,
+    compiled_since,
+    functions,
     mesh_elsewhere,
 )
 from tekso.framework.planning.mesh_graphs import DeviceGraphs, device_graphs
@@ -52,7 +52,6 @@ def mesh_stage_graphs(
       ExecutionError: DTensor cannot compile a function of a stage for this layout.
     """
     compiler.choose_passes()  # as a run does
-    before = _functions()
     made = [
         [_Backend(layout, compiles=plan.xla == "clusters") for _ in range(plan.num_devices)]
         for _ in range(plan.num_replicas)
@@ -70,22 +69,14 @@ def mesh_stage_graphs(
     for mesh in meshes:
         mesh.count_again()
     program.train_step(arrays, 0)
-    times = sum((mesh.times() for mesh in meshes), Counter[str]())
-    compiled = CompiledStep(_defined(_functions() - before), times)
-    signatures = {name: compiled.functions[name].signature for name in times}
-    passed = sum(
-        count * (len(signatures[name].input_arg) + len(signatures[name].output_arg))
-        for name, count in times.items()
+    calls = [call for mesh in meshes for call in mesh.calls()]
+    return DeviceGraphs(
+        [(count * times, graph) for count, made in calls for times, graph in made.graphs],
+        [size for count, made in calls for size in count * list(made.collectives)],
+        variables=sum(count * made.variables for count, made in calls),
+        arrays=sum(mesh.placed for mesh in meshes),
+        calls=sum(count for count, _ in calls),
     )
-    return device_graphs(compiled, variables=passed, arrays=sum(mesh.placed for mesh in meshes))
-
-
-def _functions() -> set[str]:
-    return set(context.context().list_function_names())
-
-
-def _defined(names: Iterable[str]) -> dict[str, Any]:
-    return {name: context.context().get_function_def(name) for name in names}
 
 
 def _nothing(where: tuple[slice, ...]) -> np.ndarray:
@@ -111,19 +102,17 @@ class _Backend(MeshBackend):
         super().__init__("", layout, mesh_elsewhere(layout.mesh), compiles=compiles)
         self._placement = Nowhere(self._placement.mesh)
         self.placed = 0
-        self._names: dict[Callable[..., Any], list[str]] = {}  # of what DTensor has compiled
-        self._calls: Counter[Callable[..., Any]] = Counter()
+        self._graphs: dict[Callable[..., Any], DeviceGraphs] = {}
+        self._counts: Counter[Callable[..., Any]] = Counter()
 
     def count_again(self) -> None:
         """Forgets what was called and placed before."""
         self.placed = 0
-        self._calls.clear()
+        self._counts.clear()
 
-    def times(self) -> Counter[str]:
-        """Returns {name of a compiled function: number of its calls}."""
-        return Counter(
-            {name: count for one, count in self._calls.items() for name in self._names[one]}
-        )
+    def calls(self) -> list[tuple[int, DeviceGraphs]]:
+        """Returns [(number of calls, what a call of this function runs)]."""
+        return [(count, self._graphs[function]) for function, count in self._counts.items()]
 
     def put(self, array: Any) -> tf.Tensor:
         """See `StageBackend`."""
@@ -161,9 +150,16 @@ class _Backend(MeshBackend):
     def call(self, function: Callable[..., Any], *args: Any) -> Any:
         """See `MeshBackend`; waits for nothing."""
         with compiler.SERIAL:
-            before = _functions() if function not in self._names else set()
+            before = functions() if function not in self._graphs else set()
             made = self.started(function, *args)
-            if function not in self._names:
-                self._names[function] = called_on_mesh(_defined(_functions() - before))
-            self._calls[function] += 1
+            if function not in self._graphs:
+                self._graphs[function] = _graphs(compiled_since(before, lambda _: 1))
+            self._counts[function] += 1
         return made
+
+
+def _graphs(compiled: CompiledStep) -> DeviceGraphs:
+    """Returns what a call runs; its arguments and results count like variables of a step."""
+    signatures = [compiled.functions[name].signature for name in compiled.times]
+    passed = sum(len(one.input_arg) + len(one.output_arg) for one in signatures)
+    return device_graphs(compiled, variables=passed, arrays=0)
