@@ -58,6 +58,7 @@ from tekso.framework.planning.step_work import (
 )
 from tekso.framework.weight_spec import WeightSpec
 
+_LOSS_WEIGHT_BYTES = 4.0
 _POSITIONS = ("batch", "length")  # the gradient of every weight is summed over these dims
 
 
@@ -163,8 +164,9 @@ class CostModel:
 
         Args:
           layout: the layout.
-          packs_gradients: whether one all-reduce over all devices has all gradients, after the last
-            accumulation step, as in data-parallel execution. On a mesh, each has its own.
+          packs_gradients: whether one all-reduce over all devices has all gradients and the sums of
+            the loss, after the last accumulation step, as in data-parallel execution, which also
+            all-reduces the weight of the loss of the batch. On a mesh, each gradient has its own.
         """
         key = (layout.mesh, layout.rules)
         if self._last is None or self._last[0] != key:
@@ -174,6 +176,7 @@ class CostModel:
         if packs_gradients:
             trained = [g.spec.size_bytes * g.count for g in self._weights if g.trained]
             bill.add("all-reduce", layout.mesh.names, GRADIENTS, math.fsum(trained), 1)
+            bill.add("all-reduce", layout.mesh.names, ACTIVATIONS, _LOSS_WEIGHT_BYTES, 1)
         for gradient in () if packs_gradients else sums.gradients:
             self._reduce_gradient(bill, layout, gradient)
         memory, update_bytes = self._state(bill, layout, sums)

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tekso.framework import task_results
 from tekso.framework.execution.accumulation import part_of
-from tekso.framework.planning.step_work import Alike, Part, ReplicaSum, StepWork
+from tekso.framework.planning.step_work import Alike, StepWork
 from tekso.framework.planning.tracing_context import TracingContext
 from tekso.framework.planning.work_recorder import Recorder
 from tekso.framework.signature import Signature, num_examples
@@ -55,7 +55,4 @@ def trace(
         theta = task.theta(recorder.weights(weights, specs, activation_dtype))
         arrays = {name: recorder.array(*array) for name, array in of_device.items()}
         task_results.loss(task, theta, arrays, ctx)
-        if replicas is not None:
-            for _ in range(2):  # the loss and its weight
-                recorder.add(ReplicaSum(Part((), (), 4, learned=False)), recorder.whole)
         return dataclasses.replace(recorder.step_work(specs), replicas=replicas or 1)

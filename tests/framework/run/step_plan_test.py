@@ -79,9 +79,9 @@ def test_devices_share_the_batch_of_a_recurrence(kind: str) -> None:
         assert step.flops * devices == alone.flops
         assert step.memory["activations"] * devices == alone.memory["activations"]
         (reduced,) = step.collectives
-        scalars = 2  # the loss and its weight
-        assert (reduced.kind, reduced.count) == ("all-reduce", 1 + scalars)
-        assert reduced.bytes == 4 * (recurrent_tasks.WEIGHTS + scalars)
+        # The weight of the loss; the gradients, with the loss.
+        assert (reduced.kind, reduced.count) == ("all-reduce", 2)
+        assert reduced.bytes == 4 * (recurrent_tasks.WEIGHTS + 1)
 
 
 @pytest.mark.parametrize("is_constrained", [False, True])
@@ -126,7 +126,7 @@ def test_batch_statistics_are_summed_over_the_replicas(tmp_path: Path) -> None:
     plan = planned(tmp_path, found, num_devices=2, device="v100")
     assert plan.step is not None and layers > 1
     (reduced,) = plan.step.collectives
-    assert reduced.count == 1 + 2 + 5 * layers
+    assert reduced.count == 2 + 5 * layers
 
 
 def test_the_record_of_a_step_has_the_bytes_of_all_devices(tmp_path: Path) -> None:
@@ -218,9 +218,9 @@ def test_data_parallel_gradients_are_one_all_reduce(tmp_path: Path) -> None:
         plan = planned(tmp_path, found, device="v100", num_devices=2)
         assert plan.step is not None
         (reduced,) = plan.step.collectives
-        sums = 2 * parts  # of the loss and its weight
-        assert (reduced.kind, reduced.axis, reduced.count) == ("all-reduce", "data", 1 + sums)
-        assert reduced.bytes == 4 * plan.weights + 4 * sums
+        # The weight of the loss of all parts; then the gradients, with the loss.
+        assert (reduced.kind, reduced.axis, reduced.count) == ("all-reduce", "data", 2)
+        assert reduced.bytes == 4 * plan.weights + 4
 
 
 def test_steps_of_one_task_each_have_the_mean_time_and_the_largest_memory(tmp_path: Path) -> None:
