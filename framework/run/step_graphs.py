@@ -22,6 +22,7 @@ from tekso.framework.execution.data_parallel import DataParallel, num_towers
 from tekso.framework.execution.data_parallel_program import DataParallelProgram
 from tekso.framework.planning.mesh_graphs import DeviceGraphs
 from tekso.framework.planning.step_time import StepTime
+from tekso.framework.primitives.custom_gradient import custom_gradient
 from tekso.framework.signature import Signature, num_examples
 from tekso.framework.state import State
 from tekso.framework.step import Step
@@ -41,7 +42,8 @@ class StepGraphs:
       variables: number of weights and slots.
       arrays: number of arrays of a batch.
       uses_all_threads: whether one op at a time runs, on all cores.
-      sums: bytes of each tensor that a tower sums over all devices, as for batch statistics.
+      sums: bytes of each tensor that a tower sums over all devices, as for batch statistics, and of
+        each gradient of such a sum, which is summed too.
     """
 
     towers: int
@@ -216,8 +218,12 @@ class _Device(DataParallelProgram):
         )
 
     def _all_reduce(self, nest: Any) -> Any:
-        self.sums += [_bytes(x) for x in tf.nest.flatten(nest)]
-        return nest
+        @custom_gradient
+        def summed(*tensors: tf.Tensor) -> Any:
+            self.sums += [_bytes(x) for x in tensors]
+            return list(tensors), lambda *gradients: self._all_reduce(list(gradients))
+
+        return tf.nest.pack_sequence_as(nest, summed(*tf.nest.flatten(nest)))
 
 
 def _specs_of_state(step: Step) -> list[dict[str, tf.TensorSpec]]:

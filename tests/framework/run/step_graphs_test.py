@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
+from tekso.framework import ops
 from tekso.framework.costs import graph_memory
 from tekso.framework.execution import DataParallel, ExecutionError
 from tekso.framework.initializers import Zeros
@@ -39,11 +40,15 @@ class Normalised(Task):
 
 
 def traced(
-    task: type[Task] = Normalised, batch: Signature = BATCH, **execution: Any
+    task: type[Task] = Normalised,
+    batch: Signature = BATCH,
+    *,
+    devices: int = 1,
+    **execution: Any,
 ) -> step_graphs.StepGraphs:
     learner = Learner.Params(optimizer=SGD.Params(), schedule=Constant.Params(value=0.1))
     step = Step(task.Params().instantiate(), learner.instantiate(), seed=0)
-    return step_graphs.trace(step, batch, DataParallel.Params(**execution))
+    return step_graphs.trace(step, batch, DataParallel.Params(**execution), devices=devices)
 
 
 @pytest.mark.parametrize(("towers", "threads"), [(None, True), (2, False)])
@@ -52,6 +57,33 @@ def test_towers_that_sum_over_each_other_have_a_core_each(
 ) -> None:
     graphs = traced(towers=towers, xla="none")
     assert (graphs.towers, graphs.uses_all_threads) == (towers or 1, threads)
+
+
+class Compared(Task):
+    """Compares each row with the sum of all rows of the global batch, counted by their weights."""
+
+    couples_examples = gathers_examples = True
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        self.weight("w", [3, 5], dims=(None, None), init=Zeros.Params())
+
+    def loss_weight(self, batch: Any) -> tf.Tensor:
+        return tf.constant(float(batch["x"].shape[0]))
+
+    def loss(self, theta: Any, batch: Any, ctx: Any) -> LossSums:
+        rows = batch["x"] @ theta.w
+        total = ops.sum_over_replicas(ctx, tf.reduce_sum(rows, 0), self)
+        count = ops.sum_over_replicas(ctx, tf.reduce_sum(batch["x"][:, 0]), self)
+        return LossSums(tf.reduce_sum(rows * total / count))
+
+
+def test_devices_sum_what_the_loss_sums_and_its_gradient() -> None:
+    """The batch, and so the count, has no gradient."""
+    assert sorted(traced(Compared, devices=2).sums) == [4, 4 * 5, 4 * 5]
+    # Count, sum and squares; in the backward pass two sums, without gradients of their own.
+    assert sorted(traced(Normalised, devices=2).sums) == [4, *[4 * 3] * 4]
+    assert traced(Compared).sums == ()
 
 
 class Product(Task):
