@@ -2,8 +2,8 @@
 
 Neither gathers the table or the logits. Every device looks up the rows of its shard, and the
 results are all-reduced. Maxima, sums and the logit of the label are also reduced over the axis. An
-id or a label outside the vocabulary gives NaN, so the step is not applied; on a single device it
-is an error.
+id or a label outside the vocabulary is an error on CPUs, as on a single CPU. On other devices it
+gives NaN, so the step is not applied.
 
 Source: Shazeer et al. 2018 (Mesh-TensorFlow), section 4; Shoeybi et al. 2019 (Megatron), section 3.
 """
@@ -61,7 +61,7 @@ def _split_lookup(
     place = tf.expand_dims(ids, 0) - first
     here = tf.logical_and(place >= 0, place < rows)
     place = ctx.reshard(tf.where(here, place, tf.zeros_like(place)), local_axes)
-    # NaN for ids outside the vocabulary: otherwise their rows would silently be 0.
+    # For ids outside the vocabulary: otherwise their rows would silently be 0.
     here = tf.cast(here, table.dtype) + _nan_outside(ids, table.shape[0], table.dtype)
     here = ctx.reshard(here, local_axes)
     found = tf.gather(blocks, place, axis=1, batch_dims=1)
@@ -194,8 +194,13 @@ def _logits_gradient(
 
 
 def _nan_outside(ids: tf.Tensor, vocab: int, dtype: Any) -> tf.Tensor:
-    """Returns 0 for every id of the vocabulary, and NaN for other ids."""
-    is_inside = tf.logical_and(ids >= 0, ids < vocab)
+    """Returns 0 for every id of the vocabulary, and NaN for other ids, if they are no error.
+
+    A device that looks up only the ids of its shard cannot fail for an id of none. So all ids are
+    looked up in a table of a byte for each row, which fails on a CPU and names the id and the rows.
+    """
+    unchecked = tf.gather(tf.zeros([vocab], tf.bool), ids)
+    is_inside = tf.logical_or(tf.logical_and(ids >= 0, ids < vocab), unchecked)
     return tf.math.log(2 * tf.cast(is_inside, dtype) - 1)  # log(1) or log(-1)
 
 

@@ -1,8 +1,12 @@
-"""Trains on a mesh on an id for which a table has no row; prints the error."""
+"""Trains on a mesh on an id for which a table has no row; prints the error.
+
+python ids_program.py MESH RULES
+"""
 
 from __future__ import annotations
 
 import os
+import sys
 from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -51,11 +55,12 @@ class Classes(Experiment):
         return Learner.Params(optimizer=Adam.Params(), schedule=Constant.Params(value=0.1))
 
     def execution(self) -> Any:
-        return MeshSharded.Params(mesh="data:2", rules="batch:data")
+        mesh, rules = sys.argv[1:]
+        return MeshSharded.Params(mesh=mesh, rules=rules)
 
 
 if __name__ == "__main__":
-    session = Session(Classes, cpu_devices=2)
+    session = Session(Classes, cpu_devices=4)
     session._check_task = lambda: None  # type: ignore[method-assign]  # which finds it first
     print(int(np.flatnonzero(session.input.batch(0)["x"] == 8)[0]))
     try:

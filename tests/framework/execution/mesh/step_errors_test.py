@@ -117,8 +117,18 @@ def test_the_line_of_a_lookup_without_a_row_is_found_in_the_traced_step() -> Non
 
 
 @pytest.mark.slow
-def test_an_id_without_a_row_on_a_mesh_names_array_example_rows_and_line() -> None:
-    done = processes.run([Path(__file__).with_name("ids_program.py")])
+@pytest.mark.parametrize(
+    ("mesh", "rules", "code"),
+    [
+        ("data:2", "batch:data", "return tf.gather(table, ids)"),
+        # Each device looks up only ids of its own rows.
+        ("data:2;model:2", "batch:data;vocab:model", "unchecked = tf.gather("),
+    ],
+)
+def test_an_id_without_a_row_on_a_mesh_names_array_example_rows_and_line(
+    mesh: str, rules: str, code: str
+) -> None:
+    done = processes.run([Path(__file__).with_name("ids_program.py"), mesh, rules])
     assert done.returncode == 0, done.stderr
     example, first, *place = done.stdout.splitlines()
     assert first.startswith(
@@ -126,8 +136,8 @@ def test_an_id_without_a_row_on_a_mesh_names_array_example_rows_and_line() -> No
         "that of an Embedding, has the rows 0 to 7: "
     )
     # All files of this repository are Tekso's, so that the innermost line counts.
-    assert re.fullmatch(r"  \(at \S*vocab\.py:\d+, in run\)", place[0])
-    assert place[1].startswith("    return tf.gather(table, ids)")
+    assert re.fullmatch(r"  \(at \S*vocab\.py:\d+, in \w+\)", place[0])
+    assert place[1].startswith(f"    {code}")
 
 
 def test_other_errors_of_a_step_stay_as_they_are() -> None:
