@@ -1,7 +1,7 @@
 """Attention masks: True where a query attends to a key.
 
 A mask is broadcastable to [batch, heads, queries, keys]. It is a NumPy constant if it depends only
-on positions known at tracing, and a tensor if it depends on the batch.
+on positions known at tracing, and a tensor if it depends on the batch or is large.
 
 Legend: B batch, T queries, S keys.
 """
@@ -16,8 +16,11 @@ import tensorflow as tf
 Array: TypeAlias = np.ndarray | tf.Tensor
 
 MOST_ELEMENTS = 2**30
-"""Largest number of elements of a constant that a layer computes from positions: a graph cannot
-have more than 2 GB of constants."""
+"""Largest number of elements that a layer computes from positions."""
+
+_MOST_CONSTANT = 2**24
+"""Largest number of elements of a mask that is a constant: larger ones are computed in the step.
+Each layer has a constant of its own, and tracing copies it several times."""
 
 
 def by_position(
@@ -39,13 +42,13 @@ def by_position(
 
     Shapes:
       query_positions: [T] or [B, T] int, key_positions: [S] or [B, S] int
-      returns: [1 or B, 1, T, S] bool; a NumPy array if the positions are
+      returns: [1 or B, 1, T, S] bool; a NumPy array if the positions are, and the mask is not large
     Raises:
       ValueError: window is less than 1, so a query would not even attend to itself.
     """
     if not causal and window is None:
         return None
-    seen = _within(distances(query_positions, key_positions), causal, window)
+    seen = _seen(query_positions, key_positions, causal, window)
     if prefix:
         expand = np.expand_dims if isinstance(seen, np.ndarray) else tf.expand_dims
         seen = seen | expand(key_positions < prefix, -2)
@@ -56,15 +59,15 @@ def causal(num_queries: int, num_keys: int | None = None, *, window: int | None 
     """Returns the causal mask: a query attends to itself and earlier keys.
 
     Shapes:
-      returns: [1, 1, T, S] bool, NumPy
+      returns: [1, 1, T, S] bool, NumPy if it is not large
     """
     queries = np.arange(num_queries)
     keys = queries if num_keys is None else np.arange(num_keys)
-    return _with_heads(_within(distances(queries, keys), True, window))
+    return _with_heads(_seen(queries, keys, True, window))
 
 
 def check_size(of_rows: str, rows: int, of_columns: str, columns: int) -> None:
-    """Checks the size of a constant before it is allocated.
+    """Checks the size of an array before it is computed.
 
     Args:
       of_rows: what each row is for.
@@ -73,13 +76,13 @@ def check_size(of_rows: str, rows: int, of_columns: str, columns: int) -> None:
       columns: number of columns.
 
     Raises:
-      ValueError: the constant has more than `MOST_ELEMENTS` elements.
+      ValueError: the array has more than `MOST_ELEMENTS` elements.
     """
     if rows * columns > MOST_ELEMENTS:
         raise ValueError(
-            f"a constant with a row for each {of_rows} and a column for each {of_columns}, "
-            f"{rows:,} × {columns:,}, is too large for a graph, which may have {MOST_ELEMENTS:,} "
-            "elements in a constant: use shorter sequences"
+            f"an array with a row for each {of_rows} and a column for each {of_columns}, "
+            f"{rows:,} × {columns:,}, is too large for a graph: layers compute at most "
+            f"{MOST_ELEMENTS:,} elements from positions. Use shorter sequences"
         )
 
 
@@ -88,15 +91,12 @@ def distances(query_positions: Array, key_positions: Array) -> Array:
 
     Shapes:
       query_positions: [T] or [B, T] int, key_positions: [S] or [B, S] int
-      returns: [T, S] or [B, T, S] int; a NumPy array if the positions are
+      returns: [T, S] or [B, T, S] int; a NumPy array if the positions are, and it is not large
     Raises:
-      ValueError: the NumPy array would be too large.
+      ValueError: there are more than `MOST_ELEMENTS` known pairs.
     """
-    if isinstance(query_positions, np.ndarray) and isinstance(key_positions, np.ndarray):
-        check_size("query", query_positions.size, "key", key_positions.shape[-1])
-        return np.expand_dims(query_positions, -1) - np.expand_dims(key_positions, -2)
-    queries, keys = (tf.cast(p, tf.int32) for p in (query_positions, key_positions))
-    return tf.expand_dims(queries, -1) - tf.expand_dims(keys, -2)
+    queries, keys = _aligned(query_positions, key_positions)
+    return queries - keys
 
 
 def padding(is_token: tf.Tensor) -> tf.Tensor:
@@ -133,10 +133,11 @@ def tokens(mask: Array | None, length: int) -> Array | None:
     """
     if mask is None:
         return None
-    itself = np.eye(length, dtype=bool)[np.newaxis, np.newaxis]
-    if isinstance(mask, np.ndarray):
+    queries, keys = _aligned(np.arange(length), np.arange(length))
+    itself = _with_heads(queries == keys)
+    if isinstance(mask, np.ndarray) and isinstance(itself, np.ndarray):
         return np.any(mask & itself, axis=(1, 3))
-    return tf.reduce_any(mask & tf.constant(itself), [1, 3])
+    return tf.reduce_any(tensor(mask) & itself, [1, 3])
 
 
 def combine(*masks: Array | None) -> Array | None:
@@ -158,13 +159,32 @@ def tensor(mask: Array) -> tf.Tensor:
     return tf.cast(mask.astype(np.int8), tf.bool) if isinstance(mask, np.ndarray) else mask
 
 
-def _within(distance: Array, causal: bool, window: int | None) -> Array:
-    """Returns whether a query attends to a key `distance` positions before it."""
-    if window is None:
-        return distance >= 0
-    if window < 1:
+def _seen(query_positions: Array, key_positions: Array, causal: bool, window: int | None) -> Array:
+    """Returns whether a query attends to a key: [T, S] or [B, T, S]."""
+    if window is not None and window < 1:
         raise ValueError(f"attention window is {window}, must be at least 1 (the query itself)")
-    return (distance > (-1 if causal else -window)) & (distance < window)
+    # Positions are compared, since their differences take four times the memory of a mask.
+    queries, keys = _aligned(query_positions, key_positions)
+    if window is None:
+        return keys <= queries
+    last = queries if causal else queries + (window - 1)
+    return (keys <= last) & (keys > queries - window)
+
+
+def _aligned(query_positions: Array, key_positions: Array) -> tuple[Array, Array]:
+    """Returns positions that broadcast against each other: [(B,) T, 1] and [(B,) 1, S].
+
+    NumPy arrays if both are and have few pairs, else tensors.
+    """
+    queries, keys = query_positions, key_positions
+    is_constant = isinstance(queries, np.ndarray) and isinstance(keys, np.ndarray)
+    if is_constant:
+        check_size("query", queries.size, "key", keys.shape[-1])
+        is_constant = queries.size * keys.shape[-1] <= _MOST_CONSTANT
+    if is_constant:
+        return np.expand_dims(queries, -1), np.expand_dims(keys, -2)
+    queries, keys = (tf.cast(p, tf.int32) for p in (queries, keys))
+    return tf.expand_dims(queries, -1), tf.expand_dims(keys, -2)
 
 
 def _with_heads(seen: Array) -> Array:

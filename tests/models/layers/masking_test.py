@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -121,6 +123,35 @@ def test_a_prefix_is_seen_by_all_however_far(window: int | None) -> None:
     np.testing.assert_array_equal(later[:, 0, 0], [[1, 1, 1, 1, 0], [1, 1, 1, 1, 1]])
     block = masking.by_position(tf.constant([0, 1]), places, causal=True, prefix=2)
     np.testing.assert_array_equal(block[0, 0], [[1, 1, 0, 0, 0]] * 2)
+
+
+def test_a_large_mask_is_computed_in_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A constant of 20,000 × 20,000 positions in each layer took gigabytes while it was traced."""
+    places = np.arange(5)
+    forms: list[dict[str, Any]] = [
+        {"causal": True}, {"causal": True, "window": 2}, {"causal": False, "window": 2},
+        {"causal": True, "window": 2, "prefix": 1},
+    ]  # fmt: skip
+    constants = [masking.by_position(places, places, **form) for form in forms]
+    is_token = masking.tokens(masking.causal(5) & (places > 1), 5)
+
+    monkeypatch.setattr(masking, "_MOST_CONSTANT", 24)
+
+    for form, constant in zip(forms, constants, strict=True):
+        mask = masking.by_position(places, places, **form)
+        assert tf.is_tensor(mask) and isinstance(constant, np.ndarray)
+        np.testing.assert_array_equal(mask, constant)
+    assert tf.is_tensor(masking.distances(places, places))
+    np.testing.assert_array_equal(masking.tokens(masking.causal(5) & (places > 1), 5), is_token)
+    np.testing.assert_array_equal(masking.tokens(np.ones([1, 1, 1, 5], bool), 5), [[True] * 5])
+    assert isinstance(masking.causal(4), np.ndarray)
+
+
+def test_the_graph_of_a_long_mask_is_small() -> None:
+    places = np.arange(20_000, dtype=np.int32)
+    function = tf.function(lambda: masking.by_position(places, places, causal=True, window=9))
+    graph = function.get_concrete_function().graph.as_graph_def()
+    assert graph.ByteSize() < 1_000_000
 
 
 def test_distances_that_are_too_many_for_a_graph_are_an_error_before_they_are_computed() -> None:
