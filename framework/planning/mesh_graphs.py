@@ -7,15 +7,17 @@ memory.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import functools
 import math
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.eager import context
 from tensorflow.python.framework.function_def_to_graph import function_def_to_graph
 
 from tekso.framework.costs import graph_memory, graph_time, graph_walks, graph_work, op_kinds
@@ -100,12 +102,13 @@ def device_graphs(compiled: CompiledStep, *, variables: int, arrays: int) -> Dev
       variables: number of weights and slots.
       arrays: number of arrays of a batch.
     """
-    graphs = [
-        (times, _graph(compiled, node.attr["f"].func.name))
-        for name, times in compiled.times.items()
-        for node in compiled.functions[name].node_def
-        if runs_on_mesh(node)
-    ]
+    with _in_library(compiled.functions):
+        graphs = [
+            (times, _graph(compiled, node.attr["f"].func.name))
+            for name, times in compiled.times.items()
+            for node in compiled.functions[name].node_def
+            if runs_on_mesh(node)
+        ]
     collectives = [
         _bytes(op.outputs[0])
         for graph in graphs
@@ -118,6 +121,24 @@ def device_graphs(compiled: CompiledStep, *, variables: int, arrays: int) -> Dev
         graphs, collectives, variables=variables, arrays=arrays,
         calls=sum(compiled.times.values()), between=between,
     )  # fmt: skip
+
+
+@contextlib.contextmanager
+def _in_library(functions: Mapping[str, Any]) -> Iterator[None]:
+    """Keeps functions in the function library of the process, without which no graph is made.
+
+    Defect: DTensor may remove those of a loop after it compiled the step, at random, if it compiled
+    loops before.
+    """
+    library = context.context()
+    missing = [name for name in functions if not library.has_function(name)]
+    for name in missing:
+        library.add_function_def(functions[name])
+    try:
+        yield
+    finally:
+        for name in missing:
+            library.remove_function(name)
 
 
 def _graph(compiled: CompiledStep, name: str) -> Any:
