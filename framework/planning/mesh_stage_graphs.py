@@ -65,10 +65,8 @@ def mesh_stage_graphs(
     }
     program = PipelineProgram(step, plan, backends, batch=batch, replan=lambda _: plan)
     program.initialize()
-    meshes = list(itertools.chain(*made))
-    for mesh in meshes:
-        mesh.count_again()
     program.train_step(arrays, 0)
+    meshes = list(itertools.chain(*made))
     calls = [call for mesh in meshes for call in mesh.calls()]
     return DeviceGraphs(
         [(count * times, graph) for count, made in calls for times, graph in made.graphs],
@@ -104,11 +102,6 @@ class _Backend(MeshBackend):
         self.placed = 0
         self._graphs: dict[Callable[..., Any], DeviceGraphs] = {}
         self._counts: Counter[Callable[..., Any]] = Counter()
-
-    def count_again(self) -> None:
-        """Forgets what was called and placed before."""
-        self.placed = 0
-        self._counts.clear()
 
     def calls(self) -> list[tuple[int, DeviceGraphs]]:
         """Returns [(number of calls, what a call of this function runs)]."""
