@@ -7,23 +7,20 @@ memory.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import dataclasses
 import functools
 import math
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.eager import context
-from tensorflow.python.framework.function_def_to_graph import function_def_to_graph
 
 from tekso.framework.costs import graph_memory, graph_time, graph_walks, graph_work, op_kinds
 from tekso.framework.costs.this_machine import MachineSpeed
 from tekso.framework.planning.compiled_step import CompiledStep, runs_on_mesh
-from tekso.framework.planning.partitioned_program import loop_lengths
+from tekso.framework.planning.partitioned_program import graph_of, loop_lengths
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,13 +99,12 @@ def device_graphs(compiled: CompiledStep, *, variables: int, arrays: int) -> Dev
       variables: number of weights and slots.
       arrays: number of arrays of a batch.
     """
-    with _in_library(compiled.functions):
-        graphs = [
-            (times, _graph(compiled, node.attr["f"].func.name))
-            for name, times in compiled.times.items()
-            for node in compiled.functions[name].node_def
-            if runs_on_mesh(node)
-        ]
+    graphs = [
+        (times, _graph(compiled, node.attr["f"].func.name))
+        for name, times in compiled.times.items()
+        for node in compiled.functions[name].node_def
+        if runs_on_mesh(node)
+    ]
     collectives = [
         _bytes(op.outputs[0])
         for graph in graphs
@@ -123,24 +119,6 @@ def device_graphs(compiled: CompiledStep, *, variables: int, arrays: int) -> Dev
     )  # fmt: skip
 
 
-@contextlib.contextmanager
-def _in_library(functions: Mapping[str, Any]) -> Iterator[None]:
-    """Keeps functions in the function library of the process, without which no graph is made.
-
-    Defect: DTensor may remove those of a loop after it compiled the step, at random, if it compiled
-    loops before.
-    """
-    library = context.context()
-    missing = [name for name in functions if not library.has_function(name)]
-    for name in missing:
-        library.add_function_def(functions[name])
-    try:
-        yield
-    finally:
-        for name in missing:
-            library.remove_function(name)
-
-
 def _graph(compiled: CompiledStep, name: str) -> Any:
     """Returns a function as a graph that knows the bodies of its loops and their lengths."""
     definition = copy.deepcopy(compiled.functions[name])
@@ -150,7 +128,7 @@ def _graph(compiled: CompiledStep, name: str) -> Any:
         if node.name in lengths:
             node.attr[graph_work.ITERATIONS].i = lengths[node.name] or 1
             bodies.append(node.attr["body"].func.name)
-    graph: Any = function_def_to_graph(definition, input_shapes=_input_shapes(definition))
+    graph = graph_of(definition, input_shapes=_input_shapes(definition))
     for body in bodies:
         graph._functions[body] = types.SimpleNamespace(graph=_graph(compiled, body))
     return graph

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -229,10 +229,31 @@ def _counters(function: Any) -> Any:
             made.node_def.append(node)
             made.node_def[-1].input[:] = inputs
             open_tensors += inputs
-    graph: Any = function_def_to_graph(made)
+    graph = graph_of(made)
     kept = iter(graph.outputs)
     graph.outputs = [next(kept) if keeps else None for keeps in is_kept]
     return graph
+
+
+class _WithAllFunctions(tf.Graph):
+    """A graph that has every function, by its name alone."""
+
+    def _is_function(self, name: str) -> bool:
+        return True
+
+
+def graph_of(function: Any, input_shapes: Sequence[Any] | None = None) -> Any:
+    """Returns a function as a graph, without the functions that its ops run.
+
+    Defect: DTensor removes functions of loops from the library of the process, at random, if it
+    compiled other loops before, and TensorFlow makes no graph of a function that runs them.
+
+    Args:
+      function: its definition.
+      input_shapes: shapes of its arguments; None where one is not known.
+    """
+    with _WithAllFunctions().as_default():
+        return function_def_to_graph(function, input_shapes=input_shapes)
 
 
 def _is_gather(frame: _Frame, tensor: str) -> bool:
