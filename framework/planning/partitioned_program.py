@@ -235,7 +235,7 @@ def _counters(function: Any) -> Any:
     return graph
 
 
-class _WithAllFunctions(tf.Graph):
+class _WithAllFunctions(tf.Graph):  # type: ignore[misc]
     """A graph that has every function, by its name alone."""
 
     def _is_function(self, name: str) -> bool:
