@@ -27,6 +27,13 @@ class Run:
     def trains(self) -> bool:
         return "{steps}" in self.arguments
 
+    def is_op_by_op(self, command: str) -> bool:
+        """Whether a command trains or uses a model on one device, which needs no tracing."""
+        if self.trains:
+            return "towers=1" in self.arguments_for(command, 0)
+        on_one = "decode_on=mesh" not in command
+        return on_one and re.search(r"--mode=(eval|decode|follow)\b", command) is not None
+
     def arguments_for(self, command: str, steps: int) -> str:
         """Returns the arguments for a command that trains up to a number of steps."""
         found = self.arguments.format(steps=steps)

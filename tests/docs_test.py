@@ -399,7 +399,7 @@ def test_commands_of_a_document_work(document: Path, folder: Path, cache: Path) 
         done = subprocess.run(
             ["bash", "-c", f"{command.text} {arguments}"],
             cwd=folder,
-            env=environment,
+            env=environment | (processes.OP_BY_OP if how.is_op_by_op(command.text) else {}),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

@@ -17,7 +17,9 @@ of the program, and runs the destructors of C++. It does not take the modules of
 as `python` does at last: that takes 0.3 s of CPU time, and is the same for each program.
 
 With `optimized=False`, or `GRAPH_OPTIMIZER_OFF` in its environment, a program runs without
-TensorFlow's graph optimizer, which takes longer than a few steps of a small model.
+TensorFlow's graph optimizer, which takes longer than a few steps of a small model. With
+`op_by_op=True`, or `OP_BY_OP`, it computes its functions op by op, because tracing takes longer
+than both. Exported functions are traced in any case. A program of several devices cannot do so.
 """
 
 from __future__ import annotations
@@ -47,6 +49,9 @@ DEFAULT_TIMEOUT_S = 600
 
 GRAPH_OPTIMIZER_OFF = {"TEKSO_TESTS_GRAPH_OPTIMIZER": "off"}
 """Variables of the environment of a program that tests no numbers of an optimized graph."""
+
+OP_BY_OP = {**GRAPH_OPTIMIZER_OFF, "TEKSO_TESTS_OP_BY_OP": "on"}
+"""Variables of the environment of a program on one device that traces nothing but exports."""
 
 MODULES = (
     "matplotlib.backends.backend_agg",
@@ -167,6 +172,7 @@ def start(
     merge: bool = False,
     live: bool = False,
     optimized: bool = True,
+    op_by_op: bool = False,
 ) -> Process:
     """Starts `python <command>` in a separate process.
 
@@ -177,6 +183,7 @@ def start(
       merge: whether stderr is redirected to stdout.
       live: whether stdout is a pipe instead of a file, to read it while the program runs.
       optimized: whether TensorFlow optimizes graphs.
+      op_by_op: whether functions are computed op by op, instead of traced.
     """
     args = [str(word) for word in command]
     files: list[Any] = [tempfile.TemporaryFile() for _ in range(2 if merge else 3)]  # noqa: SIM115
@@ -192,6 +199,7 @@ def start(
         "env": {
             **(os.environ if env is None else env),
             **({} if optimized else GRAPH_OPTIMIZER_OFF),
+            **(OP_BY_OP if op_by_op else {}),
         },
     }
     pid = _Server.instance().fork(request, [f.fileno() for f in (*files, files[-1])[:3]])
@@ -213,10 +221,19 @@ def run(
     input: str | bytes = b"",
     merge: bool = False,
     optimized: bool = True,
+    op_by_op: bool = False,
     timeout: float = DEFAULT_TIMEOUT_S,
 ) -> subprocess.CompletedProcess[str]:
     """Runs `python <command>` to its end; see `start` and `Process.wait`."""
-    process = start(command, cwd=cwd, env=env, input=input, merge=merge, optimized=optimized)
+    process = start(
+        command,
+        cwd=cwd,
+        env=env,
+        input=input,
+        merge=merge,
+        optimized=optimized,
+        op_by_op=op_by_op,
+    )
     try:
         stdout, stderr = process.communicate(timeout=timeout)
     except BaseException:  # for example, when the test times out
@@ -405,6 +422,7 @@ def _become(request: dict[str, Any]) -> None:
         import tensorflow as tf
 
         tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+        tf.config.run_functions_eagerly(OP_BY_OP.items() <= request["env"].items())
     # Set sys.path from PYTHONPATH and the command, as `python` does; keep the rest of the server.
     added = [path for path in request["env"].get("PYTHONPATH", "").split(os.pathsep) if path]
     kept = [path for path in sys.path[1:] if path not in added]

@@ -64,6 +64,16 @@ def test_the_graph_optimizer_is_off_in_programs_that_ask_for_it() -> None:
     assert processes.run(["-c", code], optimized=False).stdout == "True\n"
 
 
+def test_functions_are_computed_op_by_op_in_programs_that_ask_for_it() -> None:
+    code = "import tensorflow as tf; tf.function(lambda: print(tf.executing_eagerly()))()"
+    for more, printed in (
+        ({}, "False"),
+        ({"optimized": False}, "False"),
+        ({"op_by_op": True}, "True"),
+    ):
+        assert processes.run(["-c", code], **more).stdout == f"{printed}\n"  # type: ignore[arg-type]
+
+
 def test_a_program_that_lasts_too_long_is_killed_and_its_last_words_reported() -> None:
     with pytest.raises(subprocess.TimeoutExpired) as error:
         processes.run(["-c", FOREVER], timeout=1.0)

@@ -153,7 +153,7 @@ SMALL = [
 
 def trainer(*words: str, cwd: Path) -> str:
     command = ["-m", "tekso.tools.trainer", *words]
-    done = processes.run(command, cwd=cwd, optimized=False)
+    done = processes.run(command, cwd=cwd, op_by_op=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

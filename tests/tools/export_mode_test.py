@@ -75,7 +75,8 @@ print(json.dumps({
 
 
 def run(*words: str, cwd: Path) -> str:
-    done = processes.run([*words], cwd=cwd, timeout=600, optimized=False)
+    exports = "--mode=export" in words
+    done = processes.run([*words], cwd=cwd, timeout=600, optimized=False, op_by_op=not exports)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

@@ -319,7 +319,7 @@ def test_an_imported_gpt2_is_evaluated(tmp_path: Path) -> None:
     Path("a.txt").write_text("to be or not to be, that is the question\n" * 99)
     command = ["-m", "tekso.tools.trainer", "--mode=eval", "--logdir=run", "--format=json"]
     command += ["--set=input.tokenizer.file=merges.txt", "--set=input.files=a.txt"]
-    done = processes.run([*command, "--set=input.batch_size=2"], cwd=tmp_path, optimized=False)
+    done = processes.run([*command, "--set=input.batch_size=2"], cwd=tmp_path, op_by_op=True)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["step"] == 0

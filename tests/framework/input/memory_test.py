@@ -51,7 +51,7 @@ def train(folder: Path, limit: int, megabytes: int) -> Any:
         *("--set=eval_inputs.dev.max_batches=1", "--set=run.decode_at_end=false"),
         "--set=execution.xla=none",
     ]
-    return processes.run([LIMITED, str(limit), *flags], timeout=300)
+    return processes.run([LIMITED, str(limit), *flags], op_by_op=True, timeout=300)
 
 
 @pytest.mark.slow

@@ -24,7 +24,10 @@ SMALL = (
 def trainer(tmp_path: Path, *arguments: str) -> str:
     env = {**os.environ, "TEKSO_ASTERISK": str(tmp_path)}
     command = ["-m", "tekso.tools.trainer", *arguments]
-    done = processes.run(command, cwd=tmp_path, env=env, merge=True, optimized=False)
+    exports = "--mode=export" in arguments
+    done = processes.run(
+        command, cwd=tmp_path, env=env, merge=True, optimized=False, op_by_op=not exports
+    )
     assert done.returncode == 0, done.stdout[-3000:]
     return done.stdout
 

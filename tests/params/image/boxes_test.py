@@ -49,7 +49,7 @@ def test_files_in_the_format_of_coco_are_trained_on_scored_and_searched(tmp_path
         "--set=input.source.file=boxes/instances.json", "--set=input.source.folder=boxes",
         *settings,
     ]  # fmt: skip
-    done = processes.run(command, cwd=tmp_path, merge=True, optimized=False)
+    done = processes.run(command, cwd=tmp_path, merge=True, op_by_op=True)
     assert done.returncode == 0, done.stdout[-3000:]
     run = tmp_path / "run"
     records = list(map(json.loads, (run / "metrics.jsonl").read_text().splitlines()))
@@ -59,7 +59,7 @@ def test_files_in_the_format_of_coco_are_trained_on_scored_and_searched(tmp_path
 
     decode = ["--mode=decode", "--logdir=run", "--set=task.decode=boxes/1*.png"]
     done = processes.run(
-        ["-m", "tekso.tools.trainer", *decode], cwd=tmp_path, merge=True, optimized=False
+        ["-m", "tekso.tools.trainer", *decode], cwd=tmp_path, merge=True, op_by_op=True
     )
     assert done.returncode == 0, done.stdout[-3000:]
     assert "boxes/11.png: " in done.stdout
@@ -71,7 +71,7 @@ def test_files_in_the_format_of_coco_are_trained_on_scored_and_searched(tmp_path
         [*decode, "--format=json", "--pictures=drawn", "--set=task.min_score=0.01"],
         cwd=tmp_path,
         merge=True,
-        optimized=False,
+        op_by_op=True,
     )
     assert done.returncode == 0, done.stdout[-3000:]
     assert "read 40 files in" in done.stdout and "1 file cannot be read" in done.stdout

@@ -25,7 +25,7 @@ def trained(
         "-m", "tekso.tools.trainer", f"--model=image.emoji.{name}", "--logdir=run", "--steps=2",
         "--set", "input.source.folder=package", *small, *settings,
     ]  # fmt: skip
-    done = processes.run(command, cwd=tmp_path, merge=True, optimized=False)
+    done = processes.run(command, cwd=tmp_path, merge=True, op_by_op=True)
     assert done.returncode == 0, done.stdout[-3000:]
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     return tmp_path / "run", [one for one in map(json.loads, lines) if one["split"] == "dev"]
@@ -43,7 +43,7 @@ def test_emoji_are_captioned_and_scored(tmp_path: Path) -> None:
     assert "  reference: thing" in report
     decode = ["--mode=decode", "--logdir=run", "--set=task.decode=package/img/google/64/1F00?.png"]
     done = processes.run(
-        ["-m", "tekso.tools.trainer", *decode], cwd=tmp_path, merge=True, optimized=False
+        ["-m", "tekso.tools.trainer", *decode], cwd=tmp_path, merge=True, op_by_op=True
     )
     assert done.returncode == 0, done.stdout[-3000:]
     assert "package/img/google/64/1F009.png" in done.stdout
@@ -54,7 +54,7 @@ def test_emoji_are_captioned_and_scored(tmp_path: Path) -> None:
     (folder / "b.png").write_bytes(b"broken")
     words = ["--logdir=run", "--input=pictures", "--output=captions.txt"]
     done = processes.run(
-        ["-m", "tekso.tools.decode", *words], cwd=tmp_path, merge=True, optimized=False
+        ["-m", "tekso.tools.decode", *words], cwd=tmp_path, merge=True, op_by_op=True
     )
     assert done.returncode == 0, done.stdout[-3000:]
     first, second = (tmp_path / "captions.txt").read_text().splitlines()

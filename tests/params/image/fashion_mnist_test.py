@@ -35,7 +35,7 @@ def test_the_files_of_the_package_are_trained_on_and_scored(tmp_path: Path) -> N
         "-m", "tekso.tools.trainer", "--model=image.fashion_mnist.ResNet", "--logdir=runs/fashion",
         "--set", "input.source.folder=fashion", "--steps=2", *SMALL,
     ]  # fmt: skip
-    done = processes.run(command, cwd=tmp_path, merge=True, optimized=False)
+    done = processes.run(command, cwd=tmp_path, merge=True, op_by_op=True)
     assert done.returncode == 0, done.stdout[-3000:]
     run = tmp_path / "runs/fashion"
     records = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())

@@ -42,7 +42,7 @@ def test_folders_are_trained_on_scored_and_segmented(tmp_path: Path) -> None:
         "--set=input.source.folder=cells", *settings,
         "--set=input.source.classes=['background', 'bright', 'dark']",
     ]  # fmt: skip
-    done = processes.run(command, cwd=tmp_path, merge=True, optimized=False)
+    done = processes.run(command, cwd=tmp_path, merge=True, op_by_op=True)
     assert done.returncode == 0, done.stdout[-3000:]
     run = tmp_path / "run"
     records = list(map(json.loads, (run / "metrics.jsonl").read_text().splitlines()))
@@ -51,7 +51,7 @@ def test_folders_are_trained_on_scored_and_segmented(tmp_path: Path) -> None:
 
     decode = ["--mode=decode", "--logdir=run", "--set=task.decode=cells/images/1*.png"]
     done = processes.run(
-        ["-m", "tekso.tools.trainer", *decode], cwd=tmp_path, merge=True, optimized=False
+        ["-m", "tekso.tools.trainer", *decode], cwd=tmp_path, merge=True, op_by_op=True
     )
     assert done.returncode == 0, done.stdout[-3000:]
     assert "cells/images/11.png: " in done.stdout
@@ -80,14 +80,14 @@ def test_volumes_are_trained_on_scored_and_segmented(tmp_path: Path) -> None:
         "--set=task.model.width=2", "--set=task.model.num_scales=2", "--set=execution.xla=none",
         "--set=execution.towers=1",
     ]  # fmt: skip
-    done = processes.run(command, cwd=tmp_path, merge=True, optimized=False)
+    done = processes.run(command, cwd=tmp_path, merge=True, op_by_op=True)
     assert done.returncode == 0, done.stdout[-3000:]
     records = list(map(json.loads, (tmp_path / "run/metrics.jsonl").read_text().splitlines()))
     assert any({"iou", "dice"} <= set(one) for one in records if one["split"] == "dev")
     assert (tmp_path / "run" / "decoded" / "dev" / "masks.png").stat().st_size
     decode = ["--mode=decode", "--logdir=run", "--set=task.decode=volumes/1*.npz"]
     done = processes.run(
-        ["-m", "tekso.tools.trainer", *decode], cwd=tmp_path, merge=True, optimized=False
+        ["-m", "tekso.tools.trainer", *decode], cwd=tmp_path, merge=True, op_by_op=True
     )
     assert done.returncode == 0, done.stdout[-3000:]
     assert "volumes/11.npz: " in done.stdout

@@ -22,7 +22,8 @@ SMALL = (
 
 def run(tmp_path: Path, module: str, *arguments: str) -> str:
     command = ["-m", f"tekso.tools.{module}", *arguments]
-    done = processes.run(command, cwd=tmp_path, merge=True, optimized=False)
+    exports = "--mode=export" in arguments
+    done = processes.run(command, cwd=tmp_path, merge=True, optimized=False, op_by_op=not exports)
     assert done.returncode == 0, done.stdout[-3000:]
     return done.stdout
 
