@@ -6,7 +6,6 @@ import json
 import os
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -88,14 +87,17 @@ print(json.dumps({
 """
 
 
-def run(*words: str, cwd: Path, data: bytes = b"") -> tuple[str, str]:
-    done = processes.run(words, cwd=cwd, input=data, optimized=False)
+def run(*words: str, cwd: Path, data: bytes = b"", op_by_op: bool = False) -> tuple[str, str]:
+    done = processes.run(words, cwd=cwd, input=data, optimized=False, op_by_op=op_by_op)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout, done.stderr
 
 
-def translate(folder: Path, *words: str, data: bytes = b"") -> tuple[str, str]:
-    return run("-m", "tekso.tools.decode", "--logdir=run", *words, cwd=folder, data=data)
+def translate(
+    folder: Path, *words: str, data: bytes = b"", op_by_op: bool = True
+) -> tuple[str, str]:
+    words = ("-m", "tekso.tools.decode", "--logdir=run", *words)
+    return run(*words, cwd=folder, data=data, op_by_op=op_by_op)
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +120,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def translated(trained: Path) -> list[str]:
     """The lines of a file, translated."""
-    printed, messages = translate(trained, "--input=in.txt", "--output=out/out.txt")
+    files = ("--input=in.txt", "--output=out/out.txt")
+    printed, messages = translate(trained, *files, op_by_op=False)  # the others are not traced
     assert printed == "" and "Traceback" not in messages
     assert "translated 8 lines" in messages
     assert "2 of them are empty" in messages
@@ -143,7 +146,12 @@ def test_a_line_that_is_typed_is_answered_before_the_next_one_and_alike(
 ) -> None:
     command = shlex.split(processes.forwarding("-m", "tekso.tools.decode", "--logdir=run"))
     process = subprocess.Popen(
-        command, cwd=trained, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        command,
+        cwd=trained,
+        env={**os.environ, **processes.OP_BY_OP},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
     )
     assert process.stdin is not None and process.stdout is not None
     for line, wanted in zip(LINES[:3], translated, strict=False):
@@ -193,14 +201,11 @@ def test_a_process_without_tekso_translates_alike(trained: Path) -> None:
         cwd=trained,
     )  # fmt: skip
     assert json.loads(exported)["functions"] == ["translate", "greedy", "score"]
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     moved = trained / "moved"
     moved.mkdir()
     (trained / "run" / "export").rename(moved / "export")  # nothing of the run is needed
-    done = subprocess.run(
-        [sys.executable, "-c", LOADER, json.dumps(texts)],
-        cwd=moved, env=environment, capture_output=True, text=True, timeout=600,
-    )  # fmt: skip
+    # export_mode_test.py loads an export in a process that has never imported Tekso.
+    done = processes.run(["-c", LOADER, json.dumps(texts)], cwd=moved, optimized=False)
     assert done.returncode == 0, done.stderr
     loaded = json.loads(done.stdout)
     best = [record["hypotheses"][0] for record in records]
@@ -239,11 +244,13 @@ def test_a_model_of_several_languages_takes_one_of_them(tmp_path: Path) -> None:
     ]
     words = [f"--set={setting}" for setting in settings]
     model = ["--model=mt.text_files.Base", "--logdir=run", "--steps=2"]
-    run("-m", "tekso.tools.trainer", *model, *words, cwd=tmp_path)
+    run("-m", "tekso.tools.trainer", *model, *words, cwd=tmp_path, op_by_op=True)
     printed, _ = translate(tmp_path, "--language=b", data=b"7\n\n")
     assert len(printed.splitlines()) == 2
     decode_b = ["--mode=decode", "--set=task.decode_language=b", '--set=task.decode=["7"]']
-    printed, _ = run("-m", "tekso.tools.trainer", "--logdir=run", *decode_b, cwd=tmp_path)
+    printed, _ = run(
+        "-m", "tekso.tools.trainer", "--logdir=run", *decode_b, cwd=tmp_path, op_by_op=True
+    )
     assert "source [b]: 7" in printed
     for options, message in (
         ([], "--language is missing: no target language None; there are a, b"),

@@ -177,15 +177,19 @@ def test_values_that_fit_each_other_only_are_accepted(
 
 @pytest.mark.slow
 def test_a_sweep_that_is_killed_resumes_its_trial_and_runs_no_other_again(tmp_path: Path) -> None:
+    python = processes.interpreter(tmp_path / "python")  # its trials are forks, too
+    code = f"import sys; sys.executable = {python!r}; from tekso.tools import sweep; "
     words = [
-        "-m", "tekso.tools.sweep", TINY, f"--logdir={tmp_path}/sweep", "--steps=16",
+        "-c", f"{code}sys.exit(sweep.main(sys.argv))",
+        TINY, f"--logdir={tmp_path}/sweep", "--steps=16",
         f"--sweep={RATE}=1e-3", "--seeds=2", "--set=*.num_layers=1", "--set=execution.xla=none",
+        "--set=execution.towers=1",
         "--set=run.decode_at_end=false", "--set=eval_inputs.dev.max_batches=1",
         "--set=run.log_every_steps=1", "--set=run.checkpoint_every_steps=2",
     ]  # fmt: skip
     first = tmp_path / "sweep" / "trials" / "000_initial_value=1e-3_seed=0"
-    command = shlex.split(processes.forwarding(*words))  # its trials are processes of their own
-    process = subprocess.Popen(command)
+    command = shlex.split(processes.forwarding(*words))
+    process = subprocess.Popen(command, env={**os.environ, **processes.OP_BY_OP})
     end = time.monotonic() + 300
     while not list(first.glob("checkpoints/step_*4/checkpoint.json")):
         assert time.monotonic() < end
@@ -200,7 +204,7 @@ def test_a_sweep_that_is_killed_resumes_its_trial_and_runs_no_other_again(tmp_pa
         json.loads(line)["step"] for line in (first / "metrics.jsonl").read_text().splitlines()
     ]
     assert max(steps) < 16
-    done = processes.run(words)
+    done = processes.run(words, op_by_op=True)
     assert done.returncode == 0, done.stderr
     assert "resuming from" in (first / "output.txt").read_text()
     assert "2 trials finished" in done.stdout

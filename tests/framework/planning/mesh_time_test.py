@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from pathlib import Path
 
+import processes
 import pytest
 import tensorflow as tf
 
@@ -182,7 +184,10 @@ def test_the_measured_times_are_stored_and_read_again(
 
 
 @pytest.mark.slow
-def test_the_probes_measure_meshes_of_two_devices() -> None:
+def test_the_probes_measure_meshes_of_two_devices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", processes.interpreter(tmp_path / "python"))
     found = stored_speeds.printed_by("tekso.framework.planning.mesh_probes", "2")
     assert sorted(found) == sorted(field.name for field in dataclasses.fields(MeshStarts))
     # On two cores, two devices compute a collective side by side, and wait for each other.
