@@ -115,8 +115,8 @@ def _all_cpu_minutes() -> float:
 
 def pytest_configure(config: pytest.Config) -> None:
     processes.collect_less()
-    if config.option.markexpr == "not slow":
-        # LLVM takes longer to optimize a cluster than the quick tests take to run it.
+    if config.option.markexpr in ("not slow", "slow"):
+        # LLVM takes longer to optimize a cluster than these tests take to run it.
         os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(_Times(), "cpu-times")

@@ -1,7 +1,7 @@
-"""Switches TensorFlow's graph optimizer off in quick tests that compute a function once or twice.
+"""Switches TensorFlow's graph optimizer off in tests that compute a function once or twice.
 
-The optimizer takes longer than such a function. The slow tests have it on, and so do the programs
-that test runs and executions.
+The optimizer takes longer than such a function. `make test-matrix` has it on, and so do some of the
+programs that test runs and executions.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pytest
 @pytest.fixture(scope="module", autouse=True)
 def graph_optimizer_off(request: pytest.FixtureRequest) -> Iterator[None]:
     """Computes the functions of a module as they were traced."""
-    if request.config.option.markexpr != "not slow":
+    if request.config.option.markexpr not in ("not slow", "slow"):
         yield
         return
     import tensorflow as tf
