@@ -73,6 +73,7 @@ class Outcome:
 def run_case(choices: dict[str, Any]) -> Outcome:
     """Trains the model of a case on one device and under its execution, and compares them."""
     import fuzz_models
+    from traced_calls import op_by_op
 
     from tekso.framework.execution import DataParallel, ExecutionError
 
@@ -92,11 +93,12 @@ def run_case(choices: dict[str, Any]) -> Outcome:
         return Outcome(REFUSED, str(error))
     alone = DataParallel.Params(towers=1, xla="none").instantiate()
     parts, dtype = statistics_parts(choices), choices["activation_dtype"]
-    whole = steps(built(alone, choices, batches[0], parts), batches)
-    full = whole
-    if dtype != "float32":
-        in_full = {**choices, "activation_dtype": "float32"}
-        full = steps(built(alone, in_full, batches[0], parts), batches)
+    with op_by_op():
+        whole = steps(built(alone, choices, batches[0], parts), batches)
+        full = whole
+        if dtype != "float32":
+            in_full = {**choices, "activation_dtype": "float32"}
+            full = steps(built(alone, in_full, batches[0], parts), batches)
     return compared(whole, steps(program, batches), full, dtype)
 
 

@@ -173,6 +173,8 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     """Returns losses and weights after some steps."""
     given = dict(job["execution"])
     params = getattr(executions, given.pop("kind")).Params(**given)
+    # The reference is computed op by op, which takes less time than to trace its steps.
+    tf.config.run_functions_eagerly("devices" not in job)
     execution = params.instantiate()
     execution.setup_devices(cpu_devices=job.get("devices"))
     if job["model"] not in OPTIMIZED:

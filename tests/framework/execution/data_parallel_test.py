@@ -38,6 +38,7 @@ NO_EVALUATION = "--no_evaluation"
 UNOPTIMIZED = "--unoptimized"
 # In a fixed order of sums, which timing decides otherwise.
 IN_ONE_CALL = ["--deterministic", "--in_one_call", *TWO_DEVICES, UNOPTIMIZED]
+COMPILED = ["--deterministic", "--in_one_call", "--execution", '{"towers": 2, "xla": "step"}']
 # LLVM takes longer to optimize than the steps take.
 XLA_FLAGS = {"XLA_FLAGS": "--xla_backend_optimization_level=0"}
 
@@ -67,7 +68,9 @@ def together(count: int, *arguments: str) -> dict[str, Any]:
 
 
 def one_device(task: str = "{}") -> dict[str, Any]:
-    return steps("--execution", '{"towers": 1, "xla": "none"}', "--task", task, UNOPTIMIZED)
+    """Steps on one device: traced, as those of a user, or op by op if there is another task."""
+    traced = UNOPTIMIZED if task == "{}" else "--op_by_op"
+    return steps("--execution", '{"towers": 1, "xla": "none"}', "--task", task, traced)
 
 
 def assert_same_run(run: dict[str, Any], reference: dict[str, Any]) -> None:
@@ -88,7 +91,7 @@ def assert_same_run(run: dict[str, Any], reference: dict[str, Any]) -> None:
         [
             ["--execution", '{"towers": 2, "xla": "clusters"}'],
             IN_ONE_CALL,
-            ["--execution", '{"towers": 2, "xla": "step"}'],
+            COMPILED,
             ["--execution", '{"towers": 1}', "--accumulation", "4", NO_EVALUATION, UNOPTIMIZED],
             ["--cpu_devices", "4", "--execution", '{"xla": "none"}', UNOPTIMIZED],
         ],
@@ -146,9 +149,9 @@ def test_processes_that_do_not_divide_the_batch_are_refused_with_numbers_that_do
 @pytest.mark.parametrize("model", ["repeated_translation"])
 def test_models_of_pairs_equal_one_device(model: str) -> None:
     common = ["--execution", '{"towers": 1, "xla": "none"}', "--model", model]
-    common += [UNOPTIMIZED, NO_EVALUATION]
-    alone = steps(*common)
-    spread = steps("--cpu_devices", "2", *common)
+    common += [NO_EVALUATION]
+    alone = steps(*common, "--op_by_op")
+    spread = steps("--cpu_devices", "2", *common, UNOPTIMIZED)
     assert spread["first"] == alone["first"]
     assert_same_run(spread, alone)
 
@@ -235,16 +238,16 @@ def test_batch_statistics_of_several_devices_are_refused_inside_of_a_loop_or_a_c
     "arguments",
     sample(
         [
-            IN_ONE_CALL,  # also compared with one device above, so it runs once
+            IN_ONE_CALL,  # also compared with one device above, as the next one, so each runs once
+            COMPILED,
             ["--execution", '{"towers": 2, "xla": "clusters"}'],
-            ["--execution", '{"towers": 2, "xla": "step"}'],
         ],
         quick=[IN_ONE_CALL],
     ),
     ids=" ".join,
 )
 def test_steps_in_one_call_are_the_same_to_the_last_bit(arguments: list[str]) -> None:
-    if arguments is not IN_ONE_CALL:
+    if "--in_one_call" not in arguments:
         arguments = ["--deterministic", "--in_one_call", NO_EVALUATION, *arguments]
     found = steps(*arguments)
     assert found["together"] == {name: found[name] for name in ("steps", "weights")}

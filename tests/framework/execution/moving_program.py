@@ -21,6 +21,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import numpy as np
+import tensorflow as tf
 from small_models import batch, language_model, layer
 
 from tekso.framework.execution import DataParallel, MeshSharded, Pipelined, devices, shards
@@ -46,6 +47,8 @@ def run(folder: str, leg: dict[str, Any]) -> list[float]:
     execution = EXECUTIONS[leg["execution"]].Params().set(leg["params"]).instantiate()
     execution.setup_devices(cpu_devices=leg.get("cpu_devices"))
     devices.set_graph_optimizer(False)  # it takes longer than the steps
+    # The reference is computed op by op, which takes less time than to trace it.
+    tf.config.run_functions_eagerly(leg["params"].get("towers") == 1)
     task = language_model(RepeatedStack.Params(num_layers=3, layer=layer())).instantiate()
     learner = Learner.Params(
         optimizer=Momentum.Params(),

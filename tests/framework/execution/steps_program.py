@@ -136,6 +136,7 @@ def main() -> None:
     parser.add_argument("--deterministic", action="store_true", help="orders sums of many tensors")
     parser.add_argument("--no_evaluation", action="store_true")
     parser.add_argument("--unoptimized", action="store_true", help="without the graph optimizer")
+    parser.add_argument("--op_by_op", action="store_true", help="without graphs")
     parser.add_argument("--accumulation", type=int, default=1)
     parser.add_argument("--execution", default="{}", help="JSON of DataParallel's Params")
     parser.add_argument("--task", default="{}", help="JSON of ToyTask's Params")
@@ -144,6 +145,7 @@ def main() -> None:
     if options.deterministic:
         devices.set_determinism(True)
     devices.set_graph_optimizer(not options.unoptimized)
+    tf.config.run_functions_eagerly(options.op_by_op)
     execution = DataParallel.Params().set(json.loads(options.execution)).instantiate()
     if options.cluster:
         execution.join(Cluster(tuple(options.cluster), options.process))

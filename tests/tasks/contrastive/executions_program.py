@@ -10,6 +10,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from tekso.framework.execution import DataParallel, MeshSharded
 from tekso.framework.execution.base import signature_of
@@ -64,6 +65,8 @@ def main() -> None:
     learner = Learner.Params(optimizer=SGD.Params(), schedule=Constant.Params(value=0.5))
     found = {}
     for name, params in EXECUTIONS.items():
+        # The reference is computed op by op, which takes less time than to trace its steps.
+        tf.config.run_functions_eagerly(name == "one device")
         execution = params().instantiate()
         if name == "replicas":
             execution.setup_devices(cpu_devices=4)

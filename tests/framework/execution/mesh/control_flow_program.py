@@ -165,7 +165,9 @@ def main() -> None:
     task = MODELS[options.model]().instantiate()
     MeshSharded.Params(mesh="data:8").instantiate().setup_devices()
     one = DataParallel.Params(towers=1, xla="none").instantiate()
+    tf.config.run_functions_eagerly(True)  # takes less time than to trace the reference
     loss, moved = step(one, task, options.accumulation)
+    tf.config.run_functions_eagerly(False)
     report = {}
     for text in options.layouts:
         mesh, rules = text.split()

@@ -16,6 +16,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from tekso.framework.execution import DataParallel, MeshSharded, devices
 from tekso.framework.execution.base import signature_of
@@ -50,6 +51,8 @@ END = 1
 def run(job: dict[str, Any]) -> dict[str, Any]:
     """Runs a job; returns what came out, by name."""
     model = job["model"]
+    # The reference is computed op by op, which takes less time than to trace it.
+    tf.config.run_functions_eagerly(job.get("execution") is None)
     if job.get("execution") is None:
         execution = DataParallel.Params(towers=1, xla="none").instantiate()
     else:

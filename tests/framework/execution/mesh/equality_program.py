@@ -41,6 +41,8 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     print(f"job of a model: {model}", file=sys.stderr, flush=True)  # the logs of the job follow
     # TensorFlow's graph optimizer, a fifth of the time, is on in ordinary layouts.
     devices.set_graph_optimizer(job.get("optimized", False))
+    # The reference is computed op by op, which takes less time than to trace its steps.
+    tf.config.run_functions_eagerly(job.get("execution") is None)
     if job.get("execution") is None:
         execution = DataParallel.Params(towers=1, xla="none").instantiate()
     else:

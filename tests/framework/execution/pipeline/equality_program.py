@@ -38,7 +38,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import small_models
-from traced_calls import call_traced
+from traced_calls import call_traced, op_by_op
 
 DIM, CLASSES = 6, 3
 
@@ -272,7 +272,8 @@ def main() -> None:
     Pipelined.Params(num_stages=8).instantiate().setup_devices()
     devices.set_graph_optimizer(job.get("optimized", True))
     alone = DataParallel.Params(towers=1, xla="none").instantiate()
-    results = [run(alone, job)] if job.get("alone", True) else []
+    with op_by_op():
+        results = [run(alone, job)] if job.get("alone", True) else []
     results += [run(p.instantiate(), job) for p in pipelines]
     print(json.dumps(results))
 

@@ -20,6 +20,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import equality_program as equality
+from traced_calls import op_by_op
 
 from tekso.framework.execution import DataParallel, Pipelined, devices
 from tekso.framework.execution.base import signature_of
@@ -84,7 +85,9 @@ def main() -> None:
     results = {}
     for name, case in cases.items():
         piped = [Pipelined.Params(**PIPELINES[one]) for one in case["pipelines"]]
-        results[name] = [run(execution.instantiate(), case) for execution in (alone, *piped)]
+        with op_by_op():
+            results[name] = [run(alone.instantiate(), case)]
+        results[name] += [run(execution.instantiate(), case) for execution in piped]
     print(json.dumps(results))
 
 

@@ -23,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import equality_program
 import small_models
 from equality_program import Skipping, skipping_batch
+from traced_calls import op_by_op
 
 from tekso.framework.execution import (
     DataParallel,
@@ -184,7 +185,8 @@ def main() -> None:
         plain = small_models.batch
         small_models.batch = lambda *args, **rest: packed(plain(*args, **rest))
     alone = DataParallel.Params(towers=1, xla="none").instantiate()
-    results = [equality_program.run(alone, job)]
+    with op_by_op():
+        results = [equality_program.run(alone, job)]
     results += [equality_program.run(p, job) for p in pipelines]
     print(json.dumps(results))
 
