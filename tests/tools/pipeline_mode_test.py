@@ -123,7 +123,7 @@ SMALL = [
 
 def train(logdir: Path, *args: str) -> subprocess.CompletedProcess[str]:
     command = ["-m", "tekso.tools.trainer", PIPELINE, f"--logdir={logdir}"]
-    return processes.run([*command, *SMALL, *args])
+    return processes.run([*command, *SMALL, *args], optimized=False)
 
 
 @pytest.mark.slow

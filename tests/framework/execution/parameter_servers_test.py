@@ -34,7 +34,7 @@ def free_address() -> str:
 
 
 def start_worker(address: str) -> processes.Process:
-    return processes.start(["-m", "tekso.tools.worker", f"--address={address}"])
+    return processes.start(["-m", "tekso.tools.worker", f"--address={address}"], optimized=False)
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def job_of(servers: dict[str, processes.Process], workers: int, **job: Any) -> d
 
 
 def run(job: dict[str, Any]) -> dict[str, Any]:
-    done = processes.run([str(PROGRAM), json.dumps(job)], timeout=300)
+    done = processes.run([str(PROGRAM), json.dumps(job)], optimized=False, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     return found
@@ -94,7 +94,7 @@ def test_workers_are_lost_and_one_comes_back_and_a_lost_server_ends_the_run(
     pids = {address: process.pid for address, process in servers.items()}
     job = job_of(servers, 2, groups=2, steps=[5, 6, 6], server_pid=pids[server])
     job["kill"] = [None, pids[first], pids[second]]
-    process = processes.start([str(PROGRAM), json.dumps(job)], live=True)
+    process = processes.start([str(PROGRAM), json.dumps(job)], live=True, optimized=False)
     line = process.stdout.readline().strip()
     assert line == f"lost: one of the lost workers to come back: {first}, {second}"
     servers[first].wait(60)

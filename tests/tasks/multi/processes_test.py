@@ -77,7 +77,10 @@ def test_two_processes_compute_what_one_does(alone: tuple[Path, list[str]], tmp_
 def addresses() -> Iterator[list[str]]:
     """The addresses of two workers."""
     found = clusters.free_addresses(2)
-    started = [processes.start(["-m", "tekso.tools.worker", f"--address={a}"]) for a in found]
+    started = [
+        processes.start(["-m", "tekso.tools.worker", f"--address={a}"], optimized=False)
+        for a in found
+    ]
     yield found
     for process in started:
         process.kill()

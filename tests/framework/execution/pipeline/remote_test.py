@@ -28,7 +28,7 @@ def free_address() -> str:
 
 
 def start_worker(address: str) -> processes.Process:
-    return processes.start(["-m", "tekso.tools.worker", f"--address={address}"])
+    return processes.start(["-m", "tekso.tools.worker", f"--address={address}"], optimized=False)
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def workers() -> Iterator[tuple[list[str], list[int]]]:
 def test_two_workers_train_as_one_process_and_a_lost_one_is_named(
     workers: tuple[list[str], list[int]],
 ) -> None:
-    done = processes.run([str(PROGRAM), json.dumps(workers)], timeout=300)
+    done = processes.run([str(PROGRAM), json.dumps(workers)], optimized=False, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     own, piped, lost, elsewhere = json.loads(done.stdout.strip().splitlines()[-1])
     for one, other in zip(own["steps"], piped["steps"], strict=True):

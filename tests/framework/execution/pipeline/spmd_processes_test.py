@@ -57,7 +57,7 @@ class Repeated(Tiny):
 def trainer(folder: Path, logdir: str, *args: str) -> processes.Process:
     command = ["-m", "tekso.tools.trainer", "--import=outside"]
     command += ["--model=outside.experiments.Repeated", f"--logdir={logdir}", *args]
-    return processes.start(command, cwd=folder)
+    return processes.start(command, cwd=folder, optimized=False)
 
 
 def free_addresses(count: int) -> str:
