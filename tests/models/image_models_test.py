@@ -64,24 +64,25 @@ CASES = [
     ("resnet", "stages", pipeline(3)),
     ("resnet_basic", "stages", pipeline(2, rematerialize="all")),
     ("groups_of_3", "replicas", REPLICAS),  # a group has examples of both replicas
-    ("groups_of_3", "space", mesh("data:2;model:2", SPATIAL)),
     ("groups_of_4", "stages", pipeline(2, 2)),  # a group is a micro-batch
     ("amoebanet", "stages", pipeline(3)),
     ("transformer", "heads", mesh("data:2;model:2", "batch:data;heads:model;mlp:model")),
     ("transformer", "space", mesh("data:2;model:2", "batch:data;height:model")),
-    ("transformer", "stages", pipeline(2, 4)),
     ("unet", "space", mesh("a:2;b:2", "height:a;width:b")),
     ("unet", "stages", pipeline(3)),
     ("unet3d", "depth", mesh("data:2;model:2", "batch:data;depth:model")),
 ]
 
 
-# Other models and tests have what these could find: replicas, two dims of an image or a volume, and
-# values of a U-Net that jump stages.
+# Other models and tests have what these could find: replicas, two dims of an image or a volume,
+# values of a U-Net that jump stages, groups of examples that are on several devices, and stages of
+# Transformers.
 MATRIX = [
     ("resnet", "replicas", REPLICAS),
     ("resnet_basic", "space", mesh("a:2;b:2", "height:a;width:b")),
     ("unet3d", "stages", pipeline(2)),
+    ("groups_of_3", "space", mesh("data:2;model:2", SPATIAL)),
+    ("transformer", "stages", pipeline(2, 4)),
     ("transformer", "replicas", REPLICAS),
     ("unet3d", "height_and_width", mesh("a:2;b:2", "height:a;width:b")),
 ]

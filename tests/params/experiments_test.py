@@ -38,10 +38,11 @@ NEEDS_DATA = {
 STORED = Path(__file__).with_name("stored")
 """What `make catalogue` wrote about every experiment."""
 
-LARGE = ("lm.gpipe.Layers1663", "image.imagenet.AmoebaNetDL18F208")
+LARGE = ("lm.gpipe.Layers1663",)
 """Experiments whose shards or stages take more than a few seconds, in the slow tests."""
 AMOEBANET = "image.imagenet.AmoebaNet"
-"""Such experiments of which one is in the slow tests; each takes 14 to 55 s of CPU time."""
+"""Such experiments that only `make test-matrix` compares; each takes 14 to 55 s of CPU time. The
+slow tests of gpipe_tables_test.py trace one."""
 
 
 def placed() -> list[Any]:

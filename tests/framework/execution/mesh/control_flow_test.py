@@ -24,8 +24,7 @@ RECURRENT = [
     "data:2;model:2 batch:data;mlp:model;vocab:model",
     "model:2 embed:model",
 ]
-TRANSFORMER = [
-    "model:2 embed:model",
+TRANSFORMER = [  # split by "embed" in equality_test.py
     "data:2 length:data",
     "model:2 head_dim:model",
     "model:3 layers:model",

@@ -21,8 +21,10 @@ JOBS = {
     "pairs": {"mesh": SQUARE, "rules": "batch:data;mlp:model;vocab:model"},
     "dense": {"mesh": SQUARE, "rules": ALL, "weights_axis": "data"},
 }
-# The program of a recurrent search is the largest one. Another beam and greedy search run with the
-# Transformer. Which weights are taken after steps depends on no model: the quickest one is trained.
+# "translation" runs all searches. "pairs" is recurrent: its search is the largest program, and its
+# cells are in equality_test.py. Which weights are taken after steps depends on no model: the
+# quickest one is trained.
+MATRIX = ("pairs",)
 MORE = {"pairs": {"searches": ["covering", "samples"]}, "dense": {"trains": True}}
 
 
@@ -33,8 +35,10 @@ def run(jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return results
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("model", JOBS)
+@pytest.mark.parametrize(
+    "model",
+    [pytest.param(m, marks=pytest.mark.matrix if m in MATRIX else pytest.mark.slow) for m in JOBS],
+)
 def test_a_mesh_finds_draws_and_scores_what_one_device_does(model: str) -> None:
     job = {"model": model, **MORE.get(model, {})}
     alone, spread = run([job, {**job, "execution": JOBS[model]}])

@@ -141,7 +141,10 @@ ODD = {
 
 # The cell of "gru" is in the same layout in control_flow_test.py ("repeated_recurrent"), and the
 # softmax of "untied_translation" in "untied". In "adapted_experts", the router of "moe2" is frozen.
-MATRIX = ("gru", "untied_translation")
+# "repeated_translation" has the loop of "repeated" and the layers of "translation", "remat" what
+# "repeated_remat" has without its loop, and "pairs_luong" the layout of "lstm" and a decoder whose
+# other form is in "pairs".
+MATRIX = ("gru", "untied_translation", "repeated_translation", "remat", "pairs_luong")
 
 MORE = {
     "dense": {"mesh": "data:2;model:2", "rules": "length:model;vocab:data"},

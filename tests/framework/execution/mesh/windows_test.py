@@ -105,7 +105,20 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize(("mesh", "rules"), sample(LAYOUTS, quick=[next(iter(LAYOUTS))]))
+# In the others, out_channels are split with other dims, and in_channels alone.
+MATRIX = [
+    ("model:4", "batch:model;out_channels:model"),
+    ("data:2;model:2", "in_channels:model;out_channels:data"),
+]
+
+
+@pytest.mark.parametrize(
+    ("mesh", "rules"),
+    [
+        *sample([key for key in LAYOUTS if key not in MATRIX], quick=[next(iter(LAYOUTS))]),
+        *(pytest.param(*key, marks=pytest.mark.matrix) for key in MATRIX),
+    ],
+)
 def test_images_in_other_layouts_have_the_same_numbers(mesh: str, rules: str) -> None:
     results = run(mesh, rules, SOME)
     assert len(results) == 15

@@ -99,16 +99,17 @@ def matrix(*values: Any) -> Any:
         ("repeated", [pipeline(3, 4, "zero_bubble_h1", "all")]),
         ("moe", [pipeline(2, 4, "interleaved_1f1b", "all")]),
         ("adapted", [pipeline(2, 4, "1f1b", "all")]),
-        ("untied", [pipeline(2, 2, "interleaved_1f1b", "all", num_replicas=2)]),
         ("sampled", [pipeline(2, 4, "1f1b", "none")]),
         ("remat", [pipeline(2, 2, "1f1b", "none", xla="clusters")]),
         ("lstm", [pipeline(4, 8, "zero_bubble_h1", "none")]),
         ("translation", [pipeline(4, 4, "1f1b", "none")]),
-        ("repeated_translation", [pipeline(3, 2, "zero_bubble_h1", "none")]),
         ("prefix", [pipeline(3, 4, "1f1b", "except_last")]),
         ("pairs", [pipeline(7, 2, "1f1b", "none")]),
-        # As "untied" with more layers, as "adapted" and "moe" together, and as "pairs" with another
-        # decoder.
+        # "untied" is in mesh_stages_test.py, and replicas in learning_test.py. The others are as
+        # "repeated" and "translation" together, as "untied" with more layers, as "adapted" and
+        # "moe" together, and as "pairs" with another decoder.
+        matrix("untied", [pipeline(2, 2, "interleaved_1f1b", "all", num_replicas=2)]),
+        matrix("repeated_translation", [pipeline(3, 2, "zero_bubble_h1", "none")]),
         matrix("deep", [pipeline(2, 2, "interleaved_1f1b", "all", num_replicas=2)]),
         matrix("adapted_experts", [pipeline(3, 4, "1f1b", "none")]),
         matrix("pairs_luong", [pipeline(3, 2, "1f1b", "except_last")]),
