@@ -324,7 +324,7 @@ def test_the_default_experiment_trains_evaluates_samples_and_continues(
     monkeypatch.setenv("XLA_FLAGS", "--xla_backend_optimization_level=0")
     flags = ["--model=lm.python_source.Tiny", f"--logdir={tmp_path}", "--log_every=5"]
     flags += ["--set=eval_inputs.dev.max_batches=2", "--set=task.decode.max_new_tokens=20"]
-    first = run(package, *flags, "--set=*.num_layers=2", "--steps=10")
+    first = run(package, *flags, "--set=*.num_layers=1", "--steps=10")
     assert first.returncode == 0, first.stderr
     assert "bits/byte" in first.stdout and "gzip" in first.stdout and "after 'def '" in first.stdout
     assert losses(tmp_path)[10] < losses(tmp_path)[1]
