@@ -19,7 +19,8 @@ as `python` does at last: that takes 0.3 s of CPU time, and is the same for each
 With `optimized=False`, or `GRAPH_OPTIMIZER_OFF` in its environment, a program runs without
 TensorFlow's graph optimizer, which takes longer than a few steps of a small model. With
 `op_by_op=True`, or `OP_BY_OP`, it computes its functions op by op, because tracing takes longer
-than both. Exported functions are traced in any case. A program of several devices cannot do so.
+than both, and draws no pixels. Exported functions are traced in any case. A program of several
+devices cannot do so.
 """
 
 from __future__ import annotations
@@ -422,7 +423,9 @@ def _become(request: dict[str, Any]) -> None:
         import tensorflow as tf
 
         tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
-        tf.config.run_functions_eagerly(OP_BY_OP.items() <= request["env"].items())
+        if OP_BY_OP.items() <= request["env"].items():
+            tf.config.run_functions_eagerly(True)
+            draw_no_pixels()
     # Set sys.path from PYTHONPATH and the command, as `python` does; keep the rest of the server.
     added = [path for path in request["env"].get("PYTHONPATH", "").split(os.pathsep) if path]
     kept = [path for path in sys.path[1:] if path not in added]
@@ -441,6 +444,17 @@ def _become(request: dict[str, Any]) -> None:
         sys.path[:] = [str(Path(program).resolve().parent), *added, *kept]
         sys.argv = [program, *arguments]
         runpy.run_path(program, run_name="__main__")
+
+
+def draw_no_pixels() -> None:
+    """Saves figures as a picture of one pixel in this process: drawing takes longer than a step."""
+    from matplotlib import image
+    from matplotlib.figure import Figure
+
+    def savefig(figure: Figure, file: Any, **options: Any) -> None:
+        image.imsave(file, [[0.0]], format="png")
+
+    Figure.savefig = savefig
 
 
 def collect_less() -> None:

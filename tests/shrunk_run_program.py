@@ -11,7 +11,8 @@
 
 Each mode is another call of the trainer, which knows only the logdir. All run in one process, so
 that nothing is imported twice. With DataParallel, only the first step and the exported functions
-are traced, because tracing takes most of the time: op by op, the same code computes the same.
+are traced, because tracing takes most of the time: op by op, the same code computes the same. The
+other executions decode on one device, too, but their steps are always traced.
 With `--op_by_op`, the first step is not traced, either.
 """
 
@@ -24,6 +25,7 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+import processes
 import shrunk_experiments
 import tensorflow as tf
 
@@ -95,6 +97,7 @@ def main() -> int:
         references.allow_imports(module)
     # The graph optimizer is off, and stays so: after a mesh, an experiment would enable it.
     devices.set_graph_optimizer = lambda wanted: None
+    processes.draw_no_pixels()
     exported: set[str] = set()
     for key in keys:
         if is_first_traced or not key.startswith(SAME_MODELS):
@@ -134,7 +137,8 @@ def _run(
         (["--mode=export", *model, "--export_batch_size=1"], True),
     ):
         print(f"== {' '.join(words)}", flush=True)
-        tf.config.run_functions_eagerly(can_run_op_by_op and not is_traced)
+        on_one_device = can_run_op_by_op or "--mode=decode" in words
+        tf.config.run_functions_eagerly(on_one_device and not is_traced)
         decoding = _Decoding(task_results.decode, logdir)
         decode = decoding if "--mode=decode" in words else task_results.decode
         with (
