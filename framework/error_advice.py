@@ -128,7 +128,7 @@ def text_of(error: BaseException) -> str:
     for pattern, replacement in _NAMES_OF_TENSORFLOW:
         text = pattern.sub(replacement, text)
     hint = advice(error)
-    return f"{text.rstrip('.')}; {hint}" if hint else text
+    return f"{text.rstrip('.')}; {hint}" if hint and hint not in text else text
 
 
 def advice_for_ids(text: str, of: str = "the data has the id") -> str:

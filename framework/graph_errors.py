@@ -20,6 +20,8 @@ _WITHOUT_STACK = re.compile(r"(?:Graph execution error:\s*)?(\S.*?)\n\s*\[\[\{\{
 _PLACE_OF = "tekso_place"  # attribute of an error whose message has no stack
 NO_ROW = re.compile(r"indices\S* = (-?\d+) is not in \[0, (\d+)\)")
 """In the message of a lookup that fails: the id, and the number of rows of the table."""
+BEFORE_THAT = "before that, "
+"""Begin of a note of an error about a layer that returned before it."""
 _NAMES = re.compile(r"\{\{\w+ [^}]*\}\}\s*")
 
 

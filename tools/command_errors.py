@@ -131,7 +131,12 @@ def _places(error: BaseException) -> str:
         path = _layer_path(frame)
         if path:
             layer = f"\n  (in the layer {path})"
-    return users + layer
+    notes = (f"\n  ({note})" for note in getattr(error, "__notes__", ()) if _is_of_layer(note))
+    return users + layer + "".join(notes)
+
+
+def _is_of_layer(note: str) -> bool:
+    return note.startswith(graph_errors.BEFORE_THAT)
 
 
 def _unexpected(error: BaseException) -> str:

@@ -21,6 +21,7 @@ import tensorflow as tf
 from tekso.framework import error_advice, out_of_memory, task_results
 from tekso.framework.execution import ExecutionProgram
 from tekso.framework.input.input import Input
+from tekso.framework.run import loss_retrace
 from tekso.framework.task import Task, TaskError
 
 _MOST_CALLS = 20  # of `program.call`; without real results, a loop might not end
@@ -41,6 +42,7 @@ def check(task: Task, program: ExecutionProgram, input: Input, *, setting: str) 
 
     Raises:
       DecodingError: `decode` fails.
+      Exception: the loss fails in the same way: its error.
       TaskError: it returns neither `Decoded` nor None.
     """
     if type(task).decode is Task.decode:
@@ -55,17 +57,22 @@ def check(task: Task, program: ExecutionProgram, input: Input, *, setting: str) 
     except Exception as error:  # in the code of the task
         if not trial.has_results and out_of_memory.shortage_of(error) is not None:
             raise  # the run says what to do
+        if not trial.has_results:
+            of_loss = loss_retrace.same_failure(task, input.batch(0), error)
+            if of_loss is not None:  # not an error of `decode`
+                raise of_loss from None
         method = task_results.method_of(task, "decode")
-        what = f"{type(error).__name__}: {error_advice.text_of(error)}"
+        what = f"{type(error).__name__}: {error_advice.text_of(error).rstrip('.')}"
         if trial.has_results:
             return [
                 f"{method} fails if all results of program.call are zeros: {what}{_place(error)}. "
                 "The run calls it after its last step; unless only zeros are a problem, it fails "
                 "then, too"
             ]
+        now = "it is True by default" if setting == "default" else f"True was set in {setting}"
         text = (
             f"{method} fails with {what}. The run calls it after its last step, and tries it "
-            f"before the first one. run.decode_at_end=False ({setting}) trains without it"
+            f"before the first one. To train without it, --set run.decode_at_end=False ({now})"
         )
         # With the traceback of the error, so that the line and the layer are reported.
         raise DecodingError(text).with_traceback(error.__traceback__) from error

@@ -17,6 +17,7 @@ from tekso.framework.run import (
     initial_weights,
     input_checks,
     loss_check,
+    loss_retrace,
     metric_changes,
     reproducibility,
     rescue,
@@ -154,7 +155,7 @@ def _run(
             job.logdir.add_command(job.command)
         if profile is not None:
             profile.check_run(step, run.steps)
-        with profile or contextlib.nullcontext():
+        with profile or contextlib.nullcontext(), loss_retrace.explaining(parts, step, unchecked):
             outcome = rescue.run(job, loop, report, step)
         notices.show()
         report.time_use.switch(time_use.OTHER)

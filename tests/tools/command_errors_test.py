@@ -217,6 +217,23 @@ def test_a_missing_file_is_named_with_a_similar_one_beside_it(
         assert lines[0] == f"tekso-some: {name}: No such file or directory{hint}"
 
 
+def test_a_layer_that_returned_before_an_error_is_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = """
+def f():
+    error = ValueError("shapes")
+    error.add_note("before that, windows/0 (Half) returned the shape [2, 16] for inputs [2, 32]")
+    error.add_note("another note")
+    raise error
+"""
+    lines = shown(written(tmp_path, "mine.layers", source)["f"], capsys)
+    assert lines[3] == (
+        "  (before that, windows/0 (Half) returned the shape [2, 16] for inputs [2, 32])"
+    )
+    assert "another note" not in "".join(lines)
+
+
 def test_an_array_that_predict_reads_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

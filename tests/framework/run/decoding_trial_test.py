@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 from small_tasks import Flowers
 
+from tekso.framework import error_advice
 from tekso.framework.execution import DataParallel
 from tekso.framework.experiment import Run, Tree
 from tekso.framework.learner import Learner
@@ -71,6 +72,8 @@ class Decoding(Classification):
         TRACES.append(x.shape)
         if self.params.mistake == "traced":
             x = x @ tf.ones([3, 2])
+        if self.params.mistake == "if" and tf.reduce_sum(x) > 0:
+            x = -x
         logits = self.model.fprop(theta.model, x, ctx)
         return {"classes": 1 + tf.argmax(logits, 1), "more": tf.where(logits > 0), "none": None}
 
@@ -94,6 +97,10 @@ def job_of(mistake: str, folder: Path, output: io.StringIO, **run: Any) -> Job:
     ("mistake", "said"),
     [
         ("before", r"Decoding.decode \(.*\) fails with KeyError: 'y'; the batch has 'x', 'labels'"),
+        (
+            "if",
+            r"fails with OperatorNotAllowed\w+: .* not allowed; the code runs once, .*range\. The",
+        ),
         ("traced", r"Decoding.decode \(.*\) fails with \w+: .*[34].*run.decode_at_end=False"),
     ],
 )
@@ -103,7 +110,12 @@ def test_an_error_before_the_first_result_ends_the_run_before_the_first_step(
     output = io.StringIO()
     with pytest.raises(DecodingError, match=said) as caught:
         modes.train(job_of(mistake, tmp_path, output))
-    assert "run.decode_at_end=False (default) trains without it" in str(caught.value)
+    end = "To train without it, --set run.decode_at_end=False (it is True by default)"
+    assert str(caught.value).endswith(
+        f". The run calls it after its last step, and tries it before the first one. {end}"
+    )
+    assert ".. " not in str(caught.value)
+    assert error_advice.text_of(caught.value) == str(caught.value)  # has its advice already
     assert "step 1" not in output.getvalue()
     frames = [entry.name for entry in caught.traceback]
     assert "decode" in frames  # the command shows this line
