@@ -38,7 +38,7 @@ def as_numbers(what: str, name: Any, value: Any) -> np.ndarray:
     try:
         array = np.asarray(value)
     except ValueError:
-        raise InputError(f"{what}: {name!r} {_RAGGED}") from None
+        raise InputError(f"{what}: {name!r} {RAGGED}") from None
     if array.dtype == object:
         raise InputError(f"{what}: {name!r} {_about_objects(value, array)}")
     if array.dtype.kind in "SUT":
@@ -80,7 +80,17 @@ def check_examples(what: str, found: Any) -> None:
         )
 
 
-_RAGGED = "has rows of different lengths: pad them to one length"
+RAGGED = "has rows of different lengths: pad them to one length"
+"""End of the message about an array whose rows need padding."""
+
+
+def is_ragged(values: object) -> bool:
+    """Returns whether NumPy makes no array of nested lists, because their lengths differ."""
+    try:
+        np.asarray(values)
+    except ValueError:
+        return True
+    return False
 
 
 def _as_float32(what: str, name: str, array: np.ndarray) -> np.ndarray:
@@ -120,7 +130,7 @@ def _about_objects(value: Any, array: np.ndarray) -> str:
             "remove these examples"
         )
     if any(hasattr(kind, "__len__") for kind in kinds):
-        return _RAGGED
+        return RAGGED
     return (
         f"contains Python objects ({', '.join(names)}): convert them to numbers, for example with "
         "np.asarray(…, 'float32')"

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from tekso.framework import files
 from tekso.framework.input.data_digests import check_digest, digest_of
 from tekso.framework.input.errors import InputError
+from tekso.framework.input.loaded import RAGGED, is_ragged
 from tekso.framework.source_lines import place_of
 
 
@@ -40,13 +41,13 @@ def check_examples(
       some: builds some of the examples.
 
     Raises:
-      InputError: the examples have changed, or differ in two calls.
+      InputError: the examples have changed, or differ in two calls; or rows need padding.
     """
     if input.assets_dir is None or not sum(counts):
         return
     sizes = {"num_examples": np.array(counts)}
-    now, again = (digest_of([sizes, *some()]) for _ in range(2))
     what = f"{type(input).__name__}.{method}{place_of(getattr(input, method))}"
+    now, again = (digest_of([sizes, *_checked(some(), what)]) for _ in range(2))
     if now != again:
         raise InputError(
             f"{what} returns different arrays in each call for the same examples: random numbers "
@@ -65,6 +66,16 @@ def check_examples(
         remedy="If the data has changed, use a new --logdir; there, --checkpoint=PATH evaluates "
         f"checkpoints of this logdir. Removing {path} accepts the new examples",
     )
+
+
+def _checked(batches: Sequence[object], what: str) -> Sequence[Any]:
+    """Returns the batches, whose arrays have rows of the same length."""
+    for batch in batches:
+        for name, values in batch.items() if isinstance(batch, Mapping) else ():
+            if is_ragged(values):
+                of_bucket = ", the argument bound" if "bucket_rows" in what else ""
+                raise InputError(f"{what}: {name!r} {RAGGED}{of_bucket}")
+    return batches
 
 
 def spread_over(count: int) -> npt.NDArray[np.int64]:

@@ -19,6 +19,7 @@ from tekso.framework.input.bucketing import BucketedInput
 from tekso.framework.input.errors import InputError
 from tekso.framework.input.forms import form_text
 from tekso.framework.input.input import ExampleInput, Input
+from tekso.framework.input.loaded import RAGGED, is_ragged
 from tekso.framework.task import Task
 
 MOST_BATCHES = 1000
@@ -84,6 +85,8 @@ def check_batch(path: str, input: Input, batch: object) -> None:
         problem = ""
         if not isinstance(key, str):
             problem = "a name must be a str"
+        elif is_ragged(array):
+            problem = f"it {RAGGED}"
         elif not isinstance(array, np.ndarray):
             problem = f"it is a {type(array).__name__}; np.asarray() makes an array"
         elif array.dtype == object:

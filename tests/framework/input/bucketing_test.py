@@ -165,3 +165,20 @@ def test_a_resumed_run_refuses_other_rows(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(Rows, "bucket_rows", changed)
     with pytest.raises(InputError, match=r"^Rows\.bucket_rows \(.*\) returns different examples"):
         check()
+
+
+class Unpadded(Rows):
+    """Returns the rows as they are."""
+
+    def bucket_rows(self, examples: Any, bound: int) -> Any:
+        rows = [[1] * self.lengths[example] for example in examples]
+        return {**super().bucket_rows(examples, bound), "x": rows}
+
+
+def test_rows_that_are_not_padded_are_named_with_the_array_and_the_method(tmp_path: Path) -> None:
+    rows = Unpadded.Params(batch_size=2).instantiate(assets_dir=str(tmp_path))
+    said = (
+        r"^Unpadded.bucket_rows \(.*_test.py:\d+\): 'x' has rows of different lengths: pad them to "
+    )
+    with pytest.raises(InputError, match=said + "one length, the argument bound$"):
+        rows.check_unchanged()

@@ -156,6 +156,10 @@ def test_training_input_that_ends_before_the_run_is_refused() -> None:
         ([np.ones(4)], "eval_inputs.dev: Numbers.examples() returns a list, expected"),
         ({}, "returns a dict, expected"),
         ({"x": [1.0, 2.0]}, "'x' of Numbers.examples(): it is a list; np.asarray() makes an array"),
+        (
+            {"x": [[1], [1, 2]]},
+            "it has rows of different lengths: pad them to one length. Expected",
+        ),
         ({"x": tf.ones(3)}, "it is a EagerTensor; np.asarray()"),
         ({1: np.ones(3)}, "1 of Numbers.examples(): a name must be a str"),
         ({"x": np.float32(3)}, "it is a float32; np.asarray()"),
