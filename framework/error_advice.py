@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from tekso.framework import graph_errors
+from tekso.framework import foreign_methods, graph_errors
 from tekso.framework.batch_part import example_of
 from tekso.framework.params.origins import hide_from_origins
 
@@ -22,6 +22,7 @@ _NAMES_OF_TENSORFLOW = (
     (re.compile(r"\{\{function_node [^}]*\}\}\s*"), ""),
     (re.compile(r"'\{\{node [^}]*\}\} = (\w+)\[[^]]*\]\([^)]*\)'"), r"\1"),
     (re.compile(r"\s*\[Op:\w+\]( name:.*)?\s*$"), ""),
+    (re.compile(r"\.\s+If you are looking for numpy-related methods.*", re.DOTALL), ""),  # not used
     (re.compile(r"\. You can attempt the following resolutions .*", re.DOTALL), ""),  # unsuitable
 )
 """[(pattern, replacement)] of parts of a message that help no reader."""
@@ -69,6 +70,11 @@ _ANSWERS = (
         "such as tf.exp and tf.reduce_mean, not with NumPy, float() or .numpy()",
     ),
     (
+        re.compile(r"len is not well defined for a symbolic Tensor"),
+        "a fixed size is x.shape[0], any other is tf.shape(x)[0]. In loss_weight, sum the weights "
+        'of the examples: tf.reduce_sum(batch["weights"])',
+    ),
+    (
         re.compile(r"has type \w+ that does not match type (\w+)"),
         r"cast one of them, as in tf.cast(y, tf.\1). The arrays of a batch have the types that "
         "load returned, except for float64, which becomes float32",
@@ -79,6 +85,8 @@ _ANSWERS = (
     ),
 )
 """[(pattern of a message, advice)]; the advice may refer to groups of the pattern."""
+
+_NO_METHOD = re.compile(r"Tensor'? object has no attribute '(\w+)'")
 
 
 class IdError(ValueError):
@@ -200,6 +208,8 @@ def advice(error: BaseException) -> str:
     for pattern, answer in _ANSWERS:
         if found := pattern.search(text):
             return found.expand(answer)
+    if (found := _NO_METHOD.search(text)) and (hint := foreign_methods.tensor_hint(found[1])):
+        return hint
     if hint := advice_for_ids(text):
         return hint
     if isinstance(error, MissingArrayError):

@@ -51,6 +51,45 @@ _REPLACEMENTS = (
 """(attributes of layers of other frameworks, what Tekso has for them)."""
 _HINTS = {name: text for names, text in _REPLACEMENTS for name in names}
 
+_TENSOR_REPLACEMENTS = (
+    (("view", "reshape", "flatten", "ravel"), "tf.reshape(x, shape)"),
+    (("permute", "transpose", "T", "t", "mT", "swapaxes"), "tf.transpose(x, perm)"),
+    (("unsqueeze",), "tf.expand_dims(x, axis)"),
+    (("squeeze",), "tf.squeeze(x, axis)"),
+    (("expand", "broadcast_to"), "tf.broadcast_to(x, shape)"),
+    (("repeat",), "tf.tile(x, multiples); tf.repeat(x, n, axis) repeats each element"),
+    (("size",), "x.shape for sizes that are fixed, tf.shape(x) for others"),
+    (("dim",), "x.shape.rank"),
+    (("to", "type", "type_as", "astype", "float", "half", "double", "long", "int", "bool"),
+     "tf.cast(x, dtype)"),
+    (("masked_fill",), "tf.where(mask, value, x)"),
+    (("matmul", "mm", "bmm"), "tf.matmul(x, y)"),
+    (("chunk", "split"), "tf.split(x, parts, axis)"),
+    (("gather",), "tf.gather(x, ids, axis=axis, batch_dims=n)"),
+    (("clamp", "clip"), "tf.clip_by_value(x, low, high)"),
+    (("detach",), "tf.stop_gradient(x)"),
+    (("contiguous", "clone", "cpu", "cuda"), "x itself"),
+    (("sum", "mean", "prod", "max", "min", "any", "all"),
+     "the function tf.reduce_{name}(x, axis)"),
+    (("logsumexp",), "tf.reduce_logsumexp(x, axis)"),
+    (("argmax", "argmin", "abs", "exp", "sqrt", "sigmoid", "tanh", "cumsum"),
+     "the function tf.{name}(x)"),
+    (("log",), "tf.math.log(x)"),
+    (("pow", "square"), "x ** 2"),
+    (("relu", "softmax"), "tf.nn.{name}(x)"),
+)  # fmt: skip
+"""(methods of tensors of PyTorch and NumPy, what TensorFlow has for them)."""
+_OF_TENSORS = {
+    name: text.replace("{name}", name) for names, text in _TENSOR_REPLACEMENTS for name in names
+}
+
+
+def tensor_hint(name: str) -> str:
+    """Returns what to write instead of a method of a tensor of another framework, or ""."""
+    if name not in _OF_TENSORS:
+        return ""
+    return f"a tensor of TensorFlow has no .{name}: write {_OF_TENSORS[name]}"
+
 
 def missing_fprop(cls: type) -> str:
     """Returns the message of the error that a class of a layer has no `fprop`."""

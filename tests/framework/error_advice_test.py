@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tekso.framework import error_advice
+from tekso.framework import error_advice, foreign_methods
 from tekso.framework.context import StepContext
 from tekso.framework.layer import Layer
 from tekso.models.layers.linear import Linear
@@ -51,6 +53,7 @@ def test_a_batch_in_float32_for_weights_in_bfloat16_is_told_to_cast_it() -> None
         (lambda step: range(step), "ops of TensorFlow"),
         (lambda step: math.exp(step), "such as tf.exp"),
         (lambda step: np.exp(step), "not with NumPy"),
+        (lambda step: len(step), 'tf.reduce_sum(batch["weights"])'),
         (lambda step: 0.5 ** (step // 10), "tf.cast(step, tf.float32)"),
     ],
 )
@@ -71,3 +74,38 @@ def test_labels_of_another_type_are_told_to_be_cast() -> None:
     with pytest.raises(TypeError, match="int64") as caught:
         function.get_concrete_function(tf.TensorSpec([2, 3], tf.float32))
     assert "as in tf.cast(y, tf.int32)" in error_advice.text_of(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("function", "instead"),
+    [
+        (
+            lambda x: x.view(-1, 2),
+            "attribute 'view'; a tensor of TensorFlow has no .view: write tf.resh",
+        ),
+        (
+            lambda x: x.reshape(-1, 2),
+            "'reshape'; a tensor of TensorFlow has no .reshape: write tf.reshape(x, shape)",
+        ),
+        (lambda x: x.unsqueeze(1), "write tf.expand_dims(x, axis)"),
+        (lambda x: x.mean(0), "write the function tf.reduce_mean(x, axis)"),
+        (lambda x: x.masked_fill(x > 0, 0.0), "write tf.where(mask, value, x)"),
+    ],
+)
+@pytest.mark.parametrize("is_traced", [False, True])
+def test_a_method_of_a_tensor_of_another_framework_is_told_the_function(
+    is_traced: bool, function: Callable[[Any], Any], instead: str
+) -> None:
+    called: Any = tf.function(function, autograph=False) if is_traced else function
+    with pytest.raises(AttributeError, match="has no attribute") as caught:
+        called(tf.ones([3, 2]))
+    text = error_advice.text_of(caught.value)
+    assert instead in text and "\n" not in text
+
+
+def test_every_function_that_a_hint_names_exists() -> None:
+    for name in foreign_methods._OF_TENSORS:
+        hint = foreign_methods.tensor_hint(name)
+        for path in re.findall(r"\btf\.([\w.]+)\(", hint):
+            assert callable(functools.reduce(getattr, path.split("."), tf)), hint
+    assert foreign_methods.tensor_hint("shapes") == ""
