@@ -6,7 +6,7 @@ import bisect
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 from tekso.framework.context import StepContext
 from tekso.framework.layer import Layer
@@ -62,6 +62,14 @@ class Piece:
             end = bisect.bisect_left(paths, f"{layer_path}{chr(ord(SEPARATOR) + 1)}")
             found += paths[start:end] if layer_path else paths
         return found
+
+    @property
+    def function(self) -> Callable[..., Flow]:
+        """The function of the model that `run` calls, for messages."""
+        found: Any = self.run
+        while isinstance(found, functools.partial):
+            found = found.args[1] if found.func is _enter else found.func
+        return cast(Callable[..., Flow], found)
 
     def owns(self, path: str) -> bool:
         """Returns whether this piece reads the weight at a path from the model."""

@@ -37,6 +37,7 @@ from tekso.framework.task_values import (
 from tekso.framework.theta import Theta
 
 _Result = TypeVar("_Result")
+_TASK = "tekso.framework.task"  # the module of the class Task, whose loss runs the pieces
 
 
 class _Task(Protocol):
@@ -332,6 +333,20 @@ def method_of(task: object, name: str) -> str:
     """Returns the name of a method with its file and line, for error messages."""
     owner = task if isinstance(task, type) else type(task)
     return f"{owner.__name__}.{name}{place_of(getattr(task, name))}"
+
+
+def source_of_loss(task: _Task) -> str:
+    """Returns what computes the loss, with its file and line: `loss`, or the last of the pieces."""
+    if type(task).loss.__module__ != _TASK:
+        return method_of(task, "loss")
+    function = pieces(task)[-1].function
+    owner = getattr(function, "__self__", None)
+    name = getattr(function, "__name__", "loss")
+    if owner is not None:
+        name = f"{type(owner).__name__}.{name}"
+    else:
+        name = f"{type(task).__name__}.pieces: {name}"
+    return f"{name}{place_of(function)}"
 
 
 def as_tensors(batch: Mapping[str, Any]) -> dict[str, tf.Tensor]:

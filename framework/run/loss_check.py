@@ -216,7 +216,7 @@ def _check_padding(trial: Trial, inputs: Mapping[str, Input]) -> list[str]:
         alone, together = trial.sums(real), trial.sums(padded)
         again = functools.partial(trial.sums, real)
         for what, how in _counted(trial, alone, again, together, TrialSums.named):
-            what = what.replace("{}", task_results.method_of(trial.task, "loss"))
+            what = what.replace("{}", task_results.source_of_loss(trial.task))
             raise InputError(counted(path, what, is_padding, how))
         for what, how in _counted(trial, alone, again, together, TrialSums.named_of_layers):
             what = what.replace("{}", "ctx.collect_metric")

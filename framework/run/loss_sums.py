@@ -116,13 +116,16 @@ def _check_losses(division: _Division) -> None:
         if not is_mean and not trial.differ(together, sum(apart), scale=sum(map(abs, apart))):
             continue
         _check_repeats(division, method, value, sum(apart))
+        is_loss, source = method == "loss", task_results.method_of(trial.task, method)
+        if is_loss:
+            source = task_results.source_of_loss(trial.task)
         when = " in training" if division.mode == "train" else ""
         raise LossError(
-            f"{task_results.method_of(trial.task, method)} is not a sum over the examples of a "
+            f"{source} is not a sum over the examples of a "
             f"batch{when}: for {size} examples together it is {together:g}, and for two parts of "
             f"them {apart[0]:g} and {apart[1]:g}. Return sums (tf.reduce_sum, not tf.reduce_mean): "
             "the reported loss is loss_sum / loss_weight, both over the global batch. "
-            f"{_SHAPES if method == 'loss' else ''}{_PENALTY} If examples are coupled on purpose, "
+            f"{_SHAPES if is_loss else ''}{_PENALTY} If examples are coupled on purpose, "
             f"set couples_examples = True in {type(trial.task).__name__}, or in the layer that "
             "couples them"
         )
@@ -153,7 +156,7 @@ def _check_metrics(division: _Division) -> list[str]:
         if trial.differ(together, added, scale=abs(together)):
             _check_repeats(division, f"metric {metric!r}", _metric(metric), added)
             raise LossError(
-                f"the metric {metric!r} of {task_results.method_of(trial.task, 'loss')} depends on "
+                f"the metric {metric!r} of {task_results.source_of_loss(trial.task)} depends on "
                 f"how a batch is divided: for {division.size} examples together it is "
                 f"{together:g}, and from the sums of two parts {added:g}. Return it as (sum over "
                 "the examples, sum of their weights): the report divides them once, over the "

@@ -372,3 +372,22 @@ def test_a_task_of_ones_own_takes_batches_of_numpy() -> None:
         assert task_results.method_of(task, "loss").endswith(
             f"({__file__}:{inspect.getsourcelines(vars(kind)['loss'])[1]})"
         )
+
+
+class OfPieces(Task):
+    """A loss of two pieces."""
+
+    def pieces(self) -> Any:
+        first = Piece("first", {}, lambda theta, flow, ctx: flow)
+        return [first, Piece("last", {}, functools.partial(self.sums, 1)).below("child")]
+
+    def sums(self, number: int, theta: Any, flow: Any, ctx: Any) -> Any:
+        return flow
+
+
+def test_the_source_of_a_loss_is_the_last_piece_or_its_method() -> None:
+    task: Any = OfPieces.Params().instantiate()
+    line = inspect.getsourcelines(OfPieces.sums)[1]
+    assert task_results.source_of_loss(task) == f"OfPieces.sums ({__file__}:{line})"
+    own: Any = OfOnesOwn.Params().instantiate()
+    assert task_results.source_of_loss(own) == task_results.method_of(own, "loss")
