@@ -21,6 +21,7 @@ from types import FrameType
 
 from tekso.framework import error_advice, files, graph_errors, out_of_memory, out_of_space
 from tekso.framework.exit_codes import ExitCode, exit_code_of
+from tekso.framework.params import Configurable
 from tekso.framework.run.report.console import drop_output
 
 OK, FAILED = ExitCode.OK, ExitCode.FAILED
@@ -114,10 +115,26 @@ def _text(error: BaseException) -> str:
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         is_missing = isinstance(error, FileNotFoundError) and isinstance(error.filename, str)
         hint = files.near(error.filename) if is_missing else ""
-        return f"{error.filename}: {error.strerror}{hint}"
+        return f"{error.filename}: {error.strerror}{_setting_of(error)}{hint}"
     has_text = not isinstance(error, KeyError) or type(error).__str__ is not KeyError.__str__
     text = str(error) if has_text or not error.args else str(error.args[0])
     return text or type(error).__name__
+
+
+def _setting_of(error: OSError) -> str:
+    """Returns ", from <path of the setting>" if a Params field has the file or its folder."""
+    for frame, _ in reversed(list(traceback.walk_tb(error.__traceback__))):
+        owner = frame.f_locals.get("self")
+        if not isinstance(owner, Configurable) or not hasattr(owner, "params"):
+            continue
+        params = owner.params
+        for name in params.fields():
+            with contextlib.suppress(AttributeError):  # it is not set
+                value = params.get(name)
+                is_path = isinstance(value, str) and value.strip("/")
+                if is_path and f"{error.filename}/".startswith(f"{value.rstrip('/')}/"):
+                    return f", from {params.path_of(name)}"
+    return ""
 
 
 def _places(error: BaseException) -> str:

@@ -16,6 +16,7 @@ from tekso.framework import error_advice, out_of_memory
 from tekso.framework.context import StepContext
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.layer import Layer
+from tekso.framework.params import REQUIRED, param
 from tekso.models.layers.linear import Linear
 from tekso.tools import command_errors
 
@@ -25,6 +26,7 @@ def written(folder: Path, module: str, source: str) -> dict[str, Any]:
     file = folder / "code.py"
     file.write_text(source)
     names: dict[str, Any] = {"__name__": module, "Layer": Layer, "Linear": Linear, "tf": tf}
+    names |= {"param": param, "REQUIRED": REQUIRED}
     exec(compile(source, str(file), "exec"), names)
     return names
 
@@ -215,6 +217,29 @@ def test_a_missing_file_is_named_with_a_similar_one_beside_it(
     }.items():
         lines = shown(functools.partial(open, name), capsys)
         assert lines[0] == f"tekso-some: {name}: No such file or directory{hint}"
+
+
+READS = """
+class Reads(Layer):
+    class Params(Layer.Params):
+        folder: str = param("Folder.", default="")
+        other: str = param("Nothing.", default=REQUIRED)
+
+    def __init__(self, params):
+        super().__init__(params)
+        open(f"{self.params.folder}/words.txt")
+"""
+
+
+def test_a_missing_file_is_named_with_its_setting(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reads = written(tmp_path, "mine.layers", READS)["Reads"]
+    for folder, said in ((f"{tmp_path}/no", ", from folder"), (f"{tmp_path}/no/", ", from folder")):
+        params = reads.Params(folder=folder, other="no")
+        lines = shown(params.instantiate, capsys)
+        assert lines[0] == f"tekso-some: {folder}/words.txt: No such file or directory{said}"
+    assert lines[1] == f"  (at {tmp_path}/code.py:9, in __init__)"
 
 
 def test_a_layer_that_returned_before_an_error_is_shown(
