@@ -43,6 +43,8 @@ class Odd(Layer):
         y, mistake = self.inner.fprop(theta.inner, x, ctx), self.params.mistake
         if mistake == "if" and tf.reduce_sum(y) > 0:
             return x
+        if mistake == "late":
+            return y + tf.ones([5])
         return {"half": y[:, :2], "none": None}.get(mistake, y)
 
 
@@ -117,9 +119,14 @@ def test_the_layer_that_returned_none_is_named(tmp_path: Path) -> None:
     assert error.__notes__ == [said]
 
 
-def test_other_errors_have_no_note(tmp_path: Path) -> None:
-    error = failing("if", tmp_path, decodes=True)
-    assert type(error).__name__ == "OperatorNotAllowedInGraphError"
+@pytest.mark.parametrize(
+    ("mistake", "kind"), [("if", "OperatorNotAllowedInGraphError"), ("late", "ValueError")]
+)
+def test_other_errors_and_children_of_the_layer_that_fails_have_no_note(
+    mistake: str, kind: str, tmp_path: Path
+) -> None:
+    error = failing(mistake, tmp_path, decodes=True)
+    assert type(error).__name__ == kind
     assert "decode" not in str(error) and not hasattr(error, "__notes__")
 
 
