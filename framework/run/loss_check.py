@@ -9,6 +9,7 @@
     losses of Task.equal_losses are equal              else a language model is not causal
     a gradient of every learned weight                 else the loss does not depend on it
     scores of a softmax that are not probabilities     else a softmax is applied twice (a warning)
+    losses are finite                                  else steps would be skipped (a warning)
 
 The host computes these values with the initial weights of the run, op by op (or traced, if there
 are long loops, as over time). The check is independent of the execution and takes little time
@@ -103,6 +104,8 @@ def check(
             _check_equal(trial, rows_of(batch, [0]))
             _check_pieces(trial, rows_of(batch, [0, -1]))
             unused = trial.unused(rows_of(batch, [0, -1]), unused) if unused else []
+        if trial.not_finite is not None:
+            warnings.append(_not_finite(task, *trial.not_finite))
         warnings += _check_padding(trial, inputs)
         if trial.softmax.found:
             warnings.append(
@@ -120,6 +123,19 @@ def check(
         ]
 
     return _try(task, program, tried)
+
+
+def _not_finite(task: Task, loss: float, arrays: list[str]) -> str:
+    """Returns the warning about a loss of the first training examples that is not finite."""
+    of_task = f"the loss of {type(task).__name__} is {loss:g} for the first training examples"
+    if arrays:
+        has = "has" if len(arrays) == 1 else "have"
+        return f"{of_task}: {listed(arrays)} of these examples {has} numbers that are not finite"
+    return (
+        f"{of_task}, although their arrays are finite, and a step whose loss is not finite changes "
+        "nothing. Look for a logarithm or a root of a number that is not above 0, a division by 0, "
+        "or an overflow"
+    )
 
 
 def check_padding(task: Task, program: Program, inputs: Mapping[str, Input]) -> Findings:

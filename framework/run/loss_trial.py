@@ -110,11 +110,14 @@ class Trial:
     Attributes:
       task: the task.
       softmax: what was found about softmaxes in the computations so far.
+      not_finite: the first loss that was not finite, and the arrays of its examples that were not
+        finite; None: all losses were finite, or infinite sums of 16 bits, which overflow early.
     """
 
     def __init__(self, task: Task, weights: Mapping[str, tf.Tensor]) -> None:
         self.task, self._weights = task, weights
         self.softmax = RepeatedSoftmax()
+        self.not_finite: tuple[float, list[str]] | None = None
         self._traced: dict[Any, Any] = {}  # {mode, sizes and how: its tf.function}
         self._has_long_loops = False
         self._watched = set[Any]()  # kinds of batches that were computed op by op
@@ -201,6 +204,10 @@ class Trial:
           by: function that computes the loss, (task, theta, batch, ctx) -> sums.
         """
         found = self._tensors(batch, mode, offset, by)
+        loss = float(found.loss)
+        may_overflow = self.tolerance == _TOLERANCE_OF_16_BITS and not np.isnan(loss)
+        if self.not_finite is None and not np.isfinite(loss) and not may_overflow:
+            self.not_finite = loss, [n for n, array in batch.items() if not _is_finite(array)]
         return TrialSums(
             loss=float(found.loss),
             weight=float(found.weight),
@@ -228,6 +235,10 @@ class Trial:
             if not unused:
                 break
         return unused
+
+
+def _is_finite(array: np.ndarray) -> bool:
+    return array.dtype.kind not in "fc" or bool(np.isfinite(array).all())
 
 
 def _numbers(pairs: Pairs) -> dict[str, tuple[float, float]]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from tekso.framework import watchdog
 from tekso.framework.execution.base import ExecutionProgram
-from tekso.framework.learning_step import LearnerBase
+from tekso.framework.learning_step import LearnerBase, NonFiniteStepsError
 from tekso.framework.run import replay
 from tekso.framework.run.checkpoints import Description
 from tekso.framework.run.incidents import Incidents
@@ -15,6 +15,7 @@ from tekso.framework.run.process_group import ProcessGroup
 
 Figures = Mapping[str, Any]
 _IN_A_ROW = "nonfinite_consecutive"
+_COUNTED = "nonfinite_counted"  # with a loss scale: those that it did not cause
 
 
 class StepChecks:
@@ -68,6 +69,26 @@ class StepChecks:
             program = self._program if is_same and self._group.size == 1 else None
             self._incidents.record(step - 1, figures, description, program)
         self._learner.check(figures)
+
+    def check_end(self, steps: int) -> None:
+        """Checks after the last step of a run that at least one step changed the weights.
+
+        It does nothing if this process ran no step. Steps that only needed a smaller loss scale are
+        not counted.
+
+        Raises:
+          NonFiniteStepsError: all steps of the run were skipped.
+        """
+        _, figures = self._checked
+        consecutive = int(figures.get(_IN_A_ROW, 0))
+        if steps < 1 or int(figures.get(_COUNTED, consecutive)) < steps:
+            return
+        all_steps = "the only step" if steps == 1 else f"all {steps} steps"
+        raise NonFiniteStepsError(
+            f"{all_steps} of the run had a loss or gradients that were not finite, so no step "
+            "changed the weights: they are the initial ones. Look for a logarithm or a root of a "
+            "number that is not above 0, a division by 0, an overflow, or NaN in the data."
+        )
 
     def series(self) -> tuple[int, int]:
         """Returns the first step of the series that was checked last, and the step after it."""

@@ -195,7 +195,7 @@ class TrainingLoop:
           CheckpointError: a checkpoint cannot be written.
           ValueError: the task rejects a batch, or the training input ends.
           NonFiniteStepsError: too many steps in a row were not finite, and the run cannot be
-            rolled back (again).
+            rolled back (again); or no step of the run was finite.
         """
         step = first_step
         with StopSignals() as signals:
@@ -311,6 +311,8 @@ class TrainingLoop:
 
     def _check(self, step: int, metrics: Mapping[str, Any]) -> None:
         self._checks.check(step, metrics, self._description)
+        if step >= self._timetable.steps:
+            self._checks.check_end(step)
 
     def _finish_step(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import tensorflow as tf
 from wrong_losses import OnHost, Points, Squares, check
@@ -210,3 +211,28 @@ def test_what_only_training_uses_has_a_gradient(way: str) -> None:
 def test_a_task_that_takes_only_whole_batches_is_reported() -> None:
     (message,) = check("fixed")
     assert "Squares could not be checked on a few examples" in message
+
+
+class BadPoints(Points):
+    """No number of any example is finite."""
+
+    def examples(self, index: Any, epoch: Any) -> Any:
+        batch = super().examples(index, epoch)
+        return {**batch, "x": np.full_like(batch["x"], np.nan)}
+
+
+def test_a_loss_of_numbers_that_are_not_finite_names_their_array() -> None:
+    (text, _) = check("nothing", train=BadPoints)
+    assert text == (
+        "the loss of Squares is nan for the first training examples: 'x' of these examples has "
+        "numbers that are not finite"
+    )
+
+
+def test_a_loss_that_is_not_finite_at_the_start_is_a_warning() -> None:
+    (text,) = check("overflows", frozen=["unused"])
+    assert text.startswith(
+        "the loss of Squares is inf for the first training examples, although their arrays are "
+        "finite, and a step whose loss is not finite changes nothing. Look for a logarithm"
+    )
+    assert not any("finite" in line for line in check("nothing"))

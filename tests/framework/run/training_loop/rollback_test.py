@@ -99,6 +99,26 @@ def test_a_run_is_rolled_back_and_skips_the_batches_of_a_series(tmp_path: Path, 
     assert f"rolled back to step 8 (rollback 1); from step {first + 1} on" in run.output.getvalue()
 
 
+@pytest.mark.parametrize("steps", [1, 2])
+def test_a_run_of_which_no_step_was_finite_fails_and_saves_nothing_at_its_end(
+    tmp_path: Path, steps: int
+) -> None:
+    run = Run(tmp_path)
+    for _ in range(2):  # repeating the command does not make it a success
+        with pytest.raises(NonFiniteStepsError, match=r"no step changed the weights") as error:
+            rolled_back(run, range(steps), steps=steps, eval_every=1, checkpoint_every=1)
+        assert ("all 2 steps" in str(error.value)) == (steps == 2)
+        assert run.saved() == list(range(1, steps))
+
+
+def test_steps_that_only_needed_a_smaller_loss_scale_do_not_make_a_run_fail(tmp_path: Path) -> None:
+    class Scaled(CountingProgram):
+        def train_step(self, batch: Any, step: int) -> dict[str, Any]:
+            return {**super().train_step(batch, step), "nonfinite_counted": 0}
+
+    assert rolled_back(Run(tmp_path), range(2), steps=2, program=Scaled()).step == 2
+
+
 def test_a_single_step_that_is_not_finite_is_no_reason_to_roll_back(tmp_path: Path) -> None:
     run = Run(tmp_path)
     assert rolled_back(run, [5, 6, 9]).step == 20
