@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
@@ -82,12 +83,16 @@ class Task(Layer):
         vectors in this order. Empty: one loss, a scalar.
       gradients: how the gradients of several losses are combined; None: they are added.
       shared_weights: paths of the weights that several losses read.
+      label_limits: {name of an array: number of classes} of the arrays that the loss reads as
+        classes, by `tf.one_hot` or a sparse softmax cross-entropy; a run finds them before its
+        first step.
     """
 
     goals: ClassVar[Mapping[str, Goal]] = {}
     losses: tuple[str, ...] = ()
     gradients: GradientCombination | None = None
     shared_weights: frozenset[str] = frozenset()
+    label_limits: Mapping[str, int] = MappingProxyType({})
 
     class Params(Layer.Params):
         """Params of a task."""
@@ -157,15 +162,17 @@ class Task(Layer):
         """Checks the values of a training or evaluation batch before it is sent to a device.
 
         It is called on the host for every batch, so it should take microseconds. By default it
-        checks nothing.
+        refuses labels that are too large for `label_limits`. Negative ones pass, because -1 often
+        marks padding.
 
         Args:
           what: the input and the number of the batch, for messages: "input.batch(3)".
           batch: the batch of the input.
 
         Raises:
-          ValueError: a value is not allowed. The message must begin with `what`.
+          ValueError: a value is not allowed. The message must contain `what`.
         """
+        task_results.check_labels(self, what, batch)
 
     def loss_weight(self, batch: Batch) -> tf.Tensor:
         """Returns the weight of a batch, by which the sum of its losses is divided.

@@ -77,8 +77,11 @@ class Assembly:
         task_results.setting_to_try(self.task, self.eval_inputs)  # raises now, not after all steps
         inputs = with_paths(self.input, self.eval_inputs)
         if is_new:
-            return loss_check.check(self.task, self.learner, self.program, inputs)
-        return loss_check.check_padding(self.task, self.program, inputs)
+            found = loss_check.check(self.task, self.learner, self.program, inputs)
+        else:
+            found = loss_check.check_padding(self.task, self.program, inputs)
+        self.task.label_limits = found.label_limits
+        return found
 
     def batches(self, start: int) -> Iterator[Mapping[str, Any]]:
         """Returns this process's part of the training batches, from a batch to the last one."""

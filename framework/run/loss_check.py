@@ -65,10 +65,12 @@ class Findings:
       warnings: possible mistakes, to be shown before the first step.
       unchecked: that, and why, the task could not be checked; else empty. To be shown after the
         first step: if the code of the task has a mistake, that step reports it, with its place.
+      label_limits: as of a `Task`.
     """
 
     warnings: list[str] = dataclasses.field(default_factory=list)
     unchecked: list[str] = dataclasses.field(default_factory=list)
+    label_limits: dict[str, int] = dataclasses.field(default_factory=dict)
 
 
 def check(
@@ -149,7 +151,8 @@ def _try(task: Task, program: Program, function: Callable[[Trial], list[str]]) -
             weights = trial_weights(task, program)
             if weights is None:
                 return Findings()
-            return Findings(warnings=function(Trial(task, weights)))
+            trial = Trial(task, weights)
+            return Findings(warnings=function(trial), label_limits=trial.labels.found)
     except (LossError, InputError, TaskError):
         raise
     except Exception as error:  # in user code, which may accept only batches of the full size

@@ -14,6 +14,7 @@ from tekso.framework import loops, task_results
 from tekso.framework.collected import Pairs
 from tekso.framework.context import Mode, StepContext
 from tekso.framework.execution.workarounds.call_counts import counted_alone
+from tekso.framework.run.label_limits import LabelLimits
 from tekso.framework.run.repeated_softmax import RepeatedSoftmax
 from tekso.framework.task import LossSums, Task
 
@@ -110,13 +111,14 @@ class Trial:
     Attributes:
       task: the task.
       softmax: what was found about softmaxes in the computations so far.
+      labels: the arrays that the loss reads as classes.
       not_finite: the first loss that was not finite, and the arrays of its examples that were not
         finite; None: all losses were finite, or infinite sums of 16 bits, which overflow early.
     """
 
     def __init__(self, task: Task, weights: Mapping[str, tf.Tensor]) -> None:
         self.task, self._weights = task, weights
-        self.softmax = RepeatedSoftmax()
+        self.softmax, self.labels = RepeatedSoftmax(), LabelLimits()
         self.not_finite: tuple[float, list[str]] | None = None
         self._traced: dict[Any, Any] = {}  # {mode, sizes and how: its tf.function}
         self._has_long_loops = False
@@ -154,14 +156,14 @@ class Trial:
         arguments = (self._weights, examples, tf.constant(offset, tf.int64))
         if not self._has_long_loops:
             try:
-                with self.softmax.watching():
+                with self.softmax.watching(), self.labels.watching(examples):
                     return self._run(*arguments, mode=mode, by=by, kind=_OpByOp)
             except _LongLoopError:
                 self._has_long_loops = True
         kind = tuple(sorted((name, array.shape[1:]) for name, array in batch.items()))
         if kind not in self._watched:
             self._watched.add(kind)
-            with self.softmax.watching():
+            with self.softmax.watching(), self.labels.watching(examples):
                 return self._run(*arguments, mode=mode, by=by)
         traced = self._traced_for((mode, by, *((n, a.shape) for n, a in sorted(batch.items()))))
         found: _Tensors = traced(*arguments, mode=mode, by=by)
