@@ -18,6 +18,7 @@ from tekso.framework.run.checkpoint_description import describe
 from tekso.framework.run.checkpoints import Checkpoint, CheckpointError
 from tekso.framework.run.early_stopping import early_stopping_of
 from tekso.framework.run.evaluation import evaluate_and_score
+from tekso.framework.run.example_index import naming_indices
 from tekso.framework.run.job import Job
 from tekso.framework.run.metrics_log import SPLIT, STEP, MetricsLog, history
 from tekso.framework.run.process_group import ProcessGroup
@@ -179,17 +180,19 @@ def _evaluate(
     """Evaluates restored weights on all evaluation inputs; returns {evaluation: figures}."""
     found = {}
     different = job.changes_since(checkpoint)
+    inputs = {f"eval_inputs.{name}": input for name, input in parts.eval_inputs.items()}
     for name, batches in parts.eval_batches().items():
         begin = time.perf_counter()
         job.console.progress(0, 1, f"evaluating {name}")
-        evaluation = evaluate_and_score(
-            parts.program,
-            parts.task,
-            batches(0),
-            functools.partial(parts.score, name, True),
-            name=name,
-            before_score=functools.partial(job.console.progress, 0, 1, f"decoding {name}"),
-        )
+        with naming_indices(inputs):
+            evaluation = evaluate_and_score(
+                parts.program,
+                parts.task,
+                batches(0),
+                functools.partial(parts.score, name, True),
+                name=name,
+                before_score=functools.partial(job.console.progress, 0, 1, f"decoding {name}"),
+            )
         values, scored = evaluation.figures, evaluation.scored
         seconds = time.perf_counter() - begin
         whole = eval_line(name, checkpoint.step, values, seconds=seconds, width=None)

@@ -24,10 +24,11 @@ from tekso.framework.run import (
     run_messages,
     time_use,
 )
-from tekso.framework.run.assembly import Assembly
+from tekso.framework.run.assembly import Assembly, with_paths
 from tekso.framework.run.checkpoint_description import Description
 from tekso.framework.run.checkpoints import Checkpoint, Checkpoints
 from tekso.framework.run.early_stopping import early_stopping_of
+from tekso.framework.run.example_index import naming_indices
 from tekso.framework.run.following import FollowingCheckpoints, FollowingReport
 from tekso.framework.run.incidents import Incidents
 from tekso.framework.run.job import Job
@@ -128,7 +129,7 @@ def _run(
 ) -> int:
     """Trains, decodes and reports; returns the exit code."""
     run = parts.run.params
-    with group.explaining():
+    with group.explaining(), naming_indices(with_paths(parts.input, parts.eval_inputs)):
         input_checks.check_lasts(parts.input, run.steps)
         profile = _profile(job)
         unchecked: list[str] = []

@@ -1,0 +1,75 @@
+"""Adds to errors about an example of a batch its index in the data, where the input knows it.
+
+'x' (example 3 of eval_inputs.dev.batch(4)) has the id 9999, …     becomes
+'x' (example 3 of eval_inputs.dev.batch(4), index 131 of the data) has the id 9999, …
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from tekso.framework.input import shuffle
+from tekso.framework.input.bucketing import BucketedInput
+from tekso.framework.input.input import ExampleInput, Input
+
+_EXAMPLE = re.compile(r"\bexample (\d+) of (input|eval_inputs\.[\w-]+)\.batch\((\d+)\)")
+
+
+@contextlib.contextmanager
+def naming_indices(inputs: Mapping[str, Input]) -> Iterator[None]:
+    """Adds indices to the message of a ValueError in the block.
+
+    Args:
+      inputs: {path in the tree: input}.
+    """
+    try:
+        yield
+    except ValueError as error:
+        if error.args and isinstance(text := error.args[0], str):
+            error.args = (_with_indices(text, inputs), *error.args[1:])
+        raise
+
+
+def _with_indices(text: str, inputs: Mapping[str, Input]) -> str:
+    def named(found: re.Match[str]) -> str:
+        example, path, step = found.groups()
+        input = inputs.get(path)
+        index = None if input is None else index_of(input, int(step), int(example))
+        return found[0] if index is None else f"{found[0]}, index {index} of the data"
+
+    return _EXAMPLE.sub(named, text)
+
+
+def index_of(input: Input, step: int, example: int) -> int | None:
+    """Returns the index that an input is asked for to build an example; None: unknown.
+
+    It is the argument of `ExampleInput.examples` and `BucketedInput.bucket_rows`.
+
+    Args:
+      input: the input.
+      step: number of the batch.
+      example: position in the batch.
+    """
+    input, step = input.inner, input.inner_step(step)
+    own = type(input)
+    if isinstance(input, BucketedInput):
+        is_known = own.batch is BucketedInput.batch and own.batch_rows is BucketedInput.batch_rows
+        return int(input.bucket_batch(step).examples[example]) if is_known else None
+    if not isinstance(input, ExampleInput) or (own.batch, own.batch_rows, own.at) != (
+        ExampleInput.batch,
+        ExampleInput.batch_rows,
+        ExampleInput.at,
+    ):
+        return None
+    count, position = input.num_examples, step * input.params.batch_size + example
+    if input.params.order == "once":
+        return min(position, count - 1)
+    epoch, index = np.divmod(np.array([position], np.int64), count)
+    if input.params.order == "shuffled":
+        key = shuffle.key_of(input.seed, "order")
+        index = shuffle.permute(index, count, shuffle.fold(key, epoch))
+    return int(index[0])
