@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -54,22 +55,22 @@ def index_of(input: Input, step: int, example: int) -> int | None:
       step: number of the batch.
       example: position in the batch.
     """
-    input, step = input.inner, input.inner_step(step)
-    own = type(input)
-    if isinstance(input, BucketedInput):
+    source, step = input.inner, input.inner_step(step)
+    own: Any = type(source)
+    if isinstance(source, BucketedInput):
         is_known = own.batch is BucketedInput.batch and own.batch_rows is BucketedInput.batch_rows
-        return int(input.bucket_batch(step).examples[example]) if is_known else None
-    if not isinstance(input, ExampleInput) or (own.batch, own.batch_rows, own.at) != (
+        return int(source.bucket_batch(step).examples[example]) if is_known else None
+    if not isinstance(source, ExampleInput) or (own.batch, own.batch_rows, own.at) != (
         ExampleInput.batch,
         ExampleInput.batch_rows,
         ExampleInput.at,
     ):
         return None
-    count, position = input.num_examples, step * input.params.batch_size + example
-    if input.params.order == "once":
+    count, position = source.num_examples, step * int(source.params.batch_size) + example
+    if source.params.order == "once":
         return min(position, count - 1)
     epoch, index = np.divmod(np.array([position], np.int64), count)
-    if input.params.order == "shuffled":
-        key = shuffle.key_of(input.seed, "order")
+    if source.params.order == "shuffled":
+        key = shuffle.key_of(source.seed, "order")
         index = shuffle.permute(index, count, shuffle.fold(key, epoch))
     return int(index[0])
