@@ -10,6 +10,7 @@ if __name__ != "tekso.framework":
         "or run from pytest, whose conftest.py makes the name available."
     )
 
-from tekso.framework import onednn
+from tekso.framework import onednn, tensorflow_log
 
 onednn.enable()  # before any module of Tekso imports TensorFlow
+tensorflow_log.hide()

@@ -26,7 +26,7 @@ from tekso.framework import files, registry
 from tekso.framework.params import REQUIRED, Configurable, Field, Params
 from tekso.framework.params.types import type_name
 from tekso.framework.run import experiment_record, results
-from tekso.framework.run.quiet_tensorflow import quiet
+from tekso.framework.tensorflow_log import quiet
 from tekso.tools import command_flags
 from tekso.tools.command_errors import UsageError
 

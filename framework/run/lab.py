@@ -17,16 +17,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-import tekso.framework.run.quiet_import  # noqa: F401  # before what imports TensorFlow
-
-# isort: split
 import numpy as np
 
-from tekso.framework import task_results
+from tekso.framework import notebook, task_results
 from tekso.framework.experiment import Experiment
 from tekso.framework.params.origins import hide_from_origins
 from tekso.framework.registry import key_of
-from tekso.framework.run import inspection, notebook, session
+from tekso.framework.run import inspection, session
 from tekso.framework.run.foreign_calls import answering, attribute_hint
 from tekso.framework.run.metrics_log import SPLIT, STEP, TRAIN
 from tekso.framework.run.report import curves, lines

@@ -18,9 +18,6 @@ import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import tekso.framework.run.quiet_import  # noqa: F401  # before what imports TensorFlow
-
-# isort: split
 import numpy as np
 import tensorflow as tf
 from absl import logging
