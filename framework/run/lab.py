@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tekso.framework import notebook, task_results
+from tekso.framework.counting import counted
 from tekso.framework.experiment import Experiment
 from tekso.framework.params.origins import hide_from_origins
 from tekso.framework.registry import key_of
@@ -28,7 +29,7 @@ from tekso.framework.run.foreign_calls import answering, attribute_hint
 from tekso.framework.run.metrics_log import SPLIT, STEP, TRAIN
 from tekso.framework.run.report import curves, lines
 from tekso.framework.run.session import Session
-from tekso.framework.run.session_batches import SessionError
+from tekso.framework.run.session_batches import SessionError, too_many
 
 for _file in (__file__, session.__file__):  # settings come from the notebook
     hide_from_origins(_file)
@@ -153,17 +154,25 @@ class Lab:
         """Trains some steps, and returns the curves; a notebook shows them meanwhile.
 
         Outside of a notebook, it prints some lines. An interruption takes effect at the end of a
-        step; call `fit` again to continue.
+        step; call `fit` again to continue. If the run or its input has fewer steps left, it trains
+        these, and prints a note.
 
         Raises:
           KeyboardInterrupt: it was interrupted; the curves have all steps that were done.
-          SessionError: as `Session.train`.
+          SessionError: no step is left, or as `Session.train`.
           ValueError: as `Session.train`.
         """
-        ends = (self.session.tree.run.steps, self.session.input.num_batches)
-        left = min(end for end in ends if end is not None) - self.session.step
-        if not isinstance(steps, int | np.integer) or not 0 <= steps <= left:
+        done, limit = self.session.step, self.session.tree.run.steps
+        batches = self.session.input.num_batches
+        left = (limit if batches is None else min(limit, batches)) - done
+        if not isinstance(steps, int | np.integer) or steps < 0:
             self.session.train(steps)  # raises an error that says why
+        if steps > left == 0:
+            raise SessionError(too_many(steps, done, limit, batches, session="lab.session"))
+        if steps > left:
+            of = "run.steps" if left == limit - done else "the input"
+            print(f"fit({steps}) trains {counted(left, 'step')}: {of} ends at {done + left}")
+            steps = left
         update = _live_display()
         unit = task_results.count(self.session.task, self.session.input.batch(0))[1]
         every, end, drawn = -(-steps // _LINES_OF_FIT), self.session.step + steps, -_PLOT_EVERY_S

@@ -22,7 +22,9 @@ class SessionError(ValueError):
     """A batch, weights or a number of steps do not fit the experiment of a session."""
 
 
-def too_many(steps: int, done: int, limit: int, batches: int | None = None) -> str:
+def too_many(
+    steps: int, done: int, limit: int, batches: int | None = None, *, session: str = "session"
+) -> str:
     """Returns why so many further steps cannot be trained, and what to do.
 
     Args:
@@ -30,16 +32,24 @@ def too_many(steps: int, done: int, limit: int, batches: int | None = None) -> s
       done: steps so far.
       limit: run.steps.
       batches: number of batches of the input; None: it has no end.
+      session: the session, as the caller writes it.
     """
+    left = min(end for end in (limit, batches) if end is not None) - done
     text = f"cannot train {counted(steps, 'further step')}: {done} of run.steps={limit} "
     text += "is done" if done == 1 else "are done"
     if batches is not None and done + steps > batches:
         text += f", and the input has only {counted(batches, 'batch', 'batches')}"
+    if left > 0:
+        text += f". {counted(left, 'step')} can still be trained: {session}.train({left})"
     if done + steps > limit:
-        text += (
-            ". Build the session with a larger run.steps in its settings, for example "
-            f'{{"run.steps": {done + steps}}}'
-        )
+        total = done + steps
+        text += f'. For more, build a session with a larger run.steps, {{"run.steps": {total}}}'
+        if done:
+            text += (
+                f", and give it these weights: new_session.assign({session}.theta()). To keep the "
+                f"state of the optimizer too, write {session}.save('runs/mine'), and continue it "
+                f"with tekso-trainer --logdir=runs/mine --steps={total}"
+            )
     return text
 
 

@@ -3,6 +3,8 @@
 lab_program.py FOLDER    FOLDER/text has a text
 """
 
+import contextlib
+import io
 import json
 import sys
 
@@ -33,6 +35,9 @@ def main(folder: str) -> None:
         found["nothing"] = str(error)
     found["records"] = [(record["step"], record["split"]) for record in lab.records]
     found["history"] = [figures["loss"] for figures in lab.session.history]
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        lab.fit(4)
+    found["rest"] = [lab.session.step, printed.getvalue().splitlines()[0]]
     for name, steps in {"end": 2, "half": 1.5, "text": "3"}.items():
         try:
             lab.fit(steps)  # type: ignore[arg-type]

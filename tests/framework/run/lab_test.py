@@ -76,9 +76,46 @@ def test_a_lab_trains_evaluates_samples_and_plots(tmp_path: Path) -> None:
     assert len(found["history"]) == 5 and found["evaluated"]["dev"]["loss"] > 0
     assert found["plot"] == b"\x89PNG\r\n\x1a\n".hex() and found["sample"].strip()
     assert ".decode() (" in found["nothing"] and " returned None: return" in found["nothing"]
-    assert "5 of run.steps=6 are done" in found["end"]
+    assert found["rest"] == [6, "fit(4) trains 1 step: run.steps ends at 6"]
+    assert found["end"] == (
+        "cannot train 2 further steps: 6 of run.steps=6 are done. For more, build a session with a "
+        'larger run.steps, {"run.steps": 8}, and give it these weights: '
+        "new_session.assign(lab.session.theta()). To keep the state of the optimizer too, write "
+        "lab.session.save('runs/mine'), and continue it with tekso-trainer --logdir=runs/mine "
+        "--steps=8"
+    )
     assert found["half"] == "steps is 1.5, but must be a whole number of at least 0"
     assert found["text"] == "steps is '3', but must be a whole number of at least 0"
+
+
+def test_an_input_that_ends_before_the_run_is_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lab_module.task_results, "count", lambda task, batch: (1, "examples"))
+    asked: list[int] = []
+    lab = Lab.__new__(Lab)
+    session = SimpleNamespace(
+        step=2,
+        task=None,
+        input=SimpleNamespace(batch=lambda number: {}, num_batches=2),
+        tree=SimpleNamespace(run=SimpleNamespace(steps=9)),
+        history=[],
+    )
+
+    def train(steps: int) -> list[dict[str, float]]:
+        asked.append(steps)
+        session.step += steps
+        return [{"loss": 1.0}] * steps
+
+    session.train = train
+    lab.session, lab._records, lab._title = session, [], "m"  # type: ignore[assignment]
+    lab._num_recorded = 0
+    with pytest.raises(SessionError, match=r"2 of run\.steps=9 .* the input has only 2 b"):
+        lab.fit(5)
+    session.input.num_batches = 5
+    lab.fit(5)
+    assert sum(asked) == 3
+    assert "fit(5) trains 3 steps: the input ends at 5" in capsys.readouterr().out
 
 
 def test_settings_of_a_lab_that_are_no_mapping_are_an_error() -> None:

@@ -12,6 +12,8 @@ from typing import Any
 import processes
 import pytest
 
+from tekso.framework.run.session_batches import too_many
+
 SETTINGS = ("input.batch_size=4", "*.num_layers=1", "learner.ema_decay=0.5", "execution.xla=none")
 PROGRAM = Path(__file__).with_name("session_program.py")
 
@@ -92,9 +94,13 @@ def test_wrong_batches_and_too_many_steps_are_sentences(found: Any) -> None:
         "NotImplementedError: LanguageModel has no predict(): define LanguageModel.predict("
     )
     assert found["end"] == (
-        "SessionError: cannot train 1 further step: 2 of run.steps=2 are done. Build the session "
-        'with a larger run.steps in its settings, for example {"run.steps": 3}'
+        "SessionError: cannot train 1 further step: 2 of run.steps=2 are done. For more, build a "
+        'session with a larger run.steps, {"run.steps": 3}, and give it these weights: '
+        "new_session.assign(session.theta()). To keep the state of the optimizer too, write "
+        "session.save('runs/mine'), and continue it with tekso-trainer --logdir=runs/mine --steps=3"
     )
+    assert "40 steps can still be trained: session.train(40). For more" in too_many(60, 60, 100)
+    assert too_many(4, 3, 9, 5).endswith("2 steps can still be trained: session.train(2)")
 
 
 def test_a_loss_that_is_a_mean_is_refused_before_the_first_step(found: Any) -> None:
