@@ -17,8 +17,9 @@ import dataclasses
 import io
 import json
 import math
+import shlex
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -38,10 +39,21 @@ gradient was not finite. The state before it is that of step {step}.
 
 To run it again, layer by layer, on one device:
 
-    tekso-trainer --mode=replay --incident={folder}
+    {command}
 
 {state}
 """
+
+
+def replay_command(folder: str, imports: Sequence[str] = ()) -> str:
+    """Returns the command that replays an incident.
+
+    Args:
+      folder: folder of the incident.
+      imports: packages of the user that the experiment needs.
+    """
+    packages = [f"--import={name}" for name in imports]
+    return shlex.join(["tekso-trainer", *packages, "--mode=replay", f"--incident={folder}"])
 
 
 class IncidentError(ValueError):
@@ -135,9 +147,11 @@ class Incidents:
       folder: folder of all incidents.
       batch_of: returns the global batch with a number.
       warn: called with the text of a warning.
+      imports: packages of the user that the experiment needs.
 
     Attributes:
       last: folder of the last incident of this process; None: there was none.
+      imports: the packages.
     """
 
     def __init__(
@@ -146,8 +160,10 @@ class Incidents:
         *,
         batch_of: Callable[[int], Mapping[str, np.ndarray]],
         warn: Callable[[str], None],
+        imports: Sequence[str] = (),
     ) -> None:
         self.folder, self._batch_of, self._warn = folder, batch_of, warn
+        self.imports = tuple(imports)
         self.last: str | None = None
 
     def record(
@@ -180,7 +196,7 @@ class Incidents:
                 step=step,
                 number=step + 1,
                 position=description.position(step),
-                folder=folder,
+                command=replay_command(folder, self.imports),
                 state=state,
             )
             files.write_atomically(files.join(folder, "README.txt"), text)

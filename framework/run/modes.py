@@ -362,7 +362,8 @@ def _profile(job: Job) -> StepProfile | None:
 
 def _incidents(job: Job, parts: Assembly) -> Incidents:
     warn = functools.partial(job.console.line, style="warning")
-    return Incidents(job.logdir.file("incidents"), batch_of=parts.input.batch, warn=warn)
+    folder, batch_of = job.logdir.file("incidents"), parts.input.batch
+    return Incidents(folder, batch_of=batch_of, warn=warn, imports=job.imports)
 
 
 def _references(parts: Assembly) -> dict[str, dict[str, float]]:

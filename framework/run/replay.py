@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -79,15 +79,16 @@ def replay(path: str, *, warn: Callable[[str], None]) -> dict[str, Any]:
     }
 
 
-def explanation(path: str | None) -> str:
+def explanation(path: str | None, imports: Sequence[str] = ()) -> str:
     """Returns sentences that name what was not finite first in an incident, and how to replay it.
 
     Args:
       path: folder of the incident; None: there is none.
+      imports: packages of the user that the experiment needs.
     """
     if path is None:
         return ""
-    advice = f"To see every layer: tekso-trainer --mode=replay --incident={path}"
+    advice = f"To see every layer: {incidents.replay_command(path, imports)}"
     if not Checkpoints(path).steps():
         return advice
     try:

@@ -125,6 +125,7 @@ def conclude(
         decodes=decodes,
         decoding=task_results.setting_to_try(parts.task, parts.eval_inputs),
         ended_early=bool(outcome.ended_early),
+        best=best_step,
     )
     for line in lines:
         job.console.line(line)

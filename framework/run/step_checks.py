@@ -97,6 +97,7 @@ class StepChecks:
 
     def cause(self) -> str:
         """Returns sentences that name what was not finite first in the last incident."""
-        last = self._incidents.last if self._incidents is not None else None
-        cause: str = self._group.from_first(replay.explanation(last))
+        found = self._incidents
+        text = "" if found is None else replay.explanation(found.last, found.imports)
+        cause: str = self._group.from_first(text)
         return cause

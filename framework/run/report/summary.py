@@ -96,6 +96,7 @@ def next_commands(
     decodes: bool = True,
     decoding: str | None = None,
     ended_early: bool = False,
+    best: int | None = None,
 ) -> list[str]:
     """Returns lines with commands to try next; each command reads its Params from the logdir.
 
@@ -107,16 +108,18 @@ def next_commands(
       decodes: whether the task decodes.
       decoding: a setting to try in decoding, "path=value".
       ended_early: whether early stopping ended the run; more steps alone would not continue it.
+      best: step of the best checkpoint, if there is one; decoding and evaluation use it.
     """
     place = shlex.join([f"--logdir={logdir.path}"])
     flags = shlex.join([*(f"--import={name}" for name in imports), f"--logdir={logdir.path}"])
     base = f"{typed(_TRAINER)} {flags}"
     more = "--set run.early_stopping.patience=0" if ended_early else f"--steps={2 * max(steps, 50)}"
+    of_best = "" if best in (None, steps) else " --checkpoint=best"
     setting = f" --set {shlex.quote(decoding)}" if decoding else ""
     return [
         "next commands:",
-        *([f"  {base} --mode=decode{setting}"] if decodes else []),
-        *([f"  {base} --mode=eval"] if evaluates else []),
+        *([f"  {base} --mode=decode{of_best}{setting}"] if decodes else []),
+        *([f"  {base} --mode=eval{of_best}"] if evaluates else []),
         f"  {base} {more}",
         f"  {typed('tensorboard')} {place}",
     ]

@@ -106,7 +106,8 @@ def recorded(folder: Path, kind: str, *, with_state: bool = True, steps: Any = (
         return X
 
     lines: list[str] = []
-    found = Incidents(str(folder / "incidents"), batch_of=batch_of, warn=lines.append)
+    place = str(folder / "incidents")
+    found = Incidents(place, batch_of=batch_of, warn=lines.append, imports=["mine"])
     for step in steps:
         found.record(step, metrics, description, program if with_state else None)
     assert asked == [step + 10 for step in steps] and len(lines) == len(steps), lines
@@ -129,7 +130,8 @@ def test_an_incident_has_batch_state_figures_and_params(tmp_path: Path) -> None:
     with np.load(folder / "batch.npz") as batch:
         np.testing.assert_array_equal(batch["x"], X["x"])
     assert "Curves" in (folder / "experiment.txt").read_text()
-    assert f"--mode=replay --incident={folder}" in (folder / "README.txt").read_text()
+    command = f"    tekso-trainer --import=mine --mode=replay --incident={folder}\n"
+    assert command in (folder / "README.txt").read_text()
     assert (folder / "step_00000110" / "checkpoint.json").exists()
 
 
@@ -159,7 +161,9 @@ def test_a_replay_names_the_first_layer_and_op(
     assert record["nonfinite_weights"] == [] and len(record["nonfinite_gradients"]) == gradients
     assert [row[0] for row in record["layers"]] == ["before", "curve"]
     assert record["layers"][0][2:4] == pytest.approx([7.0, 7.0**0.5])  # by hand
-    assert f"{kind.capitalize()}" in replay.explanation(folder)
+    text = replay.explanation(folder, ["mine"])
+    assert f"{kind.capitalize()}" in text
+    assert text.endswith(f"tekso-trainer --import=mine --mode=replay --incident={folder}")
     assert trainer.main(["tekso-trainer", "--mode=replay", f"--incident={folder}"]) == 0
     shown = capsys.readouterr().out
     assert "output gradient" in shown and record["cause"] in shown

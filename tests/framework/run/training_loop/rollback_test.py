@@ -132,7 +132,7 @@ def test_a_single_step_that_is_not_finite_is_no_reason_to_roll_back(tmp_path: Pa
 class FakeIncidents:
     """Takes incidents: the steps before each, and whether the state before it is still there."""
 
-    last = None
+    last, imports = None, ()
 
     def __init__(self) -> None:
         self.found: list[tuple[int, bool]] = []
