@@ -56,7 +56,8 @@ class ExportedOutput:
 
     Attributes:
       doc: description.
-      length_of: name of the input whose length is the size of dim 1; empty: none.
+      length_of: name of the input whose length is the size of dim 1: the output is cut to the rows
+        that are given. Empty: the output has the size for the longest rows.
       padding: the value that the other dims are padded with, to their size for the longest rows.
     """
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from tekso.framework import files
@@ -83,6 +83,18 @@ def run(
     return OK
 
 
+def _lengths_of_outputs(outputs: Mapping[str, Any]) -> str:
+    """Returns which outputs of a function, whose rows have any length, are as long as its rows."""
+    rows: dict[str, list[str]] = {}
+    for name, one in outputs.items():
+        rows.setdefault(one.length_of, []).append(name)
+    fixed = rows.pop("", [])
+    texts = [f"as long as the rows of {of}: {', '.join(names)}" for of, names in rows.items()]
+    if fixed:
+        texts.append(f"of one shape, that of the longest rows: {', '.join(fixed)}")
+    return "; ".join(texts)
+
+
 def _report(exported: Any, checkpoint: Checkpoint) -> None:
     from tekso.framework.run.report.lines import size
 
@@ -93,6 +105,8 @@ def _report(exported: Any, checkpoint: Checkpoint) -> None:
         rows = f"; rows of up to {one.lengths[-1]}" if has_rows else ""
         print(f"  {name}({inputs}) -> {', '.join(one.outputs)}{rows}")
         print(f"      {one.doc}")
+        if has_rows:
+            print(f"      {_lengths_of_outputs(one.outputs)}")
     for path, file in exported.litert.items():
         print(f"  {path}: {size(len(file.data))}")
         for line in file.lines():

@@ -13,7 +13,8 @@ import numpy as np
 import processes
 import pytest
 
-from tekso.tools import trainer
+from tekso.framework.exports import ExportedOutput
+from tekso.tools import export_mode, trainer
 
 TEXT = "to be or not to be, that is the question\n" * 60
 PROMPTS = ["to be", "t", "the question is"]
@@ -180,6 +181,18 @@ def litert_runner(data: bytes) -> Any:
 
         return tf.lite.Interpreter(model_content=data).get_signature_runner()
     return litert_runtime.Interpreter(model_content=data).get_signature_runner()
+
+
+def test_it_is_printed_which_outputs_are_as_long_as_the_rows() -> None:
+    outputs = {
+        "digit": ExportedOutput("of the row"),
+        "norms": ExportedOutput("of each token", length_of="x"),
+        "sums": ExportedOutput("of each token", length_of="x"),
+    }
+    assert export_mode._lengths_of_outputs(outputs) == (
+        "as long as the rows of x: norms, sums; of one shape, that of the longest rows: digit"
+    )
+    assert "one shape" not in export_mode._lengths_of_outputs({"norms": outputs["norms"]})
 
 
 @pytest.mark.slow
