@@ -54,7 +54,7 @@ def place_in(frames: Iterable[tuple[str, int, str]]) -> str:
       frames: (file, line, function) of the stack, the innermost last.
     """
     places = [frame for frame in frames if not is_library_file(frame[0])]
-    users = [place for place in places if not place[0].startswith(_ROOT)]
+    users = [place for place in places if not is_own_file(place[0])]
     if not places:
         return ""
     file, line, name = (users or places)[-1]
@@ -71,6 +71,11 @@ def code(file: str, line: int) -> str:
     """Returns a line of code on a new line, or "" if it cannot be read."""
     text = linecache.getline(file, line).strip()
     return text and f"\n    {text}"
+
+
+def is_own_file(file: str) -> bool:
+    """Returns whether a file belongs to Tekso."""
+    return file.startswith(_ROOT)
 
 
 def is_library_file(file: str) -> bool:

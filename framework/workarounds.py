@@ -49,11 +49,16 @@ def concat(
 
 
 @primitive(mesh=WORKAROUNDS, planning=WORKAROUNDS)
-def reverse(ctx: StepContext, x: tf.Tensor, axis: int) -> tf.Tensor:
-    """Reverses a dim other than the first.
+def reverse(
+    ctx: StepContext, x: tf.Tensor, axis: int, *, dims: Sequence[str | None] | None = None
+) -> tf.Tensor:
+    """Reverses a dim; `dims` is the sharding constraint of the result.
+
+    Without `dims`, dim 0 is the batch. If x is time-major, name its dims: (None, "batch", None).
 
     Shapes:
-      x: [batch, ...]
+      x: any shape; `dims` has a name, or None, for each dim
       returns: shape and dtype of x
     """
-    return tf.gather(x, tf.range(x.shape[axis] - 1, -1, -1), axis=axis)
+    y = tf.gather(x, tf.range(x.shape[axis] - 1, -1, -1), axis=axis)
+    return y if dims is None else ctx.constrain(y, dims)

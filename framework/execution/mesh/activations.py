@@ -6,12 +6,14 @@ before the step is compiled. Nothing is allocated: the weights and the batch are
 
 from __future__ import annotations
 
+import linecache
+import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from tekso.framework import ops, task_results
+from tekso.framework import graph_errors, ops, task_results
 from tekso.framework.context import StepContext, isolated
 from tekso.framework.execution.mesh.layouts import Activations
 from tekso.framework.execution.workarounds.forms import concat, reverse
@@ -21,6 +23,9 @@ from tekso.framework.nests import stacked
 from tekso.framework.signature import Signature, num_examples
 from tekso.framework.symbolic import specs_of, specs_of_batch
 from tekso.framework.task import Task
+
+_STEP = "recorded"
+"""The function of `of_task` that is traced."""
 
 
 class _RecordingContext(StepContext):
@@ -34,14 +39,19 @@ class _RecordingContext(StepContext):
         shape = tuple(x.shape.as_list())
         if len(dims) != len(shape):
             raise ValueError(f"constrain: dims {tuple(dims)} do not fit the shape {list(shape)}")
-        self._found.setdefault(str((tuple(dims), shape)), (tuple(dims), shape))
+        self._note(tuple(dims), shape)
         return x
 
     def note_scores(self, x: tf.Tensor, table: tf.Tensor) -> None:
         """Records logits as sharded by "vocab"; a length on the same axis is gathered for them."""
         dims = ("batch", *[None] * (x.shape.rank - 2), "vocab")
         shape = (*x.shape.as_list()[:-1], table.shape[0])
-        self._found.setdefault(str((dims, shape)), (dims, shape))
+        self._note(dims, shape)
+
+    def _note(self, dims: tuple[str | None, ...], shape: tuple[int | None, ...]) -> None:
+        key = str((dims, shape))
+        if key not in self._found:
+            self._found[key] = (dims, shape, _line_of_the_user())
 
 
 def _logits(ctx: _RecordingContext, x: tf.Tensor, table: tf.Tensor) -> tf.Tensor:
@@ -87,12 +97,12 @@ def of_task(task: Task, batch: Signature) -> Activations:
     found: dict[str, Any] = {}
     weights, arrays, examples = specs_of(task.specs()), specs_of_batch(batch), num_examples(batch)
 
-    def step(weights: Mapping[str, tf.Tensor], batch: Mapping[str, tf.Tensor]) -> tf.Tensor:
+    def recorded(weights: Mapping[str, tf.Tensor], batch: Mapping[str, tf.Tensor]) -> tf.Tensor:
         ctx = _RecordingContext(found, mode="train", num_examples=examples)
         with refused(task):
             return task_results.loss(task, task.theta(weights), batch, ctx).loss_sum
 
-    traced = tf.function(step, autograph=False).get_concrete_function(weights, arrays)
+    traced = tf.function(recorded, autograph=False).get_concrete_function(weights, arrays)
     refuse_unsupported(traced.graph)
     first = next(iter(arrays))
     inputs = {
@@ -104,11 +114,26 @@ def of_task(task: Task, batch: Signature) -> Activations:
     return inputs | _named(list(found.values()))
 
 
-def _named(pairs: list[Any]) -> dict[str, Any]:
-    """Names tensors by their dims; a second shape gets a number: "activation batch/embed (2)"."""
+def _named(found: list[Any]) -> dict[str, Any]:
+    """Names tensors by their dims; a second shape gets a number: "activation batch/embed (2)".
+
+    The name of a tensor that a custom layer constrains ends with its line.
+    """
     named: dict[str, Any] = {}
-    for dims, shape in pairs:
+    for dims, shape, line in found:
         name = "activation " + "/".join(dim or "-" for dim in dims)
         same = sum(other.partition(" (")[0] == name for other in named)
-        named[f"{name} ({same + 1})" if same else name] = (dims, shape)
+        named[(f"{name} ({same + 1})" if same else name) + line] = (dims, shape)
     return named
+
+
+def _line_of_the_user() -> str:
+    """Returns the innermost line of a step that is not Tekso's: " (FILE:LINE: CODE)"; or ""."""
+    for frame, number in traceback.walk_stack(None):
+        file = frame.f_code.co_filename
+        if file == __file__ and frame.f_code.co_name == _STEP:
+            break  # the program that takes the step
+        if not graph_errors.is_library_file(file) and not graph_errors.is_own_file(file):
+            code = linecache.getline(file, number).strip()
+            return f" ({file}:{number}{code and f': {code}'})"
+    return ""

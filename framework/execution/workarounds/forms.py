@@ -44,14 +44,19 @@ def concat(
     return ctx.constrain(separated(ctx.constrain(tf.concat(parts, axis % len(dims)), whole)), dims)
 
 
-def reverse(ctx: StepContext, x: tf.Tensor, axis: int) -> tf.Tensor:
+def reverse(
+    ctx: StepContext, x: tf.Tensor, axis: int, *, dims: Sequence[str | None] | None = None
+) -> tf.Tensor:
     """See `workarounds.reverse`; the tensor is sharded over the batch alone for it.
 
     Defect: DTensor does not compile a gather whose result is sharded differently from its input.
     """
-    whole = ("batch", *[None] * (x.shape.rank - 1))
+    names = ("batch", *[None] * (x.shape.rank - 1)) if dims is None else dims
+    whole = [dim if dim == "batch" else None for dim in names]
+    whole[axis] = None  # it is computed from all of its elements
     x = separated(ctx.constrain(x, whole))
-    return separated(ctx.constrain(workarounds.reverse.plain(ctx, x, axis), whole))
+    y = separated(ctx.constrain(workarounds.reverse.plain(ctx, x, axis), whole))
+    return y if dims is None else ctx.constrain(y, dims)
 
 
 def fill_rows(ctx: StepContext, buffer: tf.Tensor, index: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:

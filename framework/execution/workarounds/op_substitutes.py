@@ -24,7 +24,7 @@ SUBSTITUTES = {
     "MatrixBandPart": "a product with a constant mask",
     "MaxPool": "window_ops.max_pool of tekso.framework",
     "MaxPoolGrad": "window_ops.max_pool of tekso.framework",
-    "ReverseV2": "workarounds.reverse of tekso.framework",
+    "ReverseV2": "workarounds.reverse(ctx, x, axis) of tekso.framework",
     "Roll": "tf.gather with constant indices",
     "SegmentSum": "tf.math.unsorted_segment_sum",
     "TensorListReserve": _LOOP,

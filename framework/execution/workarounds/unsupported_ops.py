@@ -45,7 +45,8 @@ def _problem(op: tf.Operation) -> str | None:
         if strides is not None and (strides < 0).any():
             return (
                 "a slice with a negative step gives wrong values along a sharded dim: write "
-                "workarounds.reverse(ctx, x, axis) of tekso.framework; for dim 0, a tf.gather"
+                "workarounds.reverse(ctx, x, axis) of tekso.framework; if dim 0 is not the batch, "
+                'with the names of the dims: dims=(None, "batch")'
             )
     elif op.type in _AXES:
         axis, rank = tf.get_static_value(op.inputs[_AXES[op.type]]), op.outputs[0].shape.rank

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -57,6 +59,43 @@ class Mixed(Task):
 def test_a_custom_layer_of_a_repeated_stack_may_sum_over_two_dims() -> None:
     found = activations.of_task(Mixed.Params().instantiate(), {"x": ((4, 2, 3), "float32")})
     assert found["activation batch/heads/-"] == (("batch", "heads", None), (4, 2, 3))
+
+
+LAYER = """\
+import tensorflow as tf
+from tekso.framework import workarounds
+from tekso.framework.task import LossSums, Task
+
+class Backwards(Task):
+    def loss(self, theta, batch, ctx):
+        x = tf.transpose(batch["x"], [1, 0, 2])  # time-major
+        y = workarounds.reverse(ctx, x, 2)
+        return LossSums(tf.reduce_sum(y), {})
+
+class Named(Task):
+    def loss(self, theta, batch, ctx):
+        x = tf.transpose(batch["x"], [1, 0, 2])
+        y = workarounds.reverse(ctx, x, 2, dims=(None, "batch", None))
+        return LossSums(tf.reduce_sum(workarounds.reverse(ctx, y, 0)), {})
+"""
+
+
+def test_the_line_of_a_custom_layer_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_backwards.py").write_text(LAYER)
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module("my_backwards")
+    task, named = (kind.Params().instantiate() for kind in (module.Backwards, module.Named))
+    execution = MeshSharded.Params(mesh="data:2", rules="batch:data").instantiate()
+    place = re.escape(f"({tmp_path}/my_backwards.py:8: y = workarounds.reverse(ctx, x, 2))")
+    with pytest.raises(LayoutError, match=rf"activation batch/-/- {place} \[batch=15, 4, 3\]"):
+        execution.layout(task, {"x": ((4, 15, 3), "float32")}, num_devices=2)
+    found = activations.of_task(named, {"x": ((4, 15, 3), "float32")})
+    assert (("-", "batch", "-"), (15, 4, 3)) in [
+        (tuple(dim or "-" for dim in dims), shape) for dims, shape in found.values()
+    ]
+    execution.layout(named, {"x": ((4, 15, 3), "float32")}, num_devices=2)
 
 
 def test_activations_are_named_by_their_dims() -> None:
