@@ -35,6 +35,7 @@ import tensorflow as tf
 
 from tekso.framework import error_advice, task_results
 from tekso.framework.context import StepContext
+from tekso.framework.foreign_variables import ForeignVariableError
 from tekso.framework.input.errors import InputError
 from tekso.framework.input.input import Input
 from tekso.framework.learning_step import LearnerBase
@@ -91,6 +92,8 @@ def check(
         loss; or the losses of `Task.equal_losses` differ.
       InputError: the loss or a metric counts padding examples.
       TaskError: the task does not return sums.
+      ForeignVariableError: the task computes other sums each time, because it creates variables,
+        as a Keras layer does, or draws random numbers that are not those of the context.
     """
 
     def tried(trial: Trial) -> list[str]:
@@ -153,7 +156,7 @@ def _try(task: Task, program: Program, function: Callable[[Trial], list[str]]) -
                 return Findings()
             trial = Trial(task, weights)
             return Findings(warnings=function(trial), label_limits=trial.labels.found)
-    except (LossError, InputError, TaskError):
+    except (LossError, InputError, TaskError, ForeignVariableError):
         raise
     except Exception as error:  # in user code, which may accept only batches of the full size
         reason = error_advice.text_of(error).partition("\n")[0]

@@ -17,6 +17,7 @@ import numpy as np
 
 from tekso.framework import task_results
 from tekso.framework.context import RANDOM_NUMBERS, Mode
+from tekso.framework.run.loss_causes import PENALTY, Ops, is_penalty
 from tekso.framework.run.loss_trial import (
     Batch,
     Trial,
@@ -35,14 +36,9 @@ _LOSSES: Mapping[str, _Value] = {
 }
 """{method of the task: what it returns}."""
 
-_SHAPES = (
-    "The difference of tensors of shapes [batch, 1] and [batch] has the shape [batch, batch]: "
-    "tf.squeeze(x, 1) makes the first one like the second one. "
-)
 _PENALTY = (
     "ctx.collect_loss(name, value) takes a sum over examples, and adds its mean over the global "
-    "batch to the loss. Multiply a penalty on weights by the number of examples at hand: "
-    "tf.cast(tf.shape(x)[0], tf.float32) * penalty."
+    f"batch to the loss. {PENALTY}."
 )
 
 
@@ -116,19 +112,49 @@ def _check_losses(division: _Division) -> None:
         if not is_mean and not trial.differ(together, sum(apart), scale=sum(map(abs, apart))):
             continue
         _check_repeats(division, method, value, sum(apart))
-        is_loss, source = method == "loss", task_results.method_of(trial.task, method)
-        if is_loss:
-            source = task_results.source_of_loss(trial.task)
+        name = task_results.method_of(trial.task, method)
+        if method == "loss":
+            name = task_results.source_of_loss(trial.task)
+        causes = Ops(trial, division.examples, division.mode)
+        if method == "loss" and (pairs := causes.broadcast()):
+            raise LossError(f"{name} combines every example with every other one: {pairs}")
         when = " in training" if division.mode == "train" else ""
         raise LossError(
-            f"{source} is not a sum over the examples of a "
-            f"batch{when}: for {size} examples together it is {together:g}, and for two parts of "
-            f"them {apart[0]:g} and {apart[1]:g}. Return sums (tf.reduce_sum, not tf.reduce_mean): "
-            "the reported loss is loss_sum / loss_weight, both over the global batch. "
-            f"{_SHAPES if is_loss else ''}{_PENALTY} If examples are coupled on purpose, "
-            f"set couples_examples = True in {type(trial.task).__name__}, or in the layer that "
-            "couples them"
+            f"{name} is not a sum over the examples of a batch{when}: for {size} examples together "
+            f"it is {together:g}, and for two parts of them {apart[0]:g} and {apart[1]:g}. "
+            f"{_cause(division, method, together, is_mean=is_mean, causes=causes)}"
         )
+
+
+def _cause(division: _Division, method: str, together: float, *, is_mean: bool, causes: Ops) -> str:
+    """Returns why a loss or a loss weight is no sum, and what to write instead.
+
+    Args:
+      division: the examples, and the mode in which it is computed.
+      method: "loss" or "loss_weight".
+      together: its value for all examples.
+      is_mean: it equals the mean of its parts.
+      causes: the ops of the task.
+    """
+    if is_mean and method == "loss" and causes.has_keras_loss():
+        return (
+            "A Keras loss returns a mean. Compute the loss of each example with ops of "
+            'TensorFlow, such as tf.square(y - batch["y"]), and return '
+            'tf.reduce_sum(batch["weights"] * losses)'
+        )
+    if is_mean:
+        return (
+            "It is a mean. Return the sum (tf.reduce_sum, not tf.reduce_mean): the reported loss "
+            "is loss_sum / loss_weight, both over the global batch"
+        )
+    if method == "loss" and is_penalty(division.trial, division.examples, division.mode, together):
+        return f"It contains a number that does not depend on the examples. {PENALTY}"
+    name = type(division.trial.task).__name__
+    return (
+        "What one example adds depends on the other examples, or on their number. If examples are "
+        f"coupled on purpose, set couples_examples = True in {name}, or in the layer that couples "
+        "them"
+    )
 
 
 def _check_auxiliary_losses(division: _Division) -> None:
@@ -185,6 +211,7 @@ def _check_repeats(division: _Division, what: str, value: _Value, expected: floa
     trial, one = division.trial, value(division.together)
     again = repeated(lambda: value(trial.sums(division.examples, mode=division.mode)))
     if (other := different_repetition(one, expected, again)) is not None:
+        Ops(trial, division.examples, division.mode)  # rejects Keras layers and tf.random
         raise LossError(
             f"{type(trial.task).__name__} computes a different {what} each time for the same "
             f"examples and weights ({one:g}, then {other:g}): a layer or the task uses "

@@ -14,6 +14,7 @@ from tekso.framework import loops, task_results
 from tekso.framework.collected import Pairs
 from tekso.framework.context import Mode, StepContext
 from tekso.framework.execution.workarounds.call_counts import counted_alone
+from tekso.framework.foreign_variables import refused
 from tekso.framework.run.label_limits import LabelLimits
 from tekso.framework.run.repeated_softmax import RepeatedSoftmax
 from tekso.framework.task import LossSums, Task
@@ -217,6 +218,24 @@ class Trial:
             of_layers=_numbers(found.of_layers),
             auxiliary={name: float(value) for name, value in found.auxiliary.items()},
         )
+
+    def ops(self, batch: Batch, mode: Mode) -> list[Any]:
+        """Returns the ops of a trace of the task, without computing anything.
+
+        Raises:
+          ForeignVariableError: the task creates variables, or draws random numbers that are not
+            those of the context.
+        """
+
+        def run(*arguments: Any) -> _Tensors:
+            with refused(self.task):
+                return self._run(*arguments, mode=mode)
+
+        examples = {name: tf.convert_to_tensor(array) for name, array in batch.items()}
+        traced = tf.function(run, autograph=False)
+        traced = traced.get_concrete_function(self._weights, examples, tf.constant(0, tf.int64))
+        found: list[Any] = traced.graph.get_operations()
+        return found
 
     def most_rows(self, batch: Batch) -> int:
         """Returns the number of examples that are cheap to compute, from 1 to 32."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -10,9 +11,11 @@ import wrong_losses
 from wrong_losses import Points, Squares, check
 
 from tekso.framework.context import StepContext
-from tekso.framework.run.loss_sums import LossError
+from tekso.framework.foreign_variables import ForeignVariableError
+from tekso.framework.run.loss_sums import LossError, check_is_sum
 from tekso.framework.run.loss_trial import Trial, TrialSums
 from tekso.framework.task import LossSums
+from tekso.framework.theta import flatten
 
 
 @pytest.mark.parametrize(("way", "what"), [("mean", "loss"), ("mean weight", "loss_weight")])
@@ -22,13 +25,77 @@ def test_means_are_refused_with_the_figures_that_show_it(way: str, what: str) ->
     message = str(error.value)
     assert message.startswith(f"Squares.{what} ({wrong_losses.__file__}:")
     assert "is not a sum over the examples of a batch: for 3 examples together it is" in message
-    assert "tf.reduce_sum, not tf.reduce_mean" in message
-    assert ("shapes [batch, 1] and [batch]" in message) == (what == "loss")
+    assert ". It is a mean. Return the sum (tf.reduce_sum, not tf.reduce_mean): " in message
+    assert not any(word in message for word in ("penalty", "couple", "Keras", "squeeze"))
 
 
 def test_a_penalty_in_the_sum_is_refused_though_it_is_small() -> None:
-    with pytest.raises(LossError, match=r"Multiply a penalty on weights by the number of examples"):
+    with pytest.raises(LossError) as error:
         check("penalty")
+    what = r"It contains a number that does not depend on the examples\. Multiply a penalty .*"
+    assert re.fullmatch(rf"Squares.loss .* and \S+\. {what} \* penalty", str(error.value))
+
+
+class Wrong(Squares):
+    """Has the mistake that the way of the test names."""
+
+    def loss(self, theta: Any, batch: Any, ctx: StepContext) -> LossSums:
+        y, given = tf.linalg.matvec(batch["x"], theta.w), batch["x"][:, :1]
+        error = y - tf.squeeze(given, 1)
+        if self.params.way == "column":
+            error = y - given
+        if self.params.way == "mean of a column":
+            return LossSums(tf.reduce_mean((given - y) ** 2))
+        if self.params.way == "Keras":
+            return LossSums(tf.keras.losses.MeanSquaredError()(given, y))
+        if self.params.way == "product":
+            return LossSums(tf.reduce_sum(error) ** 2)
+        if self.params.way == "if" and tf.reduce_sum(y) > 0:
+            error = error + 1.0
+        return LossSums(tf.reduce_sum(batch["weights"] * error**2))
+
+
+@pytest.mark.parametrize(
+    ("way", "shapes", "line"),
+    [
+        ("column", r"\[batch\] and \[batch, 1\]", "error = y - given"),
+        (
+            "mean of a column",
+            r"\[batch, 1\] and \[batch\]",
+            r"return LossSums\(tf.reduce_mean\(\(given - y\) \*\* 2\)\)",
+        ),
+    ],
+)
+def test_the_difference_of_a_column_and_a_row_is_named_with_its_line(
+    way: str, shapes: str, line: str
+) -> None:
+    with pytest.raises(LossError) as error:
+        check(way, Wrong)
+    assert re.fullmatch(
+        r"Wrong.loss \(.*:\d+\) combines every example with every other one: tensors of shapes "
+        rf"{shapes} give \[batch, batch\]\. .*\n  \(at {__file__}:\d+, in loss\)\n    {line}",
+        str(error.value),
+    )
+
+
+def test_the_mean_of_a_keras_loss_is_said_to_be_one() -> None:
+    with pytest.raises(LossError, match=r"\d\. A Keras loss returns a mean\. Compute .* losses\)$"):
+        check("Keras", Wrong)
+
+
+def test_a_loss_that_couples_examples_is_told_how_to_say_so() -> None:
+    what = r"\d\. What one example adds .* set couples_examples = True in Wrong, or in the layer"
+    with pytest.raises(LossError, match=what):
+        check("product", Wrong)
+
+
+def test_an_if_on_a_tensor_is_not_taken_for_a_mistake_of_the_loss() -> None:
+    """The first step reports it, with its line."""
+    task = Wrong.Params(way="if").instantiate()
+    trial = Trial(task, flatten(task.init(seed=1)))
+    batch = Points.Params(batch_size=4).instantiate().batch(0)
+    with pytest.raises(tf.errors.OperatorNotAllowedInGraphError, match="as a Python `bool`"):
+        check_is_sum(trial, batch, "eval")
 
 
 def test_a_metric_that_is_a_mean_is_refused() -> None:
@@ -65,12 +132,18 @@ def test_only_an_error_makes_it_compute_the_same_again(monkeypatch: pytest.Monke
     assert len(computed) == len(set(computed)) + 3
 
 
-@pytest.mark.parametrize("way", ["noise without a seed", "noise of NumPy", "counts its calls"])
+@pytest.mark.parametrize("way", ["noise of NumPy", "counts its calls"])
 def test_a_loss_that_differs_each_time_is_refused(way: str) -> None:
     with pytest.raises(
         LossError, match=r"^Squares computes a different loss each time .*tf.random, .*ctx.uniform"
     ):
         check(way)
+
+
+def test_random_numbers_of_tensorflow_are_refused_with_their_line() -> None:
+    what = rf"^Squares draws random numbers \({wrong_losses.__file__}:\d+\) that do not depend on"
+    with pytest.raises(ForeignVariableError, match=what):
+        check("noise without a seed")
 
 
 @pytest.mark.parametrize(
