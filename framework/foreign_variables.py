@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import itertools
+import os
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -27,6 +28,7 @@ from tekso.framework.foreign_methods import foreign_method, missing_fprop
 from tekso.framework.layer import Layer
 from tekso.framework.params.containers import ATOMS
 
+_KERAS = f"{os.sep}keras{os.sep}src{os.sep}"  # in the file names of Keras
 _DEPTH = 4  # of lists and dicts in an attribute
 _WHY = "it would not be trained, counted or saved, and its values would differ between processes"
 _CURE = (
@@ -154,8 +156,15 @@ def refused(root: Layer | None, *, own: Iterable[tf.Variable] = ()) -> Iterator[
     def refuse(next_creator: Any, **kwargs: Any) -> Any:
         del next_creator
         name = kwargs.get("name") or "Variable"
-        shown = f"the variable {name!r}"
-        raise ForeignVariableError(_message(root, traceback.extract_stack(), "creates", shown))
+        shown, frames = f"the variable {name!r}", traceback.extract_stack()
+        if any(_KERAS in frame.filename for frame in frames):
+            layer, where = _layer_at(root, frames)
+            raise ForeignVariableError(
+                f"{layer} calls a Keras layer{where}, which creates {shown}: {_WHY}; replace it by "
+                "the corresponding layer of Tekso, as a child: self.child(name, Linear.Params(…)) "
+                "in __init__"
+            )
+        raise ForeignVariableError(_message(root, frames, "creates", shown))
 
     while root is not None and root._parent is not None:
         root = root._parent

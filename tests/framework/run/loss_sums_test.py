@@ -48,6 +48,9 @@ class Wrong(Squares):
             return LossSums(tf.reduce_mean((given - y) ** 2))
         if self.params.way == "Keras":
             return LossSums(tf.keras.losses.MeanSquaredError()(given, y))
+        if self.params.way == "layer of Keras":
+            y = tf.squeeze(tf.keras.layers.Dense(1)(batch["x"]), 1)
+            return LossSums(tf.reduce_sum(batch["weights"] * y**2))
         if self.params.way == "product":
             return LossSums(tf.reduce_sum(error) ** 2)
         if self.params.way == "if" and tf.reduce_sum(y) > 0:
@@ -81,6 +84,12 @@ def test_the_difference_of_a_column_and_a_row_is_named_with_its_line(
 def test_the_mean_of_a_keras_loss_is_said_to_be_one() -> None:
     with pytest.raises(LossError, match=r"\d\. A Keras loss returns a mean\. Compute .* losses\)$"):
         check("Keras", Wrong)
+
+
+def test_a_keras_layer_made_in_a_call_is_not_taken_for_random_numbers() -> None:
+    what = rf"^Wrong calls a Keras layer \({__file__}:\d+\), which creates the variable 'kernel'"
+    with pytest.raises(ForeignVariableError, match=what):
+        check("layer of Keras", Wrong)
 
 
 def test_a_loss_that_couples_examples_is_told_how_to_say_so() -> None:
