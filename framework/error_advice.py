@@ -46,6 +46,17 @@ _ANSWERS = (
         r"\1.Params().instantiate() for the object itself",
     ),
     (
+        re.compile(r"\.weight\(\) (got an unexpected keyword argument|missing \d+ required)"),
+        "declare a weight as self.weight(name, shape, dims=(None, …), init=Normal.Params()): dims "
+        "has a name or None for each dim; optional are fan_in, fan_out, trainable, dtype, scale "
+        "and most",
+    ),
+    (
+        re.compile(r"^Dimensions must be equal, but are .* with input shapes: \[\d+,\d"),
+        "the number of examples in a shape may be below batch_size, because a step computes a "
+        "batch in parts",
+    ),
+    (
         re.compile(r"\.fprop\(\) missing 1 required positional argument: 'ctx'"),
         "theta, the weights of the layer, comes first: self.child.fprop(theta.child, x, ctx)",
     ),

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import dis
+import os
 import sys
 import tempfile
 import traceback
@@ -115,6 +116,9 @@ def _text(error: BaseException) -> str:
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         is_missing = isinstance(error, FileNotFoundError) and isinstance(error.filename, str)
         hint = files.near(error.filename) if is_missing else ""
+        is_relative = is_missing and files.is_local(error.filename) and not hint
+        if is_relative and not os.path.isabs(os.path.expanduser(error.filename)):
+            hint = f" (relative to {os.getcwd()})"
         return f"{error.filename}: {error.strerror}{_setting_of(error)}{hint}"
     has_text = not isinstance(error, KeyError) or type(error).__str__ is not KeyError.__str__
     text = str(error) if has_text or not error.args else str(error.args[0])

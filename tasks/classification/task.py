@@ -143,8 +143,8 @@ class Classification(Task):
                 )
             raise InputError(
                 f"{what}: {len(wrong):,} labels are not in 0 to {num_classes - 1}: example "
-                f"{wrong[0]} has {labels[wrong[0]]}. {cure}; if classes are missing in the "
-                "training data, set task.num_classes"
+                f"{wrong[0]} of the array {LABELS!r} has {labels[wrong[0]]}, but task.num_classes "
+                f"is {num_classes}. {cure}; if there are more classes, set task.num_classes"
             )
 
     def _check_features(self, path: str, input: Input, train: Any) -> None:

@@ -68,6 +68,27 @@ def test_code_that_reads_the_value_of_a_tensor_is_told_what_to_write(
     assert instead in text and "@tf.function" not in text and "\n" not in text
 
 
+def test_a_weight_with_the_arguments_of_keras_is_told_those_of_tekso() -> None:
+    for arguments in ({"initializer": "zeros"}, {"dims": (None,)}):
+        layer: Any = Plain.Params().instantiate()
+        with pytest.raises(TypeError, match=r"weight\(\)") as caught:
+            layer.weight("w", [3], **arguments)
+        assert "self.weight(name, shape, dims=(None, …), init=" in error_advice.text_of(
+            caught.value
+        )
+
+
+def test_a_product_of_sizes_that_do_not_fit_is_told_that_a_batch_has_parts() -> None:
+    function = tf.function(lambda x: x @ tf.ones([7, 1]), autograph=False)
+    with pytest.raises(ValueError, match="must be equal") as caught:
+        function.get_concrete_function(tf.TensorSpec([16, 6]))
+    text = error_advice.text_of(caught.value)
+    assert text.endswith(
+        "[16,6], [7,1]; the number of examples in a shape may be below batch_size, "
+        "because a step computes a batch in parts"
+    )
+
+
 def test_labels_of_another_type_are_told_to_be_cast() -> None:
     labels = tf.constant([1, 2], tf.int64)
     function = tf.function(lambda x: tf.argmax(x, 1, tf.int32) == labels, autograph=False)

@@ -213,7 +213,9 @@ def test_a_missing_file_is_named_with_a_similar_one_beside_it(
         "house.csv": "; did you mean 'houses.csv'?",
         f"{tmp_path}/house.csv": f"; did you mean '{tmp_path}/houses.csv'?",
         "date/x.csv": "; did you mean 'data'?",
-        "other": "",
+        "other": f" (relative to {tmp_path})",
+        "none/x.csv": f" (relative to {tmp_path})",
+        f"{tmp_path}/other": "",
     }.items():
         lines = shown(functools.partial(open, name), capsys)
         assert lines[0] == f"tekso-some: {name}: No such file or directory{hint}"
@@ -318,5 +320,5 @@ def test_common_mistakes_are_answered_with_what_to_write(
         lines = shown(names[function], capsys)
         assert answer in lines[0] and str(tmp_path / "code.py") in lines[1], lines
     lines = shown(tf.function(names["sizes"], autograph=False), capsys)
-    assert lines[0].endswith("but are 3 and 5 for MatMul with input shapes: [2,3], [5,7].")
+    assert "but are 3 and 5 for MatMul with input shapes: [2,3], [5,7]; the nu" in lines[0]
     assert shown(names["other"], capsys)[0].endswith("TypeError: 'str' object is not callable")
