@@ -3,7 +3,7 @@
 # pyproject.toml changes.
 #
 #   make train MODEL=lm.python_source.Small          another experiment
-#   make train ARGS='--set run.steps=500'            more arguments for tekso-trainer
+#   make train ARGS='--steps=500'                    more arguments for tekso-trainer
 #   make train LOGDIR=runs/NAME                      resumes the run in that folder
 #   make test  ARGS='-k params'                      arguments for pytest
 #   make test  PROCESSES=4                           number of test processes; each needs up to 4 GB
