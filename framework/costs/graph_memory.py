@@ -1,9 +1,9 @@
 """Simulates the memory of a traced graph: the peak bytes of its tensors on one device.
 
-Ops run in the order in which their inputs are ready, as TensorFlow runs them. A tensor is allocated
-by its op and freed after the last op that reads it. An elementwise op writes its output over an
-input that nothing else reads. Equal ops run once, because TensorFlow merges them. The inputs and
-outputs of the graph are counted by the caller. `loop_lists.py` has the lists of loops.
+Ops run in the order of a thread of TensorFlow's executor (`_in_order`). A tensor is allocated by
+its op and freed after the last op that reads it. An elementwise op writes its output over an input
+that nothing else reads. Equal ops run once, because TensorFlow merges them. The inputs and outputs
+of the graph are counted by the caller. `loop_lists.py` has the lists of loops.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ _NEW = op_kinds.PRODUCTS | op_kinds.INPUT_GRADIENTS | op_kinds.FILTER_GRADIENTS
 _NEW |= {"Transpose", "GatherV2", "ConcatV2", "Pack", "Pad", "Cumsum", "ReverseV2"}
 _NEW |= {"TensorListStack", "TensorListFromTensor"}
 _ASSIGNS = "AssignVariableOp"
+_SHORT_BYTES = 1 << 14  # read and written by an op that takes less than TensorFlow's 3 µs
 
 COUNTED_BYTES = float(1 << 18)
 """With oneDNN, TensorFlow's memory statistics leave out all tensors of fewer bytes."""
@@ -108,7 +109,7 @@ def changes_of(
       given: see `changes`.
     """
     merged = equal_ops.merged(graph)
-    ops = _as_they_get_ready([op for op in ops if op.name not in merged.ops], merged)
+    ops = _in_order([op for op in ops if op.name not in merged.ops], merged)
     reads, live = _reads(ops, outputs, merged)
     root, sizes, lengths = _roots(ops, merged, least, live)
     readers: dict[str, int] = {}
@@ -224,10 +225,15 @@ def _reads(
     return found, live
 
 
-def _as_they_get_ready(ops: list[Any], merged: Merged) -> list[Any]:
-    """Returns ops in the order of TensorFlow's executor: first the one that was ready first.
+def _in_order(ops: list[Any], merged: Merged) -> list[Any]:
+    """Returns ops in the order of a thread of TensorFlow's executor.
 
-    So an op of the backward pass that needs values of the forward pass only runs early.
+    Short ops run at once. Of the long ones that waited for an op, the thread runs the first one
+    next and puts the others on a stack. So the gradients of the inputs of all layers come first,
+    and then those of the weights, the latest first: until then, they hold saved activations and
+    gradients. Other threads, which would take ops from the stack, are busy with other towers.
+
+    Source: ExecutorState::ScheduleReady of TensorFlow, and RunQueue of Eigen's thread pool.
     """
     names = {op.name for op in ops}
     waits: dict[str, int] = {}
@@ -239,16 +245,25 @@ def _as_they_get_ready(ops: list[Any], merged: Merged) -> list[Any]:
         waits[op.name] = len(before)
         for name in before:
             followers.setdefault(name, []).append(op)
-    ready = collections.deque(op for op in ops if not waits[op.name])
+    queue = collections.deque(op for op in ops if not waits[op.name])
+    short: collections.deque[Any] = collections.deque()
     found = []
-    while ready:
-        op = ready.popleft()
+    while queue or short:
+        op = (short or queue).popleft()
         found.append(op)
+        ready = []
         for after in followers.get(op.name, []):
             waits[after.name] -= 1
             if not waits[after.name]:
                 ready.append(after)
+        short.extend(one for one in ready if _is_short(one))
+        queue.extendleft(one for one in reversed(ready) if not _is_short(one))
     return found
+
+
+def _is_short(op: Any) -> bool:
+    sizes = [graph_work.size(t) * (t.dtype.size or 0) for t in (*op.inputs, *op.outputs)]
+    return sum(sizes) < _SHORT_BYTES
 
 
 def _overwritten(

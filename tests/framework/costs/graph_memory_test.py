@@ -238,3 +238,20 @@ def test_a_loop_that_was_not_traced_here_has_the_tensors_around_it() -> None:
     with tf.Graph().as_default() as imported:
         tf.graph_util.import_graph_def(made.as_graph_def(), name="")
     assert peak_bytes(imported, least=1000) == (7 + 7) * BYTES  # the rows and their list
+
+
+def test_gradients_of_weights_wait_for_those_of_all_inputs() -> None:
+    """Each layer's product with a weight waits, and keeps the gradient that both products read."""
+    layers, size = 6, 100
+
+    def chain(x: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
+        total = tf.zeros([])
+        for _ in range(layers):
+            y = x @ w
+            total += tf.reduce_sum(tf.tanh(x) @ w)  # its result is one number
+            x = y
+        return x, total
+
+    # All values of x but the first, which is an input, and a product with its operand.
+    found = peak_bytes(graph(chain, [size, size], [size, size]), least=4.0 * size * size)
+    assert found == (layers + 2) * 4 * size * size
