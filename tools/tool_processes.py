@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -21,6 +22,12 @@ def record_of(tool: str, *words: str) -> dict[str, Any]:
 
 
 def why_failed(error: subprocess.CalledProcessError) -> str:
-    """Returns the last line of the errors of a command; its exit code if there is none."""
+    """Returns why a command failed: its first problem, or the last line of its errors.
+
+    A command without both is named with its exit code.
+    """
+    with contextlib.suppress(ValueError, AttributeError, TypeError):
+        if problems := json.loads(error.stdout).get("problems"):
+            return str(problems[0])
     lines = (error.stderr or "").strip().splitlines()
     return lines[-1] if lines else f"{error.cmd[2]} ended with exit code {error.returncode}"

@@ -103,7 +103,7 @@ def text(plan: RunPlan, *, width: int | None = None) -> str:
         if plan.rejected:
             lines.append("")
     for name, why in plan.rejected.items():
-        lines += textwrap.wrap(f"{name}: {why}", prose, subsequent_indent="    ")
+        lines += _wrapped(f"{name}: {why}", prose)
     if condition := plan.condition.text():
         lines += ["", *textwrap.wrap(f"machine     {condition}", prose, subsequent_indent=" " * 12)]
     lines.append("")
@@ -113,11 +113,15 @@ def text(plan: RunPlan, *, width: int | None = None) -> str:
 
 def problem_lines(problems: Sequence[str], width: int) -> list[str]:
     """Returns the lines of problems; a table in a problem keeps its lines."""
-    found = []
-    for problem in problems:
-        for line in f"problem: {problem}".split("\n"):
-            indent = "" if line.startswith("problem: ") else "    "
-            found += textwrap.wrap(line, width, initial_indent=indent, subsequent_indent="    ")
+    return [line for text in problems for line in _wrapped(f"problem: {text}", width)]
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    """Returns a text in lines of a width; all but the first are indented."""
+    first, *others = text.split("\n")
+    found = textwrap.wrap(first, width, subsequent_indent="    ")
+    for line in others:
+        found += textwrap.wrap(line, width, initial_indent="    ", subsequent_indent="    ")
     return found
 
 

@@ -112,3 +112,15 @@ def test_stages_on_meshes_are_compared_without_memory_of_the_plan(
         *("-", "6", "MB", "-"),
     ]
     assert all(row.split()[-len(figures) :] == figures for row in rows)
+
+
+def test_a_plan_with_problems_is_named_with_the_first_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(command: list[str], **_: Any) -> Any:
+        printed = json.dumps({"problems": ["no axis x", "another one"]})
+        raise subprocess.CalledProcessError(1, command, output=printed, stderr="a line of a log\n")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    assert plan_accuracy.main(["x", "lm.a.B"]) == 1
+    assert capsys.readouterr().err == "lm.a.B: no axis x\n"

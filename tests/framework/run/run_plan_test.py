@@ -286,6 +286,16 @@ def test_too_little_memory_and_disk_are_problems(
     assert planned(tmp_path, logdir=str(tmp_path)).problems == []
 
 
+def test_devices_that_share_a_memory_need_room_for_all_of_them(tmp_path: Path) -> None:
+    plan = planned(tmp_path)
+    assert plan.step is not None
+    shared = dataclasses.replace(plan.step, sharing_devices=2)
+    for times, fits in ((2.0, True), (1.9, False)):
+        device = dataclasses.replace(plan.device, memory_bytes=times * plan.step.total_bytes)
+        found = dataclasses.replace(plan, step=shared, device=device)
+        assert found.fits(shared) is fits and (found.problems == []) is fits
+
+
 def test_an_unknown_device_type_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ExecutionError, match="'gpu'; name the model of the device; there"):
         planned(tmp_path, device="gpu")
