@@ -371,11 +371,8 @@ def source_of_loss(task: _Task) -> str:
     function = pieces(task)[-1].function
     owner = getattr(function, "__self__", None)
     name = getattr(function, "__name__", "loss")
-    if owner is not None:
-        name = f"{type(owner).__name__}.{name}"
-    else:
-        name = f"{type(task).__name__}.pieces: {name}"
-    return f"{name}{place_of(function)}"
+    of = f"{type(task).__name__}.pieces: " if owner is None else f"{type(owner).__name__}."
+    return f"{of}{name}{place_of(function)}"
 
 
 def as_tensors(batch: Mapping[str, Any]) -> dict[str, tf.Tensor]:

@@ -245,8 +245,9 @@ def _in_order(ops: list[Any], merged: Merged) -> list[Any]:
         waits[op.name] = len(before)
         for name in before:
             followers.setdefault(name, []).append(op)
-    queue = collections.deque(op for op in ops if not waits[op.name])
-    short: collections.deque[Any] = collections.deque()
+    first = [op for op in ops if not waits[op.name]]
+    short = collections.deque(op for op in first if _is_short(op))
+    queue = collections.deque(op for op in first if not _is_short(op))
     found = []
     while queue or short:
         op = (short or queue).popleft()

@@ -173,7 +173,7 @@ def test_the_memory_contains_what_the_allocator_cannot_use() -> None:
         variables=1, arrays=1, uses_all_threads=False,
     )  # fmt: skip
     asked = 2 * graph_memory.peak_bytes(graphs.tower)
-    assert 1.01 * asked < graphs.peak_bytes([4096.0]) < 1.5 * asked
+    assert 1.01 * asked < graphs.peak_bytes([4096.0]) < 2.0 * asked
 
 
 def test_an_update_hands_on_what_it_keeps() -> None:
