@@ -1,9 +1,9 @@
 """Simulates the memory of a traced graph: the peak bytes of its tensors on one device.
 
-Ops run in the order of a thread of TensorFlow's executor (`_in_order`). A tensor is allocated by
-its op and freed after the last op that reads it. An elementwise op writes its output over an input
-that nothing else reads. Equal ops run once, because TensorFlow merges them. The inputs and outputs
-of the graph are counted by the caller. `loop_lists.py` has the lists of loops.
+Ops run in the order of TensorFlow's executor (`_ordered`). A tensor is allocated by its op and
+freed after the last op that reads it. An elementwise op writes its output over an input that
+nothing else reads. Equal ops run once, because TensorFlow merges them. The inputs and outputs of
+the graph are counted by the caller. `loop_lists.py` has the lists of loops.
 """
 
 from __future__ import annotations
@@ -77,7 +77,11 @@ def peak_of(found: Iterable[Change]) -> float:
 
 
 def changes(
-    graph: Any, *, least: float = 0.0, given: Mapping[str, float] | None = None
+    graph: Any,
+    *,
+    least: float = 0.0,
+    given: Mapping[str, float] | None = None,
+    on_one_thread: bool = False,
 ) -> Iterator[Change]:
     """Returns what the ops of a graph change in memory, in the order in which they run.
 
@@ -86,9 +90,11 @@ def changes(
       least: tensors of fewer bytes do not count.
       given: {input: bytes} of inputs that nothing needs after the graph. Its ops free them, or use
         their memory.
+      on_one_thread: whether all other threads are busy with other graphs.
     """
     outputs = getattr(graph, "outputs", None) or []
-    return changes_of(graph, needed(graph), outputs, least=least, given=given)
+    ops = needed(graph)
+    return changes_of(graph, ops, outputs, least=least, given=given, on_one_thread=on_one_thread)
 
 
 def changes_of(
@@ -98,6 +104,7 @@ def changes_of(
     *,
     least: float = 0.0,
     given: Mapping[str, float] | None = None,
+    on_one_thread: bool = False,
 ) -> Iterator[Change]:
     """Returns what some ops of a graph change in memory, in the order in which they run.
 
@@ -107,9 +114,11 @@ def changes_of(
       outputs: tensors that are not freed.
       least: tensors of fewer bytes do not count.
       given: see `changes`.
+      on_one_thread: see `changes`.
     """
     merged = equal_ops.merged(graph)
-    ops = _in_order([op for op in ops if op.name not in merged.ops], merged)
+    ops = [op for op in ops if op.name not in merged.ops]
+    ops = _ordered(ops, merged, on_one_thread=on_one_thread)
     reads, live = _reads(ops, outputs, merged)
     root, sizes, lengths = _roots(ops, merged, least, live)
     readers: dict[str, int] = {}
@@ -225,13 +234,15 @@ def _reads(
     return found, live
 
 
-def _in_order(ops: list[Any], merged: Merged) -> list[Any]:
-    """Returns ops in the order of a thread of TensorFlow's executor.
+def _ordered(ops: list[Any], merged: Merged, *, on_one_thread: bool) -> list[Any]:
+    """Returns ops in the order of TensorFlow's executor.
 
-    Short ops run at once. Of the long ones that waited for an op, the thread runs the first one
+    With idle threads, what was ready first runs first, so an op of the backward pass that needs
+    values of the forward pass only runs early. If all other threads are busy with other graphs, a
+    thread runs short ops at once. Of the long ones that waited for an op, it runs the first one
     next and puts the others on a stack. So the gradients of the inputs of all layers come first,
     and then those of the weights, the latest first: until then, they hold saved activations and
-    gradients. Other threads, which would take ops from the stack, are busy with other towers.
+    gradients.
 
     Source: ExecutorState::ScheduleReady of TensorFlow, and RunQueue of Eigen's thread pool.
     """
@@ -245,9 +256,8 @@ def _in_order(ops: list[Any], merged: Merged) -> list[Any]:
         waits[op.name] = len(before)
         for name in before:
             followers.setdefault(name, []).append(op)
-    first = [op for op in ops if not waits[op.name]]
-    short = collections.deque(op for op in first if _is_short(op))
-    queue = collections.deque(op for op in first if not _is_short(op))
+    queue = collections.deque(op for op in ops if not waits[op.name])
+    short: collections.deque[Any] = collections.deque()
     found = []
     while queue or short:
         op = (short or queue).popleft()
@@ -257,8 +267,11 @@ def _in_order(ops: list[Any], merged: Merged) -> list[Any]:
             waits[after.name] -= 1
             if not waits[after.name]:
                 ready.append(after)
-        short.extend(one for one in ready if _is_short(one))
-        queue.extendleft(one for one in reversed(ready) if not _is_short(one))
+        if on_one_thread:
+            short.extend(one for one in ready if _is_short(one))
+            queue.extendleft(one for one in reversed(ready) if not _is_short(one))
+        else:
+            queue.extend(ready)
     return found
 
 

@@ -121,7 +121,7 @@ class StepGraphs:
         gradients = {name: size for name, size in sizes.items() if size >= least}
         peak = step_memory.peak_bytes(
             held,
-            list(graph_memory.changes(self.tower, least=least)),
+            list(graph_memory.changes(self.tower, least=least, on_one_thread=self.towers > 1)),
             list(graph_memory.changes(self.update, least=least, given=gradients)),
             gradients,
             towers=self.towers,

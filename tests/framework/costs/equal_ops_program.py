@@ -1,9 +1,8 @@
 """Runs a function that computes the same twice; prints the bytes that it holds beside its inputs.
 
 Started by a test in a process of its own: TensorFlow's allocator gives an array a free piece of up
-to twice its bytes, and counts all of them, so what ran before would change the figure. It runs on
-one core: an idle one would take other ops in another order. The last line is JSON: the bytes that
-are planned, and those that TensorFlow counts in each of several runs.
+to twice its bytes, and counts all of them, so what ran before would change the figure. The last
+line is JSON: the bytes that are planned, and those that TensorFlow counts in each of several runs.
 """
 
 from __future__ import annotations
@@ -13,8 +12,6 @@ import os
 from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-if hasattr(os, "sched_setaffinity"):
-    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 
 import tensorflow as tf
 
@@ -26,7 +23,7 @@ def computed(x: tf.Tensor, y: tf.Tensor) -> Any:
     """As in the gradient of batch normalization, which subtracts the mean twice."""
     product = tf.matmul(x, x)
     first, again = product - y, tf.identity(product) - y
-    total = tf.reduce_sum(tf.matmul(first, again))
+    total = tf.reduce_sum(tf.matmul(product, product))
     results = (first * total, again * (total + 1.0), product * total)
     return [tf.reduce_sum(result) for result in results]
 

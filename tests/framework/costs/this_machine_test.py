@@ -301,7 +301,7 @@ def test_an_op_whose_inputs_are_ready_early_frees_them_early() -> None:
         return first + tf.reduce_sum(later) * tf.reduce_max(large)
 
     found = graph_memory.peak_bytes(graph(function, [100, 100], [60, 60]))
-    assert found == 40000 + 3 * 4  # without the other products: the large one is freed before
+    assert found == 40000 + 14400 + 2 * 4  # without the second product: the large one is freed
 
 
 def test_equal_ops_are_one_tensor_as_tensorflow_measures() -> None:
