@@ -1,20 +1,26 @@
 """Simulates the memory of a traced graph: the peak bytes of its tensors on one device.
 
-Ops run in the order of TensorFlow's executor (`_ordered`). A tensor is allocated by its op and
-freed after the last op that reads it. An elementwise op writes its output over an input that
-nothing else reads. Equal ops run once, because TensorFlow merges them. The inputs and outputs of
-the graph are counted by the caller. `loop_lists.py` has the lists of loops.
+Ops run in the order in which TensorFlow runs them (`op_order.py`). A tensor is allocated
+by its op and freed after the last op that reads it. An elementwise op writes its output over an
+input that nothing else reads. Equal ops run once, because TensorFlow merges them. The inputs and
+outputs of the graph are counted by the caller. `loop_lists.py` has the lists of loops.
 """
 
 from __future__ import annotations
 
-import collections
 import math
 import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from tekso.framework.costs import equal_ops, graph_work, loop_lists, loop_walks, op_kinds
+from tekso.framework.costs import (
+    equal_ops,
+    graph_work,
+    loop_lists,
+    loop_walks,
+    op_kinds,
+    op_order,
+)
 from tekso.framework.costs.equal_ops import Merged
 from tekso.framework.costs.graph_clusters import CompiledCluster
 from tekso.framework.costs.graph_walks import is_cluster, needed
@@ -23,7 +29,6 @@ _NEW = op_kinds.PRODUCTS | op_kinds.INPUT_GRADIENTS | op_kinds.FILTER_GRADIENTS
 _NEW |= {"Transpose", "GatherV2", "ConcatV2", "Pack", "Pad", "Cumsum", "ReverseV2"}
 _NEW |= {"TensorListStack", "TensorListFromTensor"}
 _ASSIGNS = "AssignVariableOp"
-_SHORT_BYTES = 1 << 14  # read and written by an op that takes less than TensorFlow's 3 µs
 
 COUNTED_BYTES = float(1 << 18)
 """With oneDNN, TensorFlow's memory statistics leave out all tensors of fewer bytes."""
@@ -90,7 +95,7 @@ def changes(
       least: tensors of fewer bytes do not count.
       given: {input: bytes} of inputs that nothing needs after the graph. Its ops free them, or use
         their memory.
-      on_one_thread: whether all other threads are busy with other graphs.
+      on_one_thread: whether all other threads are busy with other graphs; see `op_order`.
     """
     outputs = getattr(graph, "outputs", None) or []
     ops = needed(graph)
@@ -117,8 +122,8 @@ def changes_of(
       on_one_thread: see `changes`.
     """
     merged = equal_ops.merged(graph)
-    ops = [op for op in ops if op.name not in merged.ops]
-    ops = _ordered(ops, merged, on_one_thread=on_one_thread)
+    order = op_order.on_one_thread if on_one_thread else op_order.as_they_get_ready
+    ops = order([op for op in ops if op.name not in merged.ops], merged)
     reads, live = _reads(ops, outputs, merged)
     root, sizes, lengths = _roots(ops, merged, least, live)
     readers: dict[str, int] = {}
@@ -232,52 +237,6 @@ def _reads(
         found[op.name] = [merged.name(op.inputs[number]) for number in numbers]
         wanted.update(found[op.name])
     return found, live
-
-
-def _ordered(ops: list[Any], merged: Merged, *, on_one_thread: bool) -> list[Any]:
-    """Returns ops in the order of TensorFlow's executor.
-
-    With idle threads, what was ready first runs first, so an op of the backward pass that needs
-    values of the forward pass only runs early. If all other threads are busy with other graphs, a
-    thread runs short ops at once. Of the long ones that waited for an op, it runs the first one
-    next and puts the others on a stack. So the gradients of the inputs of all layers come first,
-    and then those of the weights, the latest first: until then, they hold saved activations and
-    gradients.
-
-    Source: ExecutorState::ScheduleReady of TensorFlow, and RunQueue of Eigen's thread pool.
-    """
-    names = {op.name for op in ops}
-    waits: dict[str, int] = {}
-    followers: dict[str, list[Any]] = {}
-    for op in ops:
-        before = {merged.op_name(t.op) for t in op.inputs}
-        before |= {merged.op_name(o) for o in op.control_inputs}
-        before &= names
-        waits[op.name] = len(before)
-        for name in before:
-            followers.setdefault(name, []).append(op)
-    queue = collections.deque(op for op in ops if not waits[op.name])
-    short: collections.deque[Any] = collections.deque()
-    found = []
-    while queue or short:
-        op = (short or queue).popleft()
-        found.append(op)
-        ready = []
-        for after in followers.get(op.name, []):
-            waits[after.name] -= 1
-            if not waits[after.name]:
-                ready.append(after)
-        if on_one_thread:
-            short.extend(one for one in ready if _is_short(one))
-            queue.extendleft(one for one in reversed(ready) if not _is_short(one))
-        else:
-            queue.extend(ready)
-    return found
-
-
-def _is_short(op: Any) -> bool:
-    sizes = [graph_work.size(t) * (t.dtype.size or 0) for t in (*op.inputs, *op.outputs)]
-    return sum(sizes) < _SHORT_BYTES
 
 
 def _overwritten(

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from tekso.framework.costs.graph_memory import changes, peak_bytes, peak_of
+from tekso.framework.costs.graph_memory import changes, peak_bytes
 from tekso.framework.weight_update import select
 
 BYTES = 4000  # of a tensor of 1,000 numbers
@@ -238,22 +238,3 @@ def test_a_loop_that_was_not_traced_here_has_the_tensors_around_it() -> None:
     with tf.Graph().as_default() as imported:
         tf.graph_util.import_graph_def(made.as_graph_def(), name="")
     assert peak_bytes(imported, least=1000) == (7 + 7) * BYTES  # the rows and their list
-
-
-def test_gradients_of_weights_wait_for_those_of_all_inputs() -> None:
-    """Each layer's product with a weight waits, and keeps the gradient that both products read."""
-    layers, size = 6, 100
-
-    def chain(x: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
-        total = tf.zeros([])
-        for _ in range(layers):
-            y = x @ w
-            total += tf.reduce_sum(tf.tanh(x) @ w)  # its result is one number
-            x = y
-        return x, total
-
-    made, one = graph(chain, [size, size], [size, size]), 4.0 * size * size
-    found = [peak_of(changes(made, least=one, on_one_thread=busy)) for busy in (True, False)]
-    # All values of x but the first, which is an input, and a product with its operand; with idle
-    # threads, products with two values of x run beside each other.
-    assert found == [(layers + 2) * one, 5 * one]
