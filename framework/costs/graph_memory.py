@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from tekso.framework.costs import (
     equal_ops,
+    folded_ops,
     graph_work,
     loop_lists,
     loop_walks,
@@ -63,7 +64,8 @@ def peak_bytes(graph: Any, *, least: float = 0.0) -> float:
       graph: a traced graph.
       least: tensors of fewer bytes do not count.
     """
-    return peak_of(changes(graph, least=least))
+    tensors = tensors_of(graph, least=least)
+    return math.fsum(tensors.constants) + peak_of(tensors.changes())
 
 
 def peak_of(found: Iterable[Change]) -> float:
@@ -81,77 +83,130 @@ def peak_of(found: Iterable[Change]) -> float:
     return peak
 
 
-def changes(
-    graph: Any,
-    *,
-    least: float = 0.0,
-    given: Mapping[str, float] | None = None,
-    on_one_thread: bool = False,
-) -> Iterator[Change]:
-    """Returns what the ops of a graph change in memory, in the order in which they run.
-
-    Args:
-      graph: a traced graph.
-      least: tensors of fewer bytes do not count.
-      given: {input: bytes} of inputs that nothing needs after the graph. Its ops free them, or use
-        their memory.
-      on_one_thread: whether all other threads are busy with other graphs; see `op_order`.
-    """
-    outputs = getattr(graph, "outputs", None) or []
-    ops = needed(graph)
-    return changes_of(graph, ops, outputs, least=least, given=given, on_one_thread=on_one_thread)
-
-
 def changes_of(
-    graph: Any,
-    ops: Sequence[Any],
-    outputs: Sequence[Any],
-    *,
-    least: float = 0.0,
-    given: Mapping[str, float] | None = None,
-    on_one_thread: bool = False,
+    graph: Any, ops: Sequence[Any], outputs: Sequence[Any], *, least: float = 0.0
 ) -> Iterator[Change]:
-    """Returns what some ops of a graph change in memory, in the order in which they run.
+    """Returns what some ops of a graph change in memory; see `Tensors`."""
+    return Tensors(graph, ops, outputs, least=least).changes()
+
+
+def tensors_of(
+    graph: Any, *, least: float = 0.0, given: Mapping[str, float] | None = None
+) -> Tensors:
+    """Returns the tensors of a traced graph, with constants apart; see `Tensors`."""
+    outputs = getattr(graph, "outputs", None) or []
+    ops, merged = needed(graph), equal_ops.merged(graph)
+    constant = folded_ops.folded([op for op in ops if op.name not in merged.ops], merged)
+    names = {op.name for op in constant.values()}
+    ops = [op for op in ops if op.name not in names]
+    tensors = Tensors(graph, ops, outputs, least=least, given=given)
+    read = constant.keys() & {name for names in tensors.reads.values() for name in names}
+    computed = [graph.get_tensor_by_name(n) for n in sorted(read) if constant[n].type != "Const"]
+    sizes = [float(graph_work.size(t) * t.dtype.size) for t in computed]
+    tensors.constants = [size for size in sizes if size >= least]
+    return tensors
+
+
+class Tensors:
+    """The tensors of a graph: which op makes each, and which ones read it.
 
     Args:
       graph: the graph.
-      ops: the ops. The outputs of all others exist before and do not count.
+      ops: the ops that run. The outputs of all others exist before and do not count.
       outputs: tensors that are not freed.
       least: tensors of fewer bytes do not count.
-      given: see `changes`.
-      on_one_thread: see `changes`.
+      given: {input: bytes} of inputs that nothing needs after the graph. Its ops free them, or use
+        their memory.
+
+    Attributes:
+      ops: the ops that run, without those that TensorFlow merges with another one.
+      merged: the others.
+      constants: bytes of each tensor that exists before and does not count as one of the graph.
     """
-    merged = equal_ops.merged(graph)
-    order = op_order.on_one_thread if on_one_thread else op_order.as_they_get_ready
-    ops = order([op for op in ops if op.name not in merged.ops], merged)
-    reads, live = _reads(ops, outputs, merged)
-    root, sizes, lengths = _roots(ops, merged, least, live)
-    readers: dict[str, int] = {}
-    sizes |= given or {}
-    held = [*outputs, *(op.inputs[1] for op in ops if op.type == _ASSIGNS)]
-    for name in [*(n for names in reads.values() for n in names), *map(merged.name, held)]:
-        if name in root:
-            readers[root[name]] = readers.get(root[name], 0) + 1
-    for op in ops:
-        own = [root[t.name] for t in op.outputs if root.get(t.name) == t.name]
-        own = [] if op.type == "Placeholder" else own
-        new = sum(sizes[name] for name in own)
-        before = _overwritten(op, merged, root, readers, sizes, new)
-        kept = live.get(op.name)
-        inside = _inside_bytes(op, _made(op, own, sizes, least, kept), least, kept)
+
+    def __init__(
+        self,
+        graph: Any,
+        ops: Sequence[Any],
+        outputs: Sequence[Any],
+        *,
+        least: float = 0.0,
+        given: Mapping[str, float] | None = None,
+    ) -> None:
+        self.constants: Sequence[float] = ()
+        self.merged = equal_ops.merged(graph)
+        self.ops = [op for op in ops if op.name not in self.merged.ops]
+        self.reads, live = _reads(self.ops, outputs, self.merged)
+        self.root, self.sizes, self.lengths = _roots(self.ops, self.merged, least, live)
+        self.sizes |= given or {}
+        self.readers: dict[str, int] = {}
+        assigned = (op.inputs[1] for op in self.ops if op.type == _ASSIGNS)
+        held = map(self.merged.name, [*outputs, *assigned])
+        for name in [*(n for names in self.reads.values() for n in names), *held]:
+            if name in self.root:
+                self.readers[self.root[name]] = self.readers.get(self.root[name], 0) + 1
+        self.temporary = {
+            op.name: _inside_bytes(op, _made(op, own, self.sizes, least, kept), least, kept)
+            for op, own, kept in ((op, self.own(op), live.get(op.name)) for op in self.ops)
+        }
+
+    def own(self, op: Any) -> list[str]:
+        """Returns the outputs of an op that are not in the memory of another tensor."""
+        if op.type == "Placeholder":
+            return []
+        return [t.name for t in op.outputs if self.root.get(t.name) == t.name]
+
+    def changes(self) -> Iterator[Change]:
+        """Returns what the ops change in memory, in the order in which they get ready."""
+        run = self.run()
+        for op in op_order.as_they_get_ready(self.ops, self.merged):
+            change = run.begin(op)
+            yield change._replace(frees=run.end(op))
+
+    def run(self) -> TensorsOfRun:
+        """Returns the tensors at the start of a run."""
+        return TensorsOfRun(self)
+
+
+class TensorsOfRun:
+    """The tensors of a graph in one run of it.
+
+    Args:
+      tensors: those of the graph.
+    """
+
+    def __init__(self, tensors: Tensors) -> None:
+        self._tensors, self._readers = tensors, dict(tensors.readers)
+        self._overwritten: dict[
+            str, str | None
+        ] = {}  # {op that runs: the input that it overwrites}
+
+    def begin(self, op: Any) -> Change:
+        """Begins an op; returns what it changes, without the tensors that are free after it."""
+        all_of = self._tensors
+        own = all_of.own(op)
+        new = sum(all_of.sizes[name] for name in own)
+        before = _overwritten(op, all_of, self._readers, new)
+        self._overwritten[op.name] = before
+        takes = {} if before else {name: all_of.sizes[name] for name in own}
+        assigns = None
+        if op.type == _ASSIGNS:
+            value = all_of.root[all_of.merged.name(op.inputs[1])]
+            assigns = value, _variable(op.inputs[0].op)
+        overwrites = (before, own[0]) if before else None
+        items = {name: all_of.lengths[name] for name in takes if name in all_of.lengths}
+        return Change(takes, all_of.temporary[op.name], overwrites, (), assigns, op.name, items)
+
+    def end(self, op: Any) -> list[str]:
+        """Ends an op; returns the tensors that are free now."""
+        before = self._overwritten.pop(op.name)
+        root, readers = self._tensors.root, self._readers
         frees = []
-        for name in (root[n] for n in reads[op.name] if n in root):
+        for name in (root[n] for n in self._tensors.reads[op.name] if n in root):
             readers[name] -= 1
             if not readers[name] and name != before:
                 frees.append(name)
-        frees += [name for name in own if not readers.get(name)]
-        takes = {} if before else {name: sizes[name] for name in own}
-        assigns = None
-        if op.type == _ASSIGNS:
-            assigns = root[merged.name(op.inputs[1])], _variable(op.inputs[0].op)
-        overwrites = (before, own[0]) if before else None
-        items = {name: lengths[name] for name in takes if name in lengths}
-        yield Change(takes, inside, overwrites, frees, assigns, op.name, items)
+        return frees + [name for name in self._tensors.own(op) if not readers.get(name)]
 
 
 def memory_of(graph: Any, ops: Sequence[Any], tensors: Sequence[Any]) -> list[str]:
@@ -239,15 +294,13 @@ def _reads(
     return found, live
 
 
-def _overwritten(
-    op: Any, merged: Merged, root: Any, readers: Any, sizes: Any, new: float
-) -> str | None:
+def _overwritten(op: Any, tensors: Tensors, readers: Mapping[str, int], new: float) -> str | None:
     """Returns the input whose memory the op uses for its output."""
     if not new or len(op.outputs) != 1 or op.type in _NEW or graph_work.inside(op)[1]:
         return None
     for tensor in op.inputs:
-        name = root.get(merged.name(tensor))
-        if name is not None and readers.get(name) == 1 and sizes[name] == new:
+        name = tensors.root.get(tensors.merged.name(tensor))
+        if name is not None and readers.get(name) == 1 and tensors.sizes[name] == new:
             return str(name)
     return None
 

@@ -66,7 +66,7 @@ class GraphRun:
         self._arrays, self._held, self._number = arrays, held, number
         self._results = results or {}
         self._variables = {} if variables is None else variables
-        self._temporary: HeldMemory | None = None
+        self._temporary: dict[str, HeldMemory] = {}  # of ops that run
 
     def begin(self, change: Change) -> None:
         """Begins an op."""
@@ -76,11 +76,11 @@ class GraphRun:
                 memory.take(size, count=change.items.get(tensor, 1))
                 self._held[self._number, tensor] = memory
         if change.temporary:
-            self._temporary = HeldMemory(self._arrays, change.temporary)
+            self._temporary[change.op] = HeldMemory(self._arrays, change.temporary)
 
     def end(self, change: Change) -> None:
         """Ends the op that has begun."""
-        self._temporary = None
+        self._temporary.pop(change.op, None)
         if change.overwrites:
             before, after = change.overwrites
             memory = self._held.pop((self._number, before))

@@ -1,15 +1,6 @@
 """The order in which TensorFlow's executor runs the ops of a graph.
 
-An op that others wait for makes several of them ready at once, such as the gradients of the input
-and of the filter of a convolution:
-
-threads idle      one takes each of the ops: first the one that was ready first
-all others busy   the thread goes on with the first one that it made ready, and puts the rest on a
-                  stack. So the gradients of all inputs come first, and then those of the filters,
-                  the latest first. Until then, they hold saved activations and gradients.
-
-Source:
-  ExecutorState::ScheduleReady of TensorFlow, and RunQueue of Eigen's thread pool.
+`executor.py` has the order of threads that take some time for each op.
 """
 
 from __future__ import annotations
@@ -27,11 +18,11 @@ _OF_SHAPES = frozenset({"ShapeN", "Size", "Rank"})
 
 
 def as_they_get_ready(ops: Sequence[Any], merged: Merged) -> list[Any]:
-    """Returns ops in the order of an executor with idle threads: first what was ready first.
+    """Returns ops in the order of an executor with many idle threads: first what was ready first.
 
     So an op of the backward pass that needs values of the forward pass only runs early.
     """
-    waiting = _Waiting(ops, merged)
+    waiting = Waiting(ops, merged)
     ready = collections.deque(waiting.ready)
     found = []
     while ready:
@@ -41,23 +32,7 @@ def as_they_get_ready(ops: Sequence[Any], merged: Merged) -> list[Any]:
     return found
 
 
-def on_one_thread(ops: Sequence[Any], merged: Merged) -> list[Any]:
-    """Returns ops in the order of an executor that has a thread, while all others are busy."""
-    waiting = _Waiting(ops, merged)
-    at_once = collections.deque(waiting.ready)
-    stack: list[Any] = []
-    found = []
-    while at_once or stack:
-        op = at_once.popleft() if at_once else stack.pop()
-        found.append(op)
-        # TensorFlow optimizes the graph, which turns the order of the ops around.
-        made_ready = waiting.made_ready(op)[::-1]
-        at_once += [one for one in made_ready if _is_short(one)]
-        stack += [one for one in made_ready if not _is_short(one)]
-    return found
-
-
-class _Waiting:
+class Waiting:
     """Ops that wait for others.
 
     Attributes:
@@ -87,7 +62,8 @@ class _Waiting:
         return found
 
 
-def _is_short(op: Any) -> bool:
+def is_short(op: Any) -> bool:
+    """Returns whether an op is too short for a thread of its own, by the bytes that it moves."""
     if op.type in op_kinds.INSTANT | op_kinds.EXISTING_MEMORY | _OF_SHAPES:
         return True
     moved = op.outputs if op.type in op_kinds.SLICES else (*op.inputs, *op.outputs)

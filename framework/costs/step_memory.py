@@ -1,49 +1,61 @@
 """Simulates the memory of training steps, as TensorFlow allocates it.
 
-towers    their ops run side by side, not always in the same order: the pieces that they leave
-          in memory fit the next ones less and less well
+towers    threads run their ops side by side, not always in the same order (`executor.py`): the
+          pieces that they leave in memory fit the next ones less and less well
 parts     the gradients of each part of the batch are added to those before
 update    frees the gradients; its new weights and slots replace the old ones at the end
 """
 
 from __future__ import annotations
 
-import collections
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
+from tekso.framework.costs import executor
 from tekso.framework.costs.best_fit import BestFit
-from tekso.framework.costs.graph_memory import Change
+from tekso.framework.costs.graph_memory import Change, Tensors
 from tekso.framework.costs.graph_run import GraphRun, Held, HeldMemory
-
-Ops = Sequence[Change]
-"""What the ops of a graph change in memory, in their order; see `graph_memory.changes`."""
 
 _STEPS = 8
 _FIRST_STEPS = 2  # memory that nothing has divided into pieces yet
-_MOST_AHEAD = 1  # ops by which a tower may be ahead of another one
+
+
+class Graph(NamedTuple):
+    """A graph of the step.
+
+    Attributes:
+      tensors: its tensors.
+      seconds: {op: time} of its ops.
+    """
+
+    tensors: Tensors
+    seconds: Mapping[str, float]
 
 
 def peak_bytes(
     state: Sequence[float],
-    tower: Ops,
-    update: Ops,
+    tower: Graph,
+    update: Graph,
     gradients: Mapping[str, float],
     *,
     towers: int,
     parts: int,
+    threads: int,
 ) -> float:
     """Returns the largest number of bytes in use during a few steps.
 
     Args:
       state: bytes of each weight and slot.
-      tower: the ops of a tower.
-      update: the ops of the update.
+      tower: the gradients of a part of the batch.
+      update: the update.
       gradients: {input of the update: bytes} of the gradients of all towers.
       towers: number of towers.
       parts: number of accumulation steps.
+      threads: number of threads that run ops.
     """
-    memory = _Memory(state)
+    constants = [*tower.tensors.constants, *update.tensors.constants]
+    memory = _Memory(state, constants, threads)
     for step in range(_STEPS):
         if step == _FIRST_STEPS:
             memory.arrays.forget_peak()
@@ -57,38 +69,42 @@ def peak_bytes(
 class _Memory:
     """The memory of a device.
 
+    Args:
+      state: bytes of each weight and slot.
+      constants: bytes of other tensors that stay.
+      threads: number of threads that run ops.
+
     Attributes:
       arrays: the allocator.
     """
 
-    def __init__(self, state: Sequence[float]) -> None:
+    def __init__(self, state: Sequence[float], constants: Iterable[float], threads: int) -> None:
         self.arrays = BestFit()
-        self._random = random.Random(0)
+        self._threads, self._chance = threads, random.Random(0)
         self._state: dict[float, list[HeldMemory]] = {}  # {bytes: weights and slots}
         for size in state:
             self._state.setdefault(size, []).append(HeldMemory(self.arrays, size))
+        self._constants = [HeldMemory(self.arrays, size) for size in constants]
 
-    def run(self, graphs: Sequence[Ops], given: Held | None = None) -> Held:
+    def run(self, graphs: Sequence[Graph], given: Held | None = None) -> Held:
         """Runs graphs side by side; returns what they leave.
 
         Args:
-          graphs: their ops.
+          graphs: the graphs.
           given: memory of inputs that the only graph may free; see `given`.
         """
         held = {} if given is None else given
+        ops = [executor.TimedOps(one.ops, one.merged, seconds) for one, seconds in graphs]
         runs = [GraphRun(self.arrays, held, number=number) for number in range(len(graphs))]
-        left = {number: collections.deque(graph) for number, graph in enumerate(graphs)}
-        running: dict[int, Change] = {}
-        while left:
-            most = max(map(len, left.values()))
-            number = self._random.choice([n for n in left if len(left[n]) >= most - _MOST_AHEAD])
-            if number in running:
-                runs[number].end(running.pop(number))
-            if left[number]:
-                running[number] = left[number].popleft()
-                runs[number].begin(running[number])
+        tensors = [one.run() for one, _ in graphs]
+        begun: dict[tuple[int, str], Change] = {}
+        for number, op, ends in executor.events(ops, threads=self._threads, chance=self._chance):
+            if ends:
+                change = begun.pop((number, op.name))
+                runs[number].end(change._replace(frees=tensors[number].end(op)))
             else:
-                del left[number]
+                begun[number, op.name] = change = tensors[number].begin(op)
+                runs[number].begin(change)
         return held
 
     def given(self, inputs: Mapping[str, float], found: Held) -> Held:

@@ -94,14 +94,15 @@ def _of_unknown_work(graph: Any) -> list[str]:
 
 
 def _one_device(step: Step, graphs: step_graphs.StepGraphs) -> StepPlan:
-    seconds, of_cores, _ = graphs.step_time(this_machine.measured())
+    machine = this_machine.measured()
+    seconds, of_cores, _ = graphs.step_time(machine)
     weights, slots = _bytes(step.specs.weights), _bytes(step.specs.slots)
     memory = {
         "weights": math.fsum(weights),
         "slots": math.fsum(slots),
-        "tensors of a step": graphs.peak_bytes(weights + slots),
+        "tensors of a step": graphs.peak_bytes(weights + slots, machine),
     }
-    counted_step = graphs.peak_bytes(weights + slots, least=COUNTED_BYTES)
+    counted_step = graphs.peak_bytes(weights + slots, machine, least=COUNTED_BYTES)
     cores = counted(graphs.cores, "core")
     notes = (
         f"uses {layout_ranking.seconds_text(of_cores)} of CPU time, on {cores}",

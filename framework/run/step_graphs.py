@@ -108,24 +108,33 @@ class StepGraphs:
         tower = graph_work.count(self.tower).flops
         return self.towers * self.parts * tower + graph_work.count(self.update).flops
 
-    def peak_bytes(self, state: Sequence[float], *, least: float = 0.0) -> float:
+    def peak_bytes(
+        self, state: Sequence[float], machine: ThisMachine, *, least: float = 0.0
+    ) -> float:
         """Returns the bytes that a step needs beyond weights and slots, as they are allocated.
 
         Args:
           state: bytes of each weight and slot.
+          machine: its speed decides which ops run at the same time.
           least: tensors of fewer bytes do not count.
         """
         held = [size for size in state if size >= least]
         found = self.update.inputs[self.variables :][: self.towers * len(self.gradient_sizes)]
         sizes = {t.name: float(graph_work.size(t) * t.dtype.size) for t in found}
         gradients = {name: size for name, size in sizes.items() if size >= least}
+        speed = machine.alone if self.uses_all_threads else machine.side_by_side
+
+        def timed(tensors: graph_memory.Tensors) -> step_memory.Graph:
+            return step_memory.Graph(tensors, graph_time.op_seconds(tensors.ops, speed))
+
         peak = step_memory.peak_bytes(
             held,
-            list(graph_memory.changes(self.tower, least=least, on_one_thread=self.towers > 1)),
-            list(graph_memory.changes(self.update, least=least, given=gradients)),
+            timed(graph_memory.tensors_of(self.tower, least=least)),
+            timed(graph_memory.tensors_of(self.update, least=least, given=gradients)),
             gradients,
             towers=self.towers,
             parts=self.parts,
+            threads=num_cores(),
         )
         return peak - math.fsum(held)
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from tekso.framework.costs.graph_memory import changes, peak_bytes
+from tekso.framework.costs.graph_memory import peak_bytes, tensors_of
 from tekso.framework.weight_update import select
 
 BYTES = 4000  # of a tensor of 1,000 numbers
@@ -120,6 +120,25 @@ def test_the_state_of_a_loop_counts_once() -> None:
     assert 0.99 * found < measured(loop, tf.ones([1 << 20])) < 2 * found
 
 
+def test_what_tensorflow_computes_once_stays_in_memory() -> None:
+    """A start of zeros of 1 MiB, beside the state of the loop."""
+
+    def loop(x: tf.Tensor) -> tf.Tensor:
+        start = tf.reshape(tf.zeros([1 << 10, 1 << 8]), [1 << 18])
+        body = lambda y: [y + x]  # noqa: E731
+        return tf.reduce_sum(tf.while_loop(lambda *_: True, body, [start], maximum_iterations=9)[0])
+
+    x = tf.constant(1.0)
+    run = tf.function(loop, autograph=False)
+    before = tf.config.experimental.get_memory_info("CPU:0")["current"]
+    run(x)
+    stays = tf.config.experimental.get_memory_info("CPU:0")["current"] - before
+    assert stays == 1 << 20
+    made = graph(loop, [])
+    assert tensors_of(made, least=1 << 18).constants == [1 << 20]
+    assert peak_bytes(made, least=1 << 18) == stays + measured(run, x) == 2 << 20
+
+
 def test_the_items_of_a_list_count_if_each_has_the_least_bytes() -> None:
     """20 states of 400 bytes, and weights of 40 kB."""
     made = graph(learned_loop, [1, 100], [100, 100])
@@ -133,7 +152,7 @@ def test_the_items_of_a_list_are_arrays_of_their_own() -> None:
     made = graph(learned_loop, [200, 100], [100, 100])
     items = {
         (size, change.items[name])
-        for change in changes(made, least=80_000)
+        for change in tensors_of(made, least=80_000).changes()
         for name, size in change.takes.items()
         if name in change.items and size
     }
@@ -167,10 +186,11 @@ def test_what_a_branch_saves_for_its_gradient_is_held(kind: str) -> None:
         return tape.gradient(loss, w)
 
     made = graph(learned, [10_000, 100], [100, 300])
-    (op,) = [change for change in changes(made) if 12e6 in change.takes.values()]
+    changes = list(tensors_of(made).changes())
+    (op,) = [change for change in changes if 12e6 in change.takes.values()]
     (name,) = [name for name, size in op.takes.items() if size == 12e6]
     assert made.get_tensor_by_name(name).dtype == tf.variant
-    reader = next(change.op for change in changes(made) if name in change.frees)
+    reader = next(change.op for change in changes if name in change.frees)
     assert reader.startswith("gradient")
 
 
