@@ -21,10 +21,10 @@ import collections
 import heapq
 import itertools
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
-from tekso.framework.costs import op_order
+from tekso.framework.costs import graph_work, op_kinds, op_order
 from tekso.framework.costs.equal_ops import Merged
 
 _SHORT_S = 3e-6  # 8000 cycles
@@ -39,11 +39,25 @@ class TimedOps(NamedTuple):
       ops: those that run.
       merged: ops that TensorFlow merges with one of them.
       seconds: {name: time} of ops.
+      collectives: names of collectives, and of loops of some.
     """
 
     ops: Sequence[Any]
     merged: Merged
     seconds: Mapping[str, float]
+    collectives: Set[str] = frozenset()
+
+
+def collectives_of(ops: Iterable[Any]) -> frozenset[str]:
+    """Returns the names of ops that exchange tensors with other devices, and of their loops."""
+    return frozenset(op.name for op in ops if _is_collective(op))
+
+
+def _is_collective(op: Any) -> bool:
+    if op.type in op_kinds.COLLECTIVES:
+        return True
+    _, inner = graph_work.inside(op)
+    return any(_is_collective(one) for graph in inner for one in graph.get_operations())
 
 
 class Event(NamedTuple):
@@ -60,84 +74,122 @@ class Event(NamedTuple):
     ends: bool
 
 
-class _Running(NamedTuple):
-    end: float
-    number: int  # of two that end at the same time, the earlier one ends first
-    thread: int
-    ready: tuple[int, Any] | None  # None: an idle thread looks for an op
-
-
 def events(graphs: Sequence[TimedOps], *, threads: int, chance: random.Random) -> Iterator[Event]:
     """Returns what happens while threads run graphs side by side, in the order of time.
+
+    A collective ends after all graphs have begun it; no thread waits for that.
 
     Args:
       graphs: the graphs.
       threads: number of threads.
       chance: decides what differs from run to run.
     """
-    waiting = [op_order.Waiting(graph.ops, graph.merged) for graph in graphs]
-    at_once: list[collections.deque[Any]] = [collections.deque() for _ in range(threads)]
-    stacks: list[collections.deque[Any]] = [collections.deque() for _ in range(threads)]
-    for number, one in enumerate(waiting):
-        first = list(one.ready)
-        for op in first:
-            if op.type == "Placeholder":
-                yield Event(number, op, ends=False)
-                yield Event(number, op, ends=True)
-                first += one.made_ready(op)
-            else:
-                stacks[chance.randrange(threads)].append((number, op))
-    running: list[_Running] = []
-    idle = set(range(threads))
-    numbers = itertools.count()
-
-    def start(thread: int, now: float) -> Iterator[Event]:
-        ready = _next(thread, at_once, stacks)
-        if ready is None:
-            idle.add(thread)
-            return
-        idle.discard(thread)
-        graph, op = ready
-        seconds = graphs[graph].seconds[op.name] * chance.uniform(1 - _SPREAD, 1 + _SPREAD)
-        heapq.heappush(running, _Running(now + seconds, next(numbers), thread, ready))
-        yield Event(graph, op, ends=False)
-
-    for thread in range(threads):
-        yield from start(thread, 0.0)
-    while running:
-        now, _, thread, ready = heapq.heappop(running)
-        if ready is None:
-            if thread in idle:
-                yield from start(thread, now)
-            continue
-        graph, op = ready
-        yield Event(graph, op, ends=True)
-        # TensorFlow optimizes the graph, which turns the order of the ops around.
-        long: list[tuple[int, Any]] = []
-        for after in waiting[graph].made_ready(op)[::-1]:
-            kept = at_once[thread] if _is_short(graphs[graph], after) else long
-            kept.append((graph, after))
-        if long and not at_once[thread]:
-            at_once[thread].append(long.pop())
-        for left in long:
-            stacks[thread].appendleft(left)
-        yield from start(thread, now)
-        if long:
-            for other in idle:
-                heapq.heappush(running, _Running(now + _WAKE_S, next(numbers), other, None))
+    return _Executor(graphs, threads, chance).events()
 
 
-def _next(thread: int, at_once: Sequence[Any], stacks: Sequence[Any]) -> tuple[int, Any] | None:
-    """Takes the op that a thread runs next; None: there is none."""
-    if at_once[thread]:
-        return at_once[thread].popleft()  # type: ignore[no-any-return]
-    if stacks[thread]:
-        return stacks[thread].popleft()  # type: ignore[no-any-return]
-    for other in range(1, len(stacks)):
-        stack = stacks[(thread + other) % len(stacks)]
-        if stack:
-            return stack.pop()  # type: ignore[no-any-return]
-    return None
+Ready = tuple[int, Any]
+"""Number of a graph, and an op of it."""
+
+
+class _Running(NamedTuple):
+    end: float
+    number: int  # of two that end at the same time, the earlier one ends first
+    thread: int | None  # None: of a collective
+    ready: Ready | None  # None: an idle thread looks for an op
+
+
+class _Executor:
+    """Threads that have not begun yet; see `events`."""
+
+    def __init__(self, graphs: Sequence[TimedOps], threads: int, chance: random.Random) -> None:
+        self._graphs, self._chance = graphs, chance
+        self._waiting = [op_order.Waiting(graph.ops, graph.merged) for graph in graphs]
+        self._threads = range(threads)
+        self._at_once: list[collections.deque[Ready]] = [collections.deque() for _ in self._threads]
+        self._stacks: list[collections.deque[Ready]] = [collections.deque() for _ in self._threads]
+        self._idle = set(self._threads)
+        self._running: list[_Running] = []  # a heap
+        self._numbers = itertools.count()
+        self._arrived: dict[str, list[int]] = {}  # {collective: graphs that have begun it}
+
+    def events(self) -> Iterator[Event]:
+        """Runs everything."""
+        yield from self._begin_graphs()
+        for thread in self._threads:
+            yield from self._start(thread, 0.0)
+        while self._running:
+            now, _, owner, ready = heapq.heappop(self._running)
+            if ready is not None:
+                yield Event(*ready, ends=True)
+                if self._place_followers(owner, *ready):
+                    for other in self._idle:
+                        self._push(now + _WAKE_S, other, None)
+            if owner is not None and (ready is not None or owner in self._idle):
+                yield from self._start(owner, now)
+
+    def _begin_graphs(self) -> Iterator[Event]:
+        """Puts ops without inputs on stacks; inputs of a graph take no time."""
+        for number, waiting in enumerate(self._waiting):
+            first = list(waiting.ready)
+            for op in first:
+                if op.type == "Placeholder":
+                    yield Event(number, op, ends=False)
+                    yield Event(number, op, ends=True)
+                    first += waiting.made_ready(op)
+                else:
+                    self._chance.choice(self._stacks).append((number, op))
+
+    def _start(self, thread: int, now: float) -> Iterator[Event]:
+        """Begins the next op on a thread."""
+        self._idle.discard(thread)
+        while (ready := self._next(thread)) is not None:
+            graph, op = ready
+            yield Event(graph, op, ends=False)
+            spread = self._chance.uniform(1 - _SPREAD, 1 + _SPREAD)
+            end = now + self._graphs[graph].seconds[op.name] * spread
+            if op.name not in self._graphs[graph].collectives:
+                self._push(end, thread, ready)
+                return
+            arrived = self._arrived.setdefault(op.name, [])
+            arrived.append(graph)
+            if len(arrived) == len(self._graphs):
+                for each in arrived:
+                    self._push(end, None, (each, op))
+        self._idle.add(thread)
+
+    def _place_followers(self, thread: int | None, graph: int, op: Any) -> bool:
+        """Hands on the ops that waited for this one; returns whether another thread may take any.
+
+        TensorFlow optimizes the graph, which turns the order of the ops around.
+        """
+        made_ready = self._waiting[graph].made_ready(op)[::-1]
+        if thread is None:
+            stack = self._chance.choice(self._stacks)
+            stack.extendleft((graph, one) for one in made_ready)
+            return bool(made_ready)
+        long: list[Ready] = []
+        at_once = self._at_once[thread]
+        for one in made_ready:
+            (at_once if _is_short(self._graphs[graph], one) else long).append((graph, one))
+        if long and not at_once:
+            at_once.append(long.pop())
+        self._stacks[thread].extendleft(long)
+        return bool(long)
+
+    def _push(self, end: float, thread: int | None, ready: Ready | None) -> None:
+        heapq.heappush(self._running, _Running(end, next(self._numbers), thread, ready))
+
+    def _next(self, thread: int) -> Ready | None:
+        """Takes the op that a thread runs next; None: there is none."""
+        if self._at_once[thread]:
+            return self._at_once[thread].popleft()
+        if self._stacks[thread]:
+            return self._stacks[thread].popleft()
+        for other in self._threads[1:]:
+            stack = self._stacks[(thread + other) % len(self._threads)]
+            if stack:
+                return stack.pop()
+        return None
 
 
 def _is_short(graph: TimedOps, op: Any) -> bool:

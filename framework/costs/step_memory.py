@@ -1,4 +1,4 @@
-"""Simulates the memory of training steps, as TensorFlow allocates it.
+"""Simulates the memory of training steps on one device, as TensorFlow allocates it, and of copies.
 
 towers    threads run their ops side by side, not always in the same order (`executor.py`): the
           pieces that they leave in memory fit the next ones less and less well
@@ -8,29 +8,38 @@ update    frees the gradients; its new weights and slots replace the old ones at
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from tekso.framework.costs import executor
+from tekso.framework.costs import executor, graph_time
 from tekso.framework.costs.best_fit import BestFit
 from tekso.framework.costs.graph_memory import Change, Tensors
 from tekso.framework.costs.graph_run import GraphRun, Held, HeldMemory
+from tekso.framework.costs.this_machine import MachineSpeed
 
 _STEPS = 8
 _FIRST_STEPS = 2  # memory that nothing has divided into pieces yet
 
 
 class Graph(NamedTuple):
-    """A graph of the step.
+    """A graph of a step.
 
     Attributes:
       tensors: its tensors.
-      seconds: {op: time} of its ops.
+      ops: its ops.
     """
 
     tensors: Tensors
-    seconds: Mapping[str, float]
+    ops: executor.TimedOps
+
+
+def timed(tensors: Tensors, machine: MachineSpeed) -> Graph:
+    """Returns a graph with the times of its ops."""
+    ops, seconds = tensors.ops, graph_time.op_seconds(tensors.ops, machine)
+    collectives = executor.collectives_of(ops)
+    return Graph(tensors, executor.TimedOps(ops, tensors.merged, seconds, collectives))
 
 
 def peak_bytes(
@@ -66,6 +75,46 @@ def peak_bytes(
     return memory.arrays.peak
 
 
+def peak_of_copies(graph: Graph, *, copies: int, threads: int) -> float:
+    """Returns the largest number of bytes that copies of a graph hold, for each copy.
+
+    Args:
+      graph: the graph.
+      copies: how many of it run side by side, on a device each.
+      threads: number of threads that run the ops of all copies.
+    """
+    sizes: dict[tuple[int, str], float] = {}
+    held = peak = 0.0
+    for number, change, ends in _changes([graph] * copies, threads, random.Random(0)):
+        if not ends:
+            sizes |= {(number, name): size for name, size in change.takes.items()}
+            held += math.fsum(change.takes.values()) + change.temporary
+            peak = max(peak, held)
+            continue
+        if change.overwrites:
+            before, after = change.overwrites
+            sizes[number, after] = sizes.pop((number, before))
+        held -= math.fsum(sizes.pop((number, name), 0.0) for name in change.frees)
+        held -= change.temporary
+    return peak / copies + math.fsum(graph.tensors.constants)
+
+
+def _changes(
+    graphs: Sequence[Graph], threads: int, chance: random.Random
+) -> Iterator[tuple[int, Change, bool]]:
+    """Runs graphs side by side; yields (graph, what an op changes, whether the op ends)."""
+    ops = [graph.ops for graph in graphs]
+    runs = [graph.tensors.run() for graph in graphs]
+    begun: dict[tuple[int, str], Change] = {}
+    for number, op, ends in executor.events(ops, threads=threads, chance=chance):
+        if ends:
+            change = begun.pop((number, op.name))
+            yield number, change._replace(frees=runs[number].end(op)), True
+        else:
+            begun[number, op.name] = runs[number].begin(op)
+            yield number, begun[number, op.name], False
+
+
 class _Memory:
     """The memory of a device.
 
@@ -94,16 +143,11 @@ class _Memory:
           given: memory of inputs that the only graph may free; see `given`.
         """
         held = {} if given is None else given
-        ops = [executor.TimedOps(one.ops, one.merged, seconds) for one, seconds in graphs]
         runs = [GraphRun(self.arrays, held, number=number) for number in range(len(graphs))]
-        tensors = [one.run() for one, _ in graphs]
-        begun: dict[tuple[int, str], Change] = {}
-        for number, op, ends in executor.events(ops, threads=self._threads, chance=self._chance):
+        for number, change, ends in _changes(graphs, self._threads, self._chance):
             if ends:
-                change = begun.pop((number, op.name))
-                runs[number].end(change._replace(frees=tensors[number].end(op)))
+                runs[number].end(change)
             else:
-                begun[number, op.name] = change = tensors[number].begin(op)
                 runs[number].begin(change)
         return held
 

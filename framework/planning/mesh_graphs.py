@@ -17,7 +17,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from tekso.framework.costs import graph_memory, graph_time, graph_walks, graph_work, op_kinds
+from tekso.framework.costs import (
+    graph_memory,
+    graph_time,
+    graph_walks,
+    graph_work,
+    op_kinds,
+    step_memory,
+)
 from tekso.framework.costs.this_machine import MachineSpeed
 from tekso.framework.planning.compiled_step import CompiledStep, runs_on_mesh
 from tekso.framework.planning.partitioned_program import graph_of, loop_lengths
@@ -77,13 +84,24 @@ class DeviceGraphs:
         """Returns the floating-point operations of a step."""
         return math.fsum(times * graph_work.count(graph).flops for times, graph in self.graphs)
 
-    def peak_bytes(self, *, least: float = 0.0) -> float:
+    def peak_bytes(
+        self, machine: MachineSpeed, *, devices: int, cores: int, least: float = 0.0
+    ) -> float:
         """Returns the bytes that a step needs beyond weights and slots.
 
         Args:
+          machine: its speed decides which ops run at the same time.
+          devices: number of devices, which run side by side.
+          cores: number of cores that they share.
           least: tensors of fewer bytes do not count.
         """
-        first, *others = (graph_memory.peak_bytes(g, least=least) for _, g in self.graphs)
+        tensors = [graph_memory.tensors_of(graph, least=least) for _, graph in self.graphs]
+        first, *others = (
+            step_memory.peak_of_copies(
+                step_memory.timed(each, machine), copies=devices, threads=cores
+            )
+            for each in tensors
+        )
         between = math.fsum(size for size in self.between if size >= least)
         repeated = any(times > 1 for times, _ in self.graphs)
         packed = self.packed if self.packed >= least else 0.0

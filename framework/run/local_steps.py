@@ -10,6 +10,7 @@ a mesh           every logical device runs the program that DTensor compiles for
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from typing import Any, Literal
 
@@ -171,9 +172,10 @@ def _local_devices(
     machine = this_machine.measured().side_by_side
     time = mesh_time.mesh_time(graphs, starts, machine, devices=devices, cores=num_cores())
     memory = {name: math.fsum(sizes) for name, sizes in state.items()}
-    memory["tensors of a step"] = graphs.peak_bytes()
+    peak_bytes = functools.partial(graphs.peak_bytes, machine, devices=devices, cores=num_cores())
+    memory["tensors of a step"] = peak_bytes()
     counted_bytes = math.fsum(map(_counted, state.values()))
-    counted_bytes += graphs.peak_bytes(least=COUNTED_BYTES)
+    counted_bytes += peak_bytes(least=COUNTED_BYTES)
     used, started = map(layout_ranking.seconds_text, (time.core_seconds, time.start_seconds))
     size = layout_ranking.bytes_text
     notes = (

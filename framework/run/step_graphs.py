@@ -124,13 +124,12 @@ class StepGraphs:
         gradients = {name: size for name, size in sizes.items() if size >= least}
         speed = machine.alone if self.uses_all_threads else machine.side_by_side
 
-        def timed(tensors: graph_memory.Tensors) -> step_memory.Graph:
-            return step_memory.Graph(tensors, graph_time.op_seconds(tensors.ops, speed))
-
+        tower = graph_memory.tensors_of(self.tower, least=least)
+        update = graph_memory.tensors_of(self.update, least=least, given=gradients)
         peak = step_memory.peak_bytes(
             held,
-            timed(graph_memory.tensors_of(self.tower, least=least)),
-            timed(graph_memory.tensors_of(self.update, least=least, given=gradients)),
+            step_memory.timed(tower, speed),
+            step_memory.timed(update, speed),
             gradients,
             towers=self.towers,
             parts=self.parts,

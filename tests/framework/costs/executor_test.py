@@ -10,7 +10,7 @@ import hypothesis.strategies as st
 import pytest
 import tensorflow as tf
 
-from tekso.framework.costs import executor, graph_memory
+from tekso.framework.costs import executor, graph_memory, step_memory
 from tekso.framework.costs.executor import Event, TimedOps
 from tekso.framework.costs.graph_memory import Tensors
 
@@ -41,10 +41,13 @@ def timed(tensors: Tensors, *, of_reader: float = 1.0) -> TimedOps:
     """Returns ops: a product of the chain takes a second, one that reads a result `of_reader`."""
 
     def seconds(op: Any) -> float:
-        return (1.0 if op.outputs[0].shape == [100, 100] else of_reader) * (op.type == "MatMul")
+        if op.type != "MatMul":
+            return 0.0
+        return 1.0 if op.outputs[0].shape == [100, 100] else of_reader
 
     times = {op.name: seconds(op) for op in tensors.ops}
-    return TimedOps(tensors.ops, tensors.merged, times)
+    collectives = executor.collectives_of(tensors.ops)
+    return TimedOps(tensors.ops, tensors.merged, times, collectives)
 
 
 def held(ops: list[Event], tensors: Tensors) -> float:
@@ -134,3 +137,32 @@ def test_every_op_runs_once_after_its_inputs_on_a_thread_of_its_own(
             running.add(key)
             assert len(running) <= threads
     assert len(ended) == graphs * len(tensors.ops) and not running
+
+
+def test_devices_that_share_the_threads_hold_more_than_one_with_all_threads() -> None:
+    tensors = graph_memory.tensors_of(of_chain("product"), least=1000)
+    graph = step_memory.Graph(tensors, timed(tensors, of_reader=0.9))
+    alone = step_memory.peak_of_copies(graph, copies=1, threads=2)
+    shared = step_memory.peak_of_copies(graph, copies=2, threads=2)
+    assert (alone / BYTES, shared / BYTES) == (2, COUNT)
+
+
+def test_a_collective_ends_when_all_graphs_have_begun_it() -> None:
+    """One thread, so one graph begins it long before the other one."""
+
+    def function(x: tf.Tensor) -> tf.Tensor:
+        keys = {"group_size": 2, "group_key": 1, "instance_key": 1, "ordering_token": []}
+        y = tf.raw_ops.CollectiveReduceV2(input=x @ x, **keys, merge_op="Add", final_op="Id")
+        return y @ y
+
+    graph = tf.function(function).get_concrete_function(tf.TensorSpec([100, 100])).graph
+    tensors = graph_memory.tensors_of(graph)
+    events = executor.events([timed(tensors)] * 2, threads=1, chance=random.Random(0))
+    kinds = [
+        (op.type, ends) for _, op, ends in events if op.type in ("MatMul", "CollectiveReduceV2")
+    ]
+    one, other = ("MatMul", False), ("MatMul", True)
+    begun, ended = ("CollectiveReduceV2", False), ("CollectiveReduceV2", True)
+    assert kinds[:6] == [one, other, begun, one, other, begun]
+    assert sorted(kinds[6:]) == sorted([ended, ended, one, other, one, other])
+    assert kinds[6] == ended

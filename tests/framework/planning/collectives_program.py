@@ -19,6 +19,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import tensorflow as tf
 
 from tekso.framework import schedules
+from tekso.framework.cores import num_cores
 from tekso.framework.costs import this_machine
 from tekso.framework.costs.this_machine import ThisMachine
 from tekso.framework.execution.accumulation import part_of
@@ -112,7 +113,7 @@ def count(case: dict[str, Any]) -> dict[str, Any]:
         layout = execution.layout(task, part_of(SIGNATURE, steps), num_devices=None)
         compiled = compiled_step(Step(task, learner, seed=0), layout, SIGNATURE)
         found = dataclasses.asdict(collectives.of_compiled(compiled, layout.mesh))
-        found["device"] = of_device(compiled)
+        found["device"] = of_device(compiled, layout.mesh.size)
         if case.get("plan"):
             parts: Any = SimpleNamespace(task=task, learner=learner, batch=SIGNATURE)
             found["plan"] = dataclasses.asdict(
@@ -140,15 +141,15 @@ def set_speeds() -> None:
     vars(mesh_time)["measured_starts"] = lambda: {2: starts, 4: starts}
 
 
-def of_device(compiled: CompiledStep) -> dict[str, Any]:
-    """The graphs of a device."""
+def of_device(compiled: CompiledStep, devices: int) -> dict[str, Any]:
+    """The graphs of one of the devices."""
     graphs = device_graphs(compiled, variables=1, arrays=1)
     return {
         "calls": graphs.calls,
         "collectives": len(graphs.collectives),
         "bytes": sum(graphs.collectives),
         "flops": graphs.flops(),
-        "peak_bytes": graphs.peak_bytes(),
+        "peak_bytes": graphs.peak_bytes(this_machine.only(), devices=devices, cores=num_cores()),
     }
 
 

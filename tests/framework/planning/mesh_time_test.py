@@ -100,18 +100,21 @@ def test_the_first_run_of_a_graph_in_a_step_reads_what_others_moved_out_of_the_c
 
 
 def test_gradients_exist_while_another_graph_runs() -> None:
+    def peak_bytes(found: DeviceGraphs, **least: float) -> float:
+        return found.peak_bytes(SPEED, devices=2, cores=2, **least)
+
     (_, graph), *_ = graphs().graphs
-    alone = DeviceGraphs(
-        [(1, graph)], (), variables=4, arrays=1, calls=1, between=(100.0,)
-    ).peak_bytes()
+    alone = peak_bytes(
+        DeviceGraphs([(1, graph)], (), variables=4, arrays=1, calls=1, between=(100.0,))
+    )
     assert alone == 8.0  # of [2], written over its input
     for runs in ([(1, graph), (1, graph)], [(2, graph)]):
         found = DeviceGraphs(runs, (), variables=4, arrays=1, calls=1, between=(100.0, 20.0))
-        assert found.peak_bytes() == alone + 120.0
-        assert found.peak_bytes(least=50.0) == 100.0
+        assert peak_bytes(found) == alone + 120.0
+        assert peak_bytes(found, least=50.0) == 100.0
     packed = dataclasses.replace(found, packed=130.0)
-    assert packed.peak_bytes() == 120.0 + 130.0
-    assert packed.peak_bytes(least=125.0) == 130.0 and packed.peak_bytes(least=131.0) == 0.0
+    assert peak_bytes(packed) == 120.0 + 130.0
+    assert peak_bytes(packed, least=125.0) == 130.0 and peak_bytes(packed, least=131.0) == 0.0
 
 
 def test_a_call_and_a_collective_take_longer_with_each_device() -> None:
