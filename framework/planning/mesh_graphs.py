@@ -92,13 +92,14 @@ class DeviceGraphs:
         Args:
           machine: its speed decides which ops run at the same time.
           devices: number of devices, which run side by side.
-          cores: number of cores that they share.
+          cores: number of cores that they share; a process has as many threads for ops, and at
+            least one for each device.
           least: tensors of fewer bytes do not count.
         """
         tensors = [graph_memory.tensors_of(graph, least=least) for _, graph in self.graphs]
         first, *others = (
             step_memory.peak_of_copies(
-                step_memory.timed(each, machine), copies=devices, threads=cores
+                step_memory.timed(each, machine), copies=devices, threads=max(cores, devices)
             )
             for each in tensors
         )
