@@ -330,6 +330,30 @@ def pieces_of_stack(name: str, stack: StackBase, run: Callable[..., Flow]) -> li
     return [Piece(name, {name: stack}, functools.partial(run, stack.fprop))]
 
 
+def pieces_of_model(name: str, model: Any) -> list[Piece]:
+    """Returns the pieces of a model that maps "x" of the flow to its output, also called "x".
+
+    They are the pieces of its own method `pieces()`, the layers of a stack, or one piece.
+
+    Args:
+      name: path of the model from the task.
+      model: any layer whose `fprop(theta, x, ctx)` returns a tensor.
+    """
+    if hasattr(model, "pieces"):
+        return [piece.below(name) for piece in model.pieces()]
+
+    def run(compute: Any, theta: Theta, flow: Flow, ctx: StepContext) -> Flow:
+        return {**flow, "x": compute(theta[name], flow["x"], ctx)}
+
+    if isinstance(model, StackBase):
+        return pieces_of_stack(name, model, run)
+
+    def run_model(theta: Theta, flow: Flow, ctx: StepContext) -> Flow:
+        return run(model.fprop, theta, flow, ctx)
+
+    return [Piece(name, {name: model}, run_model)]
+
+
 def _first_state(x: tf.Tensor, ctx: StepContext) -> tuple[tf.Tensor, ...]:
     """Returns the state of a loop over layers before the first layer, whose input is x.
 

@@ -33,7 +33,7 @@ def decoded_examples(task: Classifier, program: Program, input: Input) -> Decode
     shown: ShownExamples[Input] = held_out_or_training(
         lambda split: HeldOut.Params(split=split).instantiate(train=input.params), lambda: input
     )
-    batch = _spread_batch(shown.input)
+    batch = spread_batch(shown.input)
     found = program.call(task.class_probabilities, batch["x"])
     arrays = {name: np.asarray(value) for name, value in found.items()}
     read = shown.input.inner if isinstance(shown.input, HeldOut) else shown.input
@@ -54,7 +54,7 @@ def decoded_examples(task: Classifier, program: Program, input: Input) -> Decode
     return Decoded(shown.titled("\n".join(_lines(records)), "examples"), records)
 
 
-def _spread_batch(input: Input) -> Batch:
+def spread_batch(input: Input) -> Batch:
     """Returns a batch of the usual size, of examples from the whole pass where that is possible."""
     inner = input.inner if type(input) is HeldOut else input
     if (

@@ -22,7 +22,7 @@ from tekso.framework.task import Batch, Decoded, LossSums, Program, Task
 from tekso.framework.task_results import loss_sums
 from tekso.framework.task_values import shown
 from tekso.framework.theta import Theta
-from tekso.models.layers.stack import StackBase, pieces_of_stack
+from tekso.models.layers.stack import pieces_of_model
 from tekso.models.mlp import Mlp
 from tekso.tasks.classification.decoding import decoded_examples, missing_predict
 from tekso.tasks.classification.exports import classifier_exports, classifier_text_exports
@@ -235,22 +235,7 @@ class Classification(Task):
 
     def pieces(self) -> list[Piece]:
         """Returns the pieces of the model, and one for loss and metrics; see `Task`."""
-        return [*self._model_pieces(), Piece("loss", {}, self._run_sums)]
-
-    def _model_pieces(self) -> list[Piece]:
-        if hasattr(self.model, "pieces"):
-            return [piece.below("model") for piece in self.model.pieces()]
-
-        def run(compute: Any, theta: Theta, flow: Flow, ctx: StepContext) -> Flow:
-            return {**flow, X: compute(theta.model, flow[X], ctx)}
-
-        if isinstance(self.model, StackBase):
-            return pieces_of_stack("model", self.model, run)
-
-        def run_model(theta: Theta, flow: Flow, ctx: StepContext) -> Flow:
-            return run(self.model.fprop, theta, flow, ctx)
-
-        return [Piece("model", {"model": self.model}, run_model)]
+        return [*pieces_of_model("model", self.model), Piece("loss", {}, self._run_sums)]
 
     def _run_sums(self, theta: Theta, flow: Flow, ctx: StepContext) -> Flow:
         del theta
