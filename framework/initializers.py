@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tekso.framework.params import Configurable, param
+from tekso.framework.params import REQUIRED, Configurable, param
 
 BLOCK_SIZE = 65_536
 
@@ -81,6 +81,29 @@ class Ones(Constant):
         """Params of Ones."""
 
         value: float = param("The value of every element.", default=1.0)
+
+
+class Values(Initializer):
+    """Given values, in row-major order of the weight; at most 65,536.
+
+    Raises:
+      ValueError: the weight has another number of elements.
+    """
+
+    class Params(Initializer.Params):
+        """Params of Values."""
+
+        values: list[float] = param("The values.", default=REQUIRED)
+
+    def block(self, generator: np.random.Generator, size: int, fans: Fans) -> np.ndarray:
+        """See `Initializer`."""
+        found = np.asarray(self.params.values, np.float32)
+        if len(found) != size or size > BLOCK_SIZE:
+            raise ValueError(
+                f"Values has {len(found)} values for a weight of {size} elements, but must have as "
+                f"many as the weight, and at most {BLOCK_SIZE}"
+            )
+        return found
 
 
 class Normal(Initializer):

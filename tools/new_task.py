@@ -25,6 +25,7 @@ USAGE = "my_task"
 DEFAULT_KIND = "classification"
 _KINDS = {
     "classification": ("shared", "classification"),
+    "regression": ("shared", "regression"),
     "text": ("shared", "layer", "text"),
     "translation": ("shared", "layer", "translation"),
 }
@@ -41,8 +42,8 @@ flags.DEFINE_enum(
     "kind",
     DEFAULT_KIND,
     list(_KINDS),
-    "Task of the package: classify arrays, predict the next byte of text, or translate short "
-    "texts.",
+    "Task of the package: classify arrays, predict numbers from the columns of a table, predict "
+    "the next byte of text, or translate short texts.",
     flag_values=FLAGS,
 )
 command_flags.define_common(FLAGS)

@@ -127,3 +127,12 @@ def test_negative_and_open_slices_select_as_numpy_does() -> None:
 def test_a_step_over_rows_is_refused() -> None:
     with pytest.raises(ValueError, match="step 1, but dim 0"):
         draw(lib.Normal.Params(), (5, 4), slices=(slice(0, 5, 2), slice(None)))
+
+
+def test_given_values_are_those_of_the_weight_and_of_its_slices() -> None:
+    values = lib.Values.Params(values=[1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
+    np.testing.assert_array_equal(draw(values, (2, 3)), [[1, 2, 3], [4, 5, 6]])
+    part = draw(values, (2, 3), slices=(slice(1, 2), slice(0, 2)))
+    np.testing.assert_array_equal(part, [[4, 5]])
+    with pytest.raises(ValueError, match="has 6 values for a weight of 5 elements"):
+        draw(values, (5,))

@@ -9,6 +9,7 @@ import subprocess
 import sysconfig
 from pathlib import Path
 
+import numpy as np
 import processes
 import pytest
 
@@ -27,10 +28,11 @@ def python(*words: str, cwd: Path, stdin: str = "", op_by_op: bool = False) -> s
     return done.stdout
 
 
-KINDS = ["classification", "text", "translation"]
+KINDS = ["classification", "regression", "text", "translation"]
 LAYER = {"layers.py", "layers_test.py"}
 FILES = {
     "classification": {"data.py", "data_test.py"},
+    "regression": {"data.py", "data_test.py", "houses.csv", "predict.py"},
     "text": LAYER,
     "translation": {"data.py", "data_test.py", *LAYER},
 }
@@ -69,7 +71,8 @@ def test_classification_is_the_default_and_said_so(
     capsys.readouterr()
     assert run("--help") == 0
     printed = capsys.readouterr().out
-    assert "--kind=classification|text|translation" in printed
+    printed = " ".join(printed.split())  # without the breaks of lines
+    assert "--kind=classification|regression|text|translation" in printed
     assert "Default: classification." in printed
 
 
@@ -96,7 +99,7 @@ def test_it_keeps_the_style_of_the_project(made: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kind", "count"), [("classification", 2), ("text", 2), ("translation", 8)]
+    ("kind", "count"), [("classification", 2), ("regression", 7), ("text", 2), ("translation", 8)]
 )
 def test_its_own_tests_pass(made: Path, count: int) -> None:
     """All but the training of a `Plain` that is one of Tekso's own models."""
@@ -117,7 +120,7 @@ def test_the_commands_of_its_readme_work_and_it_learns_what_it_is_for(
     alike = ("--list", "--mode=inspect_params", "--logdir=runs/wide", "--logdir=runs/two")
     for words in alike:
         assert sum(words in command for command in commands) == 1
-    assert len(commands) == (6 if kind == "classification" else 7)
+    assert len(commands) == (6 if kind == "classification" else 8 if kind == "regression" else 7)
     for command in commands:
         is_variant = any(words in command for words in alike[1:])
         if is_variant and kind != "classification":
@@ -137,6 +140,21 @@ def test_the_commands_of_its_readme_work_and_it_learns_what_it_is_for(
     assert last["loss"] < first["loss"]
     if kind == "classification":
         assert last["accuracy"] > 0.95  # 0.997; the logistic regression Plain stays at 0.34
+    if kind == "regression":
+        assert last["r2"] > 0.95  # 0.967; the linear Plain has 0.80
+        (cut,) = re.findall(r"^cut -d, -f1-4 (\S+) > new.csv$", readme, re.MULTILINE)
+        lines = (made.parent / cut).read_text().splitlines()
+        (made.parent / "new.csv").write_text(
+            "\n".join(",".join(line.split(",")[:4]) for line in lines)
+        )
+        (words,) = re.findall(r"^python (.*)$", readme, re.MULTILINE)
+        names, *rows = python(*shlex.split(words), cwd=made.parent, op_by_op=True).splitlines()
+        assert names == "price,rent" and len(rows) == len(lines) - 1 == 400
+        found = np.loadtxt(rows, delimiter=",")
+        wanted = np.loadtxt(lines, delimiter=",", skiprows=1)[:, 4:]
+        assert (np.abs(found - wanted).mean(0) < [15, 45]).all()  # 9 and 27
+        bad = processes.run([*words.split()[:2], "nowhere", "new.csv"], cwd=made.parent)
+        assert bad.returncode == 1 and bad.stderr.startswith("error: there is no checkpoint in")
     if kind == "text":
         assert last["bits_per_byte"] < 3.8  # 3.3 to 3.5; an untrained model has 8
     if kind == "translation":
@@ -162,7 +180,7 @@ def test_the_commands_of_its_readme_work_and_it_learns_what_it_is_for(
         (["deep/tekso"], "tekso is the name of Tekso"),
         (["beside"], "beside is the module"),
         (["--name=x"], "there is no flag --name"),
-        (["mine", "--kind=image"], "should be one of <classification|text|translation>"),
+        (["mine", "--kind=image"], "should be one of <classification|regression|text|translation>"),
     ],
 )
 def test_a_name_that_cannot_be_is_refused(

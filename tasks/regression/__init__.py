@@ -1,0 +1,1 @@
+"""Regression: numbers for each example."""
