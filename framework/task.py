@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
@@ -83,16 +82,16 @@ class Task(Layer):
         vectors in this order. Empty: one loss, a scalar.
       gradients: how the gradients of several losses are combined; None: they are added.
       shared_weights: paths of the weights that several losses read.
-      label_limits: {name of an array: number of classes} of the arrays that the loss reads as
-        classes, by `tf.one_hot` or a sparse softmax cross-entropy; a run finds them before its
-        first step.
+      unchecked_labels: names of the arrays whose labels may be too large, because the loss excludes
+        such labels. A run checks all other arrays that the loss reads as classes, by `tf.one_hot`
+        or a sparse softmax cross-entropy.
     """
 
     goals: ClassVar[Mapping[str, Goal]] = {}
     losses: tuple[str, ...] = ()
     gradients: GradientCombination | None = None
     shared_weights: frozenset[str] = frozenset()
-    label_limits: Mapping[str, int] = MappingProxyType({})
+    unchecked_labels: frozenset[str] = frozenset()
 
     class Params(Layer.Params):
         """Params of a task."""
@@ -161,9 +160,8 @@ class Task(Layer):
     def check_batch(self, what: str, batch: Mapping[str, np.ndarray]) -> None:
         """Checks the values of a training or evaluation batch before it is sent to a device.
 
-        It is called on the host for every batch, so it should take microseconds. By default it
-        refuses labels that are too large for `label_limits`. Negative ones pass, because -1 often
-        marks padding.
+        It is called on the host for every batch, so it should take microseconds. A run checks by
+        itself that no label is too large; see `unchecked_labels`.
 
         Args:
           what: the input and the number of the batch, for messages: "input.batch(3)".
@@ -172,7 +170,6 @@ class Task(Layer):
         Raises:
           ValueError: a value is not allowed. The message must contain `what`.
         """
-        task_results.check_labels(self, what, batch)
 
     def loss_weight(self, batch: Batch) -> tf.Tensor:
         """Returns the weight of a batch, by which the sum of its losses is divided.

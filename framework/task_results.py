@@ -13,7 +13,6 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 import tensorflow as tf
 
-from tekso.framework.batch_part import example_of
 from tekso.framework.context import StepContext
 from tekso.framework.exports import ExportedFunction, ExportedTexts
 from tekso.framework.input.input import Input
@@ -43,9 +42,6 @@ _TASK = "tekso.framework.task"  # the module of the class Task, whose loss runs 
 
 class _Task(Protocol):
     """The methods of a task that this file uses; documented in `Task`."""
-
-    @property
-    def label_limits(self) -> Mapping[str, int]: ...
 
     def walk(self) -> Iterable[Layer]: ...
 
@@ -99,31 +95,6 @@ def complete(params: Params, input: Input) -> Params:
         f"{method_of(owner, 'complete')} returns {shown(found)}, but must return "
         f"{type_name(type(params))}: return params, or a completed copy (params = params.copy())"
     )
-
-
-def check_labels(task: _Task, what: str, batch: Mapping[str, np.ndarray]) -> None:
-    """Checks that no label is too large for the number of classes of its array.
-
-    Args:
-      task: the task, which has the numbers of classes.
-      what: the input and the number of the batch, for the message: "input.batch(3)".
-      batch: the batch.
-
-    Raises:
-      ValueError: a label is too large.
-    """
-    for name, classes in task.label_limits.items():
-        array = np.asarray(batch[name])
-        if array.size and array.max() >= classes:
-            place = tuple(np.argwhere(array >= classes)[0])
-            kind = type(task).__name__
-            raise ValueError(
-                f"{name!r} (example {example_of(batch, place[0])} of {what}) has the label "
-                f"{array[place]}, but the loss of {kind} has {classes} classes for it: labels are "
-                f"0 to {classes - 1}, or -1 for what the loss does not count. Correct the input "
-                f"or the number of classes; if the loss excludes larger labels itself, define "
-                f"{kind}.check_batch"
-            )
 
 
 def check_inputs(task: _Task, inputs: Mapping[str, Any]) -> list[str]:

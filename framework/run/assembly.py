@@ -64,11 +64,14 @@ class Assembly:
     """Digests of the evaluation data, for descriptions of checkpoints; see `comparable`."""
 
     def try_task(self, *, is_new: bool) -> loss_check.Findings:
-        """Checks the task on a few examples, or only its handling of padding.
+        """Checks the task on a few examples, or only its handling of padding; finds its labels.
 
         Args:
           is_new: whether the program starts training from its initial weights; otherwise only
             padding is checked.
+
+        Returns:
+          warnings, and the labels to check in each batch (`BatchCheck`).
 
         Raises:
           LossError: the loss of the task is not a sum over examples.
@@ -77,11 +80,8 @@ class Assembly:
         task_results.setting_to_try(self.task, self.eval_inputs)  # raises now, not after all steps
         inputs = with_paths(self.input, self.eval_inputs)
         if is_new:
-            found = loss_check.check(self.task, self.learner, self.program, inputs)
-        else:
-            found = loss_check.check_padding(self.task, self.program, inputs)
-        self.task.label_limits = found.label_limits
-        return found
+            return loss_check.check(self.task, self.learner, self.program, inputs)
+        return loss_check.check_restored(self.task, self.program, inputs)
 
     def batches(self, start: int) -> Iterator[Mapping[str, Any]]:
         """Returns this process's part of the training batches, from a batch to the last one."""

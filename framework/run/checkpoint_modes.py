@@ -20,6 +20,7 @@ from tekso.framework.run.early_stopping import early_stopping_of
 from tekso.framework.run.evaluation import evaluate_and_score
 from tekso.framework.run.example_index import naming_indices
 from tekso.framework.run.job import Job
+from tekso.framework.run.label_limits import BatchCheck
 from tekso.framework.run.metrics_log import SPLIT, STEP, MetricsLog, history
 from tekso.framework.run.process_group import ProcessGroup
 from tekso.framework.run.report.lines import eval_line, wrapped
@@ -43,10 +44,11 @@ def evaluate(job: Job, checkpoint: Checkpoint) -> dict[str, Any]:
     with job.meet(checkpoint=checkpoint.path) as group:
         parts = job.assemble(group, trains=False)
         restore(parts.program, checkpoint)
-        unchecked = job.try_task(parts, is_new=False)
+        tried = job.try_task(parts, is_new=False)
+        check = BatchCheck(parts.task, tried.label_limits)
         log = MetricsLog(job.logdir.file("evaluations.jsonl"))
-        found = _evaluate(job, parts, checkpoint, _Records(job, log), group)
-        job.warn(unchecked)
+        found = _evaluate(job, parts, checkpoint, _Records(job, log), group, check)
+        job.warn(tried.unchecked)
         _skip_notices(job, parts).show()
         log.close()
     job.console.close()
@@ -175,7 +177,12 @@ class _Records:
 
 
 def _evaluate(
-    job: Job, parts: Assembly, checkpoint: Checkpoint, records: _Records, group: ProcessGroup
+    job: Job,
+    parts: Assembly,
+    checkpoint: Checkpoint,
+    records: _Records,
+    group: ProcessGroup,
+    check: BatchCheck | None = None,
 ) -> dict[str, dict[str, float]]:
     """Evaluates restored weights on all evaluation inputs; returns {evaluation: figures}."""
     found = {}
@@ -191,6 +198,7 @@ def _evaluate(
                 batches(0),
                 functools.partial(parts.score, name, True),
                 name=name,
+                check=check,
                 before_score=functools.partial(job.console.progress, 0, 1, f"decoding {name}"),
             )
         values, scored = evaluation.figures, evaluation.scored

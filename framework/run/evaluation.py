@@ -8,6 +8,7 @@ from typing import Any
 
 from tekso.framework import error_advice, task_results, watchdog
 from tekso.framework.execution.base import ExecutionProgram
+from tekso.framework.run.label_limits import BatchCheck
 from tekso.framework.task import LOSS, Scored, Task
 
 Stopped = Callable[[], bool]
@@ -42,6 +43,7 @@ def evaluate_and_score(
     score: Callable[[Stopped], Scored | None],
     *,
     name: str,
+    check: BatchCheck | None = None,
     stopped: Stopped = lambda: False,
     before_score: Callable[[], None] = lambda: None,
 ) -> Evaluation:
@@ -53,6 +55,7 @@ def evaluate_and_score(
       batches: batches of one pass.
       score: decodes the evaluation input like `task_results.score`; its argument is `stopped`.
       name: name of the evaluation, for errors.
+      check: checks each batch; None: `check_batch` of the task does.
       stopped: called after every batch, while decoding and at the end.
       before_score: called between the pass and decoding.
 
@@ -60,7 +63,7 @@ def evaluate_and_score(
       EvaluationError: the pass has no example with a weight above 0.
       StoppedError: `stopped` returned True.
     """
-    figures = evaluate(program, task, batches, name=name, stopped=stopped)
+    figures = evaluate(program, task, batches, name=name, check=check, stopped=stopped)
     before_score()
     scored = score(stopped)
     if stopped():
@@ -90,25 +93,28 @@ def evaluate(
     batches: Iterator[Mapping[str, Any]],
     *,
     name: str,
+    check: BatchCheck | None = None,
     stopped: Stopped = lambda: False,
 ) -> dict[str, float]:
     """Returns the figures of a pass: the task's summary of the sums over all batches.
 
     Args:
       program: runs `eval_step`.
-      task: checks the batches, and summarises the sums.
+      task: summarises the sums.
       batches: batches of one pass.
       name: name of the evaluation, for errors.
+      check: checks each batch; None: `check_batch` of the task does.
       stopped: called after every batch.
 
     Raises:
       EvaluationError: the pass has no example with a weight above 0.
-      ValueError: the task rejects a batch.
+      ValueError: the task rejects a batch, or a label is too large.
       StoppedError: `stopped` returned True.
     """
     sums: dict[str, tuple[float, float]] = {}
+    check = check or BatchCheck(task)
     for number, batch in enumerate(batches):
-        task.check_batch(f"eval_inputs.{name}.batch({number})", batch)
+        check(f"eval_inputs.{name}.batch({number})", batch)
         waited_for = f"batch {number} of the evaluation {name} on the devices"
         is_waiting = watchdog.waiting(waited_for, factor=watchdog.PREPARING)
         with error_advice.naming_ids({f"eval_inputs.{name}.batch({number})": batch}), is_waiting:

@@ -21,6 +21,7 @@ from tekso.framework.run.assembly import Assembly, assemble
 from tekso.framework.run.checkpoints import Checkpoint, Checkpoints
 from tekso.framework.run.consistency import check_settings
 from tekso.framework.run.logdir import Logdir
+from tekso.framework.run.loss_check import Findings
 from tekso.framework.run.metric_choice import goal_of, metric_of
 from tekso.framework.run.process_group import ConnectedProcessGroup, LostProcessError, ProcessGroup
 from tekso.framework.run.report.console import Console
@@ -191,14 +192,11 @@ class Job:
         except (ValueError, ImportError, AttributeError, TypeError):
             return []  # as `changes_since` reports
 
-    def try_task(self, parts: Assembly, *, is_new: bool) -> list[str]:
-        """Checks the task and prints warnings; returns those to print after the first step.
-
-        See `Assembly.try_task`.
-        """
+    def try_task(self, parts: Assembly, *, is_new: bool) -> Findings:
+        """Checks the task and prints warnings; see `Assembly.try_task`."""
         found = parts.try_task(is_new=is_new)
         self.warn(found.warnings)
-        return found.unchecked
+        return found
 
     def warn(self, lines: Iterable[str]) -> None:
         """Prints warnings."""

@@ -1,47 +1,161 @@
-"""Finds the arrays of a batch that a loss reads as classes, and how many classes there are.
+"""Finds the arrays of a batch that a loss reads as classes, and checks their labels.
 
 TensorFlow does not refuse a label that is too large: its `tf.one_hot` is all zeros, and a compiled
 softmax cross-entropy is NaN. Which arrays are labels is known when the ops of a loss run one by
-one, as they do for a few examples before the first step. `Task.check_batch` uses the result.
+one, as they do for a few examples before the first step. `LabelWatch` follows the elements of each
+array through these ops; what it finds, `BatchCheck` checks on the host, before each step.
+
+    labels [3, 4]  ─ labels[:, 1:] ─ reshape [9] ─ one_hot 5     elements 1 to 3 of an example: < 5
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
-from typing import Any
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
+import numpy as np
 from tensorflow.python.framework import op_callbacks
 
-_SAME_VALUES = frozenset({"Cast", "ExpandDims", "Identity", "Reshape", "Squeeze", "Transpose"})
-"""Ops whose output has all values of their first input, and no others."""
+from tekso.framework.batch_part import example_of
+from tekso.framework.task import Task
+
+_SPARSE = "SparseSoftmaxCrossEntropyWithLogits"
+_SAME_VALUES = frozenset({"Cast", "Identity"})
+_SAME_ORDER = frozenset({"ExpandDims", "Reshape", "Squeeze"})
 
 
-class LabelLimits:
-    """Watches ops that run one by one.
+@dataclasses.dataclass(frozen=True)
+class LabelLimit:
+    """The number of classes of an array, or of some of its elements.
 
     Attributes:
-      found: {name of an array: number of classes}, the smallest if there are several.
+      name: name of the array.
+      classes: number of classes: its labels are below it.
+      elements: the elements of an example that are labels, a bool array of the shape of an example.
+        None: all, of examples of any shape. A range of positions up to the last one holds for rows
+        of other lengths too.
     """
 
+    name: str
+    classes: int
+    elements: np.ndarray | None = None
+
+    def first_above(self, array: np.ndarray) -> tuple[int, ...] | None:
+        """Returns the position of the first label that is too large; None: there is none."""
+        if not array.size or array.max() < self.classes:
+            return None
+        places = np.argwhere((array >= self.classes) & self._elements_of(array.shape[1:]))
+        return tuple(places[0].tolist()) if len(places) else None
+
+    def _elements_of(self, shape: tuple[int, ...]) -> Any:
+        """Returns the elements of examples of a shape that are surely labels."""
+        if self.elements is None or shape == self.elements.shape:
+            return True if self.elements is None else self.elements
+        found = np.zeros(shape, bool)
+        places = np.flatnonzero(self.elements)
+        first, end = places[0], places[-1] + 1
+        if found.ndim == self.elements.ndim == 1 and len(places) == end - first:
+            after = len(self.elements) - end
+            found[first : max(first, min(end, shape[0] - after)) if after else None] = True
+        return found
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchCheck:
+    """Checks a batch on the host: `Task.check_batch`, and the labels that were found.
+
+    Attributes:
+      task: the task.
+      limits: the labels to check.
+    """
+
+    task: Task
+    limits: Sequence[LabelLimit] = ()
+
+    def __call__(self, what: str, batch: Mapping[str, Any]) -> None:
+        """Checks a batch.
+
+        Args:
+          what: the input and the number of the batch, for messages: "input.batch(3)".
+          batch: the batch.
+
+        Raises:
+          ValueError: the task rejects the batch, or a label is too large.
+        """
+        self.task.check_batch(what, batch)
+        for limit in self.limits:
+            name, classes = limit.name, limit.classes
+            if name not in batch or (place := limit.first_above(array := batch[name])) is None:
+                continue
+            kind = type(self.task).__name__
+            raise ValueError(
+                f"{name!r} (example {example_of(batch, place[0])} of {what}) has the label "
+                f"{array[place]}, but the loss of {kind} has {classes} classes for it: labels are "
+                f"0 to {classes - 1}, or -1 for what the loss does not count. Correct the input "
+                "or the number of classes; if the loss excludes larger labels itself, add "
+                f"{name!r} to unchecked_labels of the task"
+            )
+
+
+class _Followed(NamedTuple):
+    """A tensor with elements of an array.
+
+    Attributes:
+      name: name of the array.
+      numbers: for each element of the tensor, its number in the array.
+      tensor: keeps the tensor alive, so that no other one gets its id.
+    """
+
+    name: str
+    numbers: np.ndarray
+    tensor: Any
+
+
+class LabelWatch:
+    """Watches ops that run one by one; `found` has the labels of all blocks that were watched."""
+
     def __init__(self) -> None:
-        self.found: dict[str, int] = {}
-        self._arrays: dict[int, tuple[str, Any]] = {}  # {id of a tensor: (name, the tensor)}
+        self._found: dict[tuple[str, tuple[int, ...], int], np.ndarray] = {}
+        self._shapes: dict[str, tuple[int, ...]] = {}  # of the arrays of the block
+        self._followed: dict[int, _Followed] = {}  # by id of the tensor
+
+    @property
+    def found(self) -> tuple[LabelLimit, ...]:
+        """The labels, by name of the array and number of classes.
+
+        A limit of all elements of an array holds for examples of any shape.
+        """
+        whole: dict[str, int] = {}
+        for (name, _, classes), elements in self._found.items():
+            if elements.all():
+                whole[name] = min(classes, whole.get(name, classes))
+        parts = [
+            LabelLimit(name, classes, elements)
+            for (name, _, classes), elements in self._found.items()
+            if elements.any() and not elements.all() and classes < whole.get(name, classes + 1)
+        ]
+        return (*(LabelLimit(name, classes) for name, classes in whole.items()), *parts)
 
     @contextlib.contextmanager
     def watching(self, batch: Mapping[str, Any]) -> Iterator[None]:
         """Watches the ops of a block; ops inside of compiled functions are not seen.
 
         Args:
-          batch: the tensors whose way is followed.
+          batch: the tensors whose elements are followed.
         """
-        self._arrays = {id(x): (name, x) for name, x in batch.items() if x.dtype.is_integer}
+        for name, x in batch.items():
+            if x.dtype.is_integer and x.shape.rank and x.shape.num_elements():
+                self._shapes[name] = tuple(x.shape)
+                index = np.arange(x.shape.num_elements()).reshape(x.shape)
+                self._followed[id(x)] = _Followed(name, index, x)
         op_callbacks.add_op_callback(self._observe)
         try:
             yield
         finally:
             op_callbacks.remove_op_callback(self._observe)
-            self._arrays = {}
+            self._followed = {}
 
     def _observe(
         self,
@@ -52,21 +166,85 @@ class LabelLimits:
         op_name: Any = None,
         graph: Any = None,
     ) -> None:
-        del attrs, op_name
+        del op_name
         if graph is not None or not inputs:
             return
         if isinstance(kind, bytes):  # of ops that TensorFlow runs in another way, such as Reshape
             kind = kind.decode()
-        is_sparse = kind == "SparseSoftmaxCrossEntropyWithLogits"
-        known = self._arrays.get(id(inputs[1 if is_sparse else 0]))
+        known = self._followed.get(id(inputs[1 if kind in (_SPARSE, "Split") else 0]))
         if known is None:
             return
-        if is_sparse:
-            self._limit(known[0], int(inputs[0].shape[1]))
+        if kind == _SPARSE:
+            self._limit(known, int(inputs[0].shape[1]))
         elif kind == "OneHot":
-            self._limit(known[0], int(inputs[1]))
-        elif kind in _SAME_VALUES and outputs[0].dtype.is_integer:
-            self._arrays[id(outputs[0])] = known[0], outputs[0]
+            self._limit(known, int(inputs[1]))
+        elif all(output.dtype.is_integer for output in outputs):
+            moved = _moved(kind, known.numbers, inputs, attrs, outputs)
+            for index, output in zip(moved, outputs, strict=False):
+                if index.shape == tuple(output.shape):
+                    self._followed[id(output)] = _Followed(known.name, index, output)
 
-    def _limit(self, name: str, classes: int) -> None:
-        self.found[name] = min(classes, self.found.get(name, classes))
+    def _limit(self, known: _Followed, classes: int) -> None:
+        """Adds the elements of a tensor to those that have a number of classes.
+
+        Only elements that are read of all examples count: others were chosen by their example.
+        """
+        shape = self._shapes[known.name]
+        is_read = np.zeros(shape, bool)
+        is_read.flat[known.numbers.ravel()] = True
+        key = known.name, shape[1:], classes
+        elements = is_read.all(0)
+        self._found[key] = self._found.get(key, np.zeros_like(elements)) | elements
+
+
+def _moved(
+    kind: str, numbers: np.ndarray, inputs: Any, attrs: Any, outputs: Any
+) -> Sequence[np.ndarray]:
+    """Returns the numbers of the elements in the outputs of an op; (): it computes other values."""
+    if kind in _SAME_VALUES:
+        return [numbers]
+    if kind in _SAME_ORDER:
+        return [numbers.reshape(outputs[0].shape)]
+    if kind == "Transpose":
+        return [numbers.transpose(inputs[1].numpy())]
+    if kind == "Slice":
+        begins, sizes = (x.numpy().tolist() for x in inputs[1:])
+        lasts = (None if n < 0 else b + n for b, n in zip(begins, sizes, strict=True))
+        return [numbers[tuple(map(slice, begins, lasts))]]
+    if kind == "StridedSlice":
+        begins, ends, strides = (x.numpy().tolist() for x in inputs[1:])
+        return [numbers[_strided(begins, ends, strides, attrs)]]
+    if kind == "Unpack":
+        axis = _attribute(attrs, "axis")
+        return [one.squeeze(axis) for one in np.split(numbers, numbers.shape[axis], axis)]
+    if kind == "Split":
+        return np.split(numbers, len(outputs), int(inputs[0]))
+    return ()
+
+
+def _strided(begins: list[int], ends: list[int], strides: list[int], attrs: Any) -> Any:
+    """Returns the arguments of the op StridedSlice as an index of NumPy."""
+
+    def has(mask: str, i: int) -> bool:
+        return bool(_attribute(attrs, mask) >> i & 1)
+
+    found: list[Any] = []
+    for i, (begin, end, stride) in enumerate(zip(begins, ends, strides, strict=True)):
+        if has("ellipsis_mask", i):
+            found.append(Ellipsis)
+        elif has("new_axis_mask", i):
+            found.append(None)
+        elif has("shrink_axis_mask", i):
+            found.append(begin)
+        else:
+            first = None if has("begin_mask", i) else begin
+            found.append(slice(first, None if has("end_mask", i) else end, stride))
+    return tuple(found)
+
+
+def _attribute(attrs: Any, name: str) -> int:
+    """Returns a number of the attributes (name, value, name, value, …) of an op; by default 0."""
+    for key, value in zip(attrs or (), (attrs or ())[1:], strict=False):
+        if key in (name, name.encode()):
+            return int(value)
+    return 0

@@ -11,6 +11,7 @@ from tekso.framework.run import time_use
 from tekso.framework.run.batch_groups import Batches
 from tekso.framework.run.checkpoints import Checkpoints
 from tekso.framework.run.evaluation import Stopped, StoppedError, evaluate_and_score, flat
+from tekso.framework.run.label_limits import BatchCheck
 from tekso.framework.run.pace import Pace
 from tekso.framework.run.process_group import ProcessGroup
 from tekso.framework.run.report.report import Report
@@ -29,7 +30,7 @@ class LoopEvaluations:
 
     Args:
       program: program of the execution.
-      task: checks batches and summarises figures.
+      task: summarises figures.
       batches: {evaluation: this process's part of the batches of one pass}.
       score: decodes an evaluation input after its pass.
       timetable: intervals of evaluations.
@@ -57,17 +58,24 @@ class LoopEvaluations:
         self._timetable, self._checkpoints = timetable, checkpoints
         self._pace, self._report, self._group = pace, report, group
 
-    def catch_up(self, step: int, stop: AgreedStop) -> Evaluations:
+    def catch_up(self, step: int, stop: AgreedStop, check: BatchCheck) -> Evaluations:
         """Runs evaluations of the restored step that an earlier process did not finish."""
         if not self._timetable.evaluates(step):
             return {}
         done = self._group.from_first(self._report.evaluated(step))
-        return self.run_if_due(step, stop, done=done)
+        return self.run_if_due(step, stop, check, done=done)
 
     def run_if_due(
-        self, step: int, stop: AgreedStop, *, done: Evaluations | None = None
+        self, step: int, stop: AgreedStop, check: BatchCheck, *, done: Evaluations | None = None
     ) -> Evaluations:
-        """Returns the figures of all evaluations; {} if none is due or a signal was received."""
+        """Returns the figures of all evaluations; {} if none is due or a signal was received.
+
+        Args:
+          step: steps done.
+          stop: receives signals.
+          check: checks each batch.
+          done: figures that the report already has.
+        """
         done = dict(done or {})
         left = {n: b for n, b in self._batches.items() if n not in done}
         if not self._timetable.evaluates(step) or not left:
@@ -85,6 +93,7 @@ class LoopEvaluations:
                         batches(0),
                         functools.partial(self._score, name, step == self._timetable.steps),
                         name=name,
+                        check=check,
                         stopped=stop.poll,
                         before_score=functools.partial(
                             self._report.progress, step, f"decoding {name}"

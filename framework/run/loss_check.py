@@ -41,6 +41,7 @@ from tekso.framework.input.input import Input
 from tekso.framework.learning_step import LearnerBase
 from tekso.framework.path_patterns import listed
 from tekso.framework.run.input_checks import counted, padding
+from tekso.framework.run.label_limits import LabelLimit
 from tekso.framework.run.loss_sums import LossError, check_is_sum
 from tekso.framework.run.loss_trial import (
     REPETITIONS,
@@ -48,6 +49,7 @@ from tekso.framework.run.loss_trial import (
     Trial,
     TrialSums,
     different_repetition,
+    kind_of,
     repeated,
     rows_of,
 )
@@ -66,12 +68,12 @@ class Findings:
       warnings: possible mistakes, to be shown before the first step.
       unchecked: that, and why, the task could not be checked; else empty. To be shown after the
         first step: if the code of the task has a mistake, that step reports it, with its place.
-      label_limits: as of a `Task`.
+      label_limits: the arrays that the loss reads as classes, for `BatchCheck`.
     """
 
     warnings: list[str] = dataclasses.field(default_factory=list)
     unchecked: list[str] = dataclasses.field(default_factory=list)
-    label_limits: dict[str, int] = dataclasses.field(default_factory=dict)
+    label_limits: tuple[LabelLimit, ...] = ()
 
 
 def check(
@@ -112,6 +114,7 @@ def check(
         if trial.not_finite is not None:
             warnings.append(_not_finite(task, *trial.not_finite))
         warnings += _check_padding(trial, inputs)
+        _find_labels(trial, inputs)
         if trial.softmax.found:
             warnings.append(
                 f"the loss of {type(task).__name__} applies a softmax to probabilities: the "
@@ -143,9 +146,33 @@ def _not_finite(task: Task, loss: float, arrays: list[str]) -> str:
     )
 
 
-def check_padding(task: Task, program: Program, inputs: Mapping[str, Input]) -> Findings:
-    """Checks only that a task does not count padding examples; returns what is no error."""
-    return _try(task, program, lambda trial: _check_padding(trial, inputs))
+def check_restored(task: Task, program: Program, inputs: Mapping[str, Input]) -> Findings:
+    """Checks a task whose loss a new run has checked: only whether it counts padding examples.
+
+    As `check`, it finds the labels.
+    """
+
+    def tried(trial: Trial) -> list[str]:
+        warnings = _check_padding(trial, inputs)
+        _find_labels(trial, inputs)
+        return warnings
+
+    return _try(task, program, tried)
+
+
+def _find_labels(trial: Trial, inputs: Mapping[str, Input]) -> None:
+    """Computes an example of each kind of batch that the trial has not seen, to find its labels."""
+    for input in inputs.values():
+        if input.num_batches == 0:
+            continue
+        for step in input.steps_of_each_kind():
+            batch = rows_of(input.batch(step), [0])
+            if kind_of(batch) in trial.seen:
+                continue
+            try:
+                trial.sums(batch)
+            except Exception:  # in user code, which may need a full batch: as far as it came
+                continue
 
 
 def _try(task: Task, program: Program, function: Callable[[Trial], list[str]]) -> Findings:
@@ -155,7 +182,9 @@ def _try(task: Task, program: Program, function: Callable[[Trial], list[str]]) -
             if weights is None:
                 return Findings()
             trial = Trial(task, weights)
-            return Findings(warnings=function(trial), label_limits=trial.labels.found)
+            warnings = function(trial)
+            found = [one for one in trial.labels.found if one.name not in task.unchecked_labels]
+            return Findings(warnings=warnings, label_limits=tuple(found))
     except (LossError, InputError, TaskError, ForeignVariableError):
         raise
     except Exception as error:  # in user code, which may accept only batches of the full size

@@ -15,7 +15,7 @@ from tekso.framework.collected import Pairs
 from tekso.framework.context import Mode, StepContext
 from tekso.framework.execution.workarounds.call_counts import counted_alone
 from tekso.framework.foreign_variables import refused
-from tekso.framework.run.label_limits import LabelLimits
+from tekso.framework.run.label_limits import LabelWatch
 from tekso.framework.run.repeated_softmax import RepeatedSoftmax
 from tekso.framework.task import LossSums, Task
 
@@ -113,17 +113,18 @@ class Trial:
       task: the task.
       softmax: what was found about softmaxes in the computations so far.
       labels: the arrays that the loss reads as classes.
+      seen: kinds of batches that were computed, as `kind_of` returns them.
       not_finite: the first loss that was not finite, and the arrays of its examples that were not
         finite; None: all losses were finite, or infinite sums of 16 bits, which overflow early.
     """
 
     def __init__(self, task: Task, weights: Mapping[str, tf.Tensor]) -> None:
         self.task, self._weights = task, weights
-        self.softmax, self.labels = RepeatedSoftmax(), LabelLimits()
+        self.softmax, self.labels = RepeatedSoftmax(), LabelWatch()
         self.not_finite: tuple[float, list[str]] | None = None
         self._traced: dict[Any, Any] = {}  # {mode, sizes and how: its tf.function}
         self._has_long_loops = False
-        self._watched = set[Any]()  # kinds of batches that were computed op by op
+        self.seen = set[Any]()
 
     def _run(
         self,
@@ -155,15 +156,15 @@ class Trial:
         """Computes the task: op by op, or traced after a loop was found to be long."""
         examples = {name: tf.convert_to_tensor(array) for name, array in batch.items()}
         arguments = (self._weights, examples, tf.constant(offset, tf.int64))
+        is_new = kind_of(batch) not in self.seen
+        self.seen.add(kind_of(batch))
         if not self._has_long_loops:
             try:
                 with self.softmax.watching(), self.labels.watching(examples):
                     return self._run(*arguments, mode=mode, by=by, kind=_OpByOp)
             except _LongLoopError:
                 self._has_long_loops = True
-        kind = tuple(sorted((name, array.shape[1:]) for name, array in batch.items()))
-        if kind not in self._watched:
-            self._watched.add(kind)
+        if is_new:
             with self.softmax.watching(), self.labels.watching(examples):
                 return self._run(*arguments, mode=mode, by=by)
         traced = self._traced_for((mode, by, *((n, a.shape) for n, a in sorted(batch.items()))))
@@ -284,6 +285,11 @@ def different_repetition(one: float, other: float, again: Iterable[float]) -> fl
 def repeated(compute: Callable[[], float]) -> Iterator[float]:
     """Yields what a function computes, several times."""
     return (compute() for _ in range(REPETITIONS))
+
+
+def kind_of(batch: Batch) -> tuple[Any, ...]:
+    """Returns what batches have in common for which a task runs the same ops: names and shapes."""
+    return tuple(sorted((name, array.shape[1:]) for name, array in batch.items()))
 
 
 def rows_of(batch: Batch, rows: list[int] | slice) -> dict[str, np.ndarray]:

@@ -148,7 +148,8 @@ def _run(
             _compare_metrics(job, group, parts, description, loop)
         if checkpoint is None and job.tree.run.warm_start:
             _warm_start(job, parts)
-        unchecked += job.try_task(parts, is_new=checkpoint is None)
+        tried = job.try_task(parts, is_new=checkpoint is None)
+        unchecked += tried.unchecked
         if run.decode_at_end and step < run.steps:
             _try_decoding(job, parts)
         if group.is_first:  # only now it is certain that the experiment fits the logdir
@@ -157,7 +158,7 @@ def _run(
         if profile is not None:
             profile.check_run(step, run.steps)
         with profile or contextlib.nullcontext(), loss_retrace.explaining(parts, step, unchecked):
-            outcome = rescue.run(job, loop, report, step)
+            outcome = rescue.run(job, loop, report, step, tried.label_limits)
         notices.show()
         report.time_use.switch(time_use.OTHER)
         ends = group.is_first and outcome.stopped_by is None
@@ -167,8 +168,7 @@ def _run(
             path = checkpoints.path(outcome.step)
             lines = summary.stopped(outcome.stopped_by.name, outcome.step, run.steps, path)
             report.finish(outcome.step)
-            seconds = report.time_use.seconds()
-            for line in lines + time_use.lines(seconds, shapes=outcome.shapes):
+            for line in lines + time_use.lines(report.time_use.seconds(), shapes=outcome.shapes):
                 job.console.line(line)
             return exit_code(outcome.stopped_by)
         report.progress(outcome.step, "decoding")

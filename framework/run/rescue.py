@@ -12,18 +12,25 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from tekso.framework import files, out_of_memory, out_of_space
 from tekso.framework.run.checkpoint_errors import CheckpointError, DiskFullError, WriteError
 from tekso.framework.run.checkpoints import Checkpoints
 from tekso.framework.run.job import Job, checkpoints_of
+from tekso.framework.run.label_limits import LabelLimit
 from tekso.framework.run.logdir import PARAMS, Logdir, LogdirError, LogdirLostError
 from tekso.framework.run.report.report import Report
 from tekso.framework.run.training_loop import Outcome, TrainingLoop
 
 
-def run(job: Job, loop: TrainingLoop, report: Report, first_step: int) -> Outcome:
+def run(
+    job: Job,
+    loop: TrainingLoop,
+    report: Report,
+    first_step: int,
+    label_limits: Sequence[LabelLimit] = (),
+) -> Outcome:
     """Runs a training loop; if it can no longer write to its logdir, saves its state elsewhere.
 
     Raises:
@@ -32,7 +39,7 @@ def run(job: Job, loop: TrainingLoop, report: Report, first_step: int) -> Outcom
       Exception: as `TrainingLoop.run`.
     """
     try:
-        return loop.run(first_step)
+        return loop.run(first_step, label_limits)
     except (LogdirLostError, WriteError, OSError) as error:
         if isinstance(error, DiskFullError) or not _is_of_logdir(error, job.logdir):
             raise

@@ -33,6 +33,7 @@ from tekso.framework.run.assembly import assemble
 from tekso.framework.run.checkpoints import Checkpoints
 from tekso.framework.run.foreign_calls import answering, arrays_hint, attribute_hint, shown
 from tekso.framework.run.job import checkpoints_of
+from tekso.framework.run.label_limits import BatchCheck
 from tekso.framework.run.logdir import Logdir
 from tekso.framework.run.session_arrays import as_type, narrowed, not_named
 from tekso.framework.run.session_batches import Batch, SessionError
@@ -106,7 +107,7 @@ class Session:
         self.input, self.eval_inputs = parts.input, parts.eval_inputs
         self.step = 0
         self.history: list[dict[str, float]] = []
-        self._is_checked = False
+        self._check: BatchCheck | None = None
         self._unchecked: list[str] = []  # warnings to log after the first step
         # One object for all calls, so that it is traced only once.
         self._predict = functools.partial(task_results.predict, self.task)
@@ -147,11 +148,11 @@ class Session:
         if self.step + steps > min(ends):
             text = session_batches.too_many(steps, self.step, *ends)
             raise SessionError(text)
-        self._check_task()
+        check = self._check_task()
         first = len(self.history)
         for _ in range(steps):
             batch = self.input.batch(self.step)
-            self.task.check_batch(f"input.batch({self.step})", batch)
+            check(f"input.batch({self.step})", batch)
             with uninterrupted(), error_advice.naming_ids({f"input.batch({self.step})": batch}):
                 metrics = self.program.train_step(batch, self.step)
                 self.history.append(evaluation.step_figures(self.task, metrics))
@@ -161,14 +162,15 @@ class Session:
             self._unchecked = []
         return self.history[first:]
 
-    def _check_task(self) -> None:
-        if self._is_checked:
-            return
-        self._warn(self._parts.warnings)
-        found = self._parts.try_task(is_new=True)
-        self._warn(found.warnings)
-        self._unchecked = found.unchecked
-        self._is_checked = True
+    def _check_task(self) -> BatchCheck:
+        """Checks the task, the first time; returns the check of batches."""
+        if self._check is None:
+            self._warn(self._parts.warnings)
+            found = self._parts.try_task(is_new=True)
+            self._warn(found.warnings)
+            self._unchecked = found.unchecked
+            self._check = BatchCheck(self.task, found.label_limits)
+        return self._check
 
     def _warn(self, lines: Iterable[str]) -> None:
         for line in lines:
@@ -279,16 +281,18 @@ class Session:
             raise SessionError(
                 f"there is no evaluation input {shown(name)}; there are: {there}{hint}"
             )
-        self._check_task()
+        check = self._check_task()
         input = self.eval_inputs[name]
         kept = itertools.islice(map(input.batch, range(input.num_batches or 0)), max_batches)
         if max_batches is not None:
-            return evaluation.evaluate(self.program, self.task, kept, name=name)
+            return evaluation.evaluate(self.program, self.task, kept, name=name, check=check)
 
         def score(stopped: evaluation.Stopped) -> Scored | None:
             return task_results.score(self.task, self.program, input, is_last=True, stopped=stopped)
 
-        found = evaluation.evaluate_and_score(self.program, self.task, kept, score, name=name)
+        found = evaluation.evaluate_and_score(
+            self.program, self.task, kept, score, name=name, check=check
+        )
         return found.figures
 
     def theta(self, *, use: Use = "training") -> Theta:

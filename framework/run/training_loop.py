@@ -13,7 +13,7 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tekso.framework import error_advice, watchdog
@@ -30,6 +30,7 @@ from tekso.framework.run.checkpoints import (
 from tekso.framework.run.early_stopping import EarlyStoppingRule
 from tekso.framework.run.evaluation import flat, step_figures
 from tekso.framework.run.incidents import Incidents
+from tekso.framework.run.label_limits import BatchCheck, LabelLimit
 from tekso.framework.run.loop_evaluations import Evaluations, LoopEvaluations, Score
 from tekso.framework.run.next_batch import next_batches
 from tekso.framework.run.pace import Pace
@@ -188,27 +189,31 @@ class TrainingLoop:
             return str(error)
         return None
 
-    def run(self, first_step: int) -> Outcome:
+    def run(self, first_step: int, label_limits: Sequence[LabelLimit] = ()) -> Outcome:
         """Trains from a restored step to the last step, or until a signal.
+
+        Args:
+          first_step: steps done.
+          label_limits: the labels to check in each batch.
 
         Raises:
           CheckpointError: a checkpoint cannot be written.
-          ValueError: the task rejects a batch, or the training input ends.
+          ValueError: the task rejects a batch, a label is too large, or the training input ends.
           NonFiniteStepsError: too many steps in a row were not finite, and the run cannot be
             rolled back (again); or no step of the run was finite.
         """
-        step = first_step
+        step, check = first_step, BatchCheck(self._task, label_limits)
         with StopSignals() as signals:
             stop = AgreedStop(signals, self._group)
             while True:
                 try:
-                    return self._run(step, first_step, stop)
+                    return self._run(step, first_step, stop, check)
                 except NonFiniteStepsError as error:
                     step = self._roll_back(error)
 
-    def _run(self, step: int, first_step: int, stop: AgreedStop) -> Outcome:
+    def _run(self, step: int, first_step: int, stop: AgreedStop, check: BatchCheck) -> Outcome:
         begin = self._step = step
-        evaluations = self._evaluations.catch_up(step, stop)
+        evaluations = self._evaluations.catch_up(step, stop, check)
         metrics: Mapping[str, Any] = {}
         ended_early = self._reason_to_end(step)
         skipped = SkippedBatches.of(self._description.input)
@@ -229,7 +234,7 @@ class TrainingLoop:
                         save=self._save_for(step, metrics),
                     )
                 for i, batch in enumerate(taken, step):
-                    self._task.check_batch(f"input.batch({skipped.position(i)})", batch)
+                    check(f"input.batch({skipped.position(i)})", batch)
                 names = (f"input.batch({skipped.position(i)})" for i in itertools.count(step))
                 with error_advice.naming_ids(dict(zip(names, taken, strict=False))):
                     results = self._calls.run(taken, step)
@@ -242,7 +247,7 @@ class TrainingLoop:
                     self._finish_step(step, batch, metrics, is_first=is_first, is_last=is_last)
                     if step == min(first_step + _WARM_UP_STEPS, self._timetable.steps):
                         self._show()
-                evaluations = self._evaluations.run_if_due(step, stop)
+                evaluations = self._evaluations.run_if_due(step, stop, check)
                 if evaluations:
                     ended_early = self._reason_to_end(step, evaluations)
                 if self._is_save_due(step, evaluations):

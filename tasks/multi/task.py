@@ -95,6 +95,11 @@ class MultiTask(Task):
                 self.child(name, own)
         self.tasks: dict[str, Task] = {name: getattr(self, name) for name in p.tasks}
         self.losses = tuple(self.tasks)
+        self.unchecked_labels = frozenset(
+            array
+            for name, task in self.tasks.items()
+            for array in named(name, dict.fromkeys(task.unchecked_labels))
+        )
         for name, weight in p.loss_weights.items():
             if name not in self.tasks or not 0 < weight < float("inf"):
                 raise ValueError(

@@ -23,6 +23,7 @@ from tekso.framework.input.skips import Skip, SkipReport
 from tekso.framework.run import checkpoint_modes
 from tekso.framework.run.checkpoints import Checkpoints, Description
 from tekso.framework.run.logdir import Logdir
+from tekso.framework.run.loss_check import Findings
 from tekso.framework.run.process_group import ProcessGroup
 from tekso.framework.run.report.console import PlainConsole
 from tekso.models.mlp import Mlp
@@ -132,7 +133,7 @@ def test_skipped_records_are_shown_once_by_each_command(
     monkeypatch.setattr(FakeParts, "eval_inputs", {"dev": SimpleNamespace(skipped=lambda: report)})
     job.follow()
     assert job.output.getvalue().count("warning: dev: 1 skipped\n  a.png: damaged") == 1
-    job.try_task = lambda parts, is_new: []
+    job.try_task = lambda parts, is_new: Findings()
     checkpoint_modes.evaluate(job, job.checkpoints().open("20"))
     assert job.output.getvalue().count("warning: dev: 1 skipped\n  a.png: damaged") == 2
 

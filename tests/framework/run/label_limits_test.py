@@ -1,4 +1,4 @@
-"""LabelLimits: which arrays a loss reads as classes; labels that are too large are refused."""
+"""LabelWatch: which arrays a loss reads as classes; labels that are too large are refused."""
 
 from __future__ import annotations
 
@@ -9,37 +9,45 @@ import pytest
 import tensorflow as tf
 
 from tekso.framework.batch_part import BatchPart
+from tekso.framework.context import StepContext
 from tekso.framework.experiment import Experiment, Run
 from tekso.framework.initializers import Zeros
 from tekso.framework.input.arrays import Arrays
+from tekso.framework.input.task_inputs import TaskInputs
 from tekso.framework.learner import Learner
 from tekso.framework.optimizers.sgd import Momentum
-from tekso.framework.run.label_limits import LabelLimits
+from tekso.framework.run import loss_check
+from tekso.framework.run.label_limits import BatchCheck, LabelLimit, LabelWatch
 from tekso.framework.run.session import Session
 from tekso.framework.schedules import Constant
 from tekso.framework.task import LossSums, Task
+from tekso.tasks.multi.task import MultiTask
 
 LABELS = np.array([[0, 2, -1], [4, 1, 0]])
 
 
-def limits_of(loss: Any, **arrays: Any) -> dict[str, int]:
+def limits_of(loss: Any, **arrays: Any) -> list[tuple[str, int, Any]]:
+    """The limits of a loss, with the elements of an example that are labels."""
     batch = {name: tf.constant(array) for name, array in {"labels": LABELS, **arrays}.items()}
-    limits = LabelLimits()
-    with limits.watching(batch):
+    watch = LabelWatch()
+    with watch.watching(batch):
         loss(batch)
     loss(batch)  # not seen
-    return limits.found
+    return [
+        (one.name, one.classes, one.elements if one.elements is None else one.elements.tolist())
+        for one in watch.found
+    ]
 
 
 def test_arrays_that_become_one_hot_are_labels_of_as_many_classes() -> None:
-    assert limits_of(lambda batch: tf.one_hot(batch["labels"], 5)) == {"labels": 5}
+    assert limits_of(lambda batch: tf.one_hot(batch["labels"], 5)) == [("labels", 5, None)]
 
     def changed_in_form(batch: Any) -> None:
         labels = tf.transpose(tf.reshape(tf.cast(batch["labels"], tf.int32), [3, 2]))
-        tf.one_hot(tf.squeeze(tf.expand_dims(labels, 1)), 7)
+        tf.one_hot(tf.squeeze(tf.expand_dims(tf.identity(labels), 1)), 7)
         tf.one_hot(batch["labels"], 9)
 
-    assert limits_of(changed_in_form) == {"labels": 7}
+    assert limits_of(changed_in_form) == [("labels", 7, None)]
 
 
 def test_labels_of_a_sparse_cross_entropy_have_as_many_classes_as_there_are_scores() -> None:
@@ -48,12 +56,83 @@ def test_labels_of_a_sparse_cross_entropy_have_as_many_classes_as_there_are_scor
         tf.nn.sparse_softmax_cross_entropy_with_logits(labels, scores)  # of other values
         tf.nn.sparse_softmax_cross_entropy_with_logits(batch["other"], scores)
 
-    assert limits_of(loss, other=abs(LABELS).astype(np.int32)) == {"other": 6}
+    assert limits_of(loss, other=abs(LABELS).astype(np.int32)) == [("other", 6, None)]
 
 
-@pytest.mark.parametrize("computed", [lambda x: x + 1, lambda x: x[:, 1:], lambda x: x % 5])
+@pytest.mark.parametrize("computed", [lambda x: x + 1, lambda x: x % 5, tf.abs])
 def test_values_that_were_computed_from_an_array_are_not_its_labels(computed: Any) -> None:
-    assert limits_of(lambda batch: tf.one_hot(computed(batch["labels"]), 5)) == {}
+    assert limits_of(lambda batch: tf.one_hot(computed(batch["labels"]), 5)) == []
+
+
+LONG = np.arange(24).reshape(2, 4, 3)
+
+
+@pytest.mark.parametrize(
+    "taken",
+    [
+        lambda x: x[:, 1:],
+        lambda x: x[:, :-1, 0],
+        lambda x: x[:, -1, ..., ::2],
+        lambda x: x[:, ::-2, None, 1:2],
+        lambda x: x[..., 1],
+        lambda x: tf.slice(x, [0, 1, 0], [-1, 2, 2]),
+        lambda x: tf.slice(x, [0, 0, 1], [2, 4, -1]),
+        lambda x: tf.strided_slice(x, [0, 1, 0], [2, 4, 3], [1, 2, 1]),
+        lambda x: tf.reshape(x[:, 1:], [-1])[3:],  # drops a position of the first example only
+        lambda x: tf.reshape(x, [2, 12])[:, 5:7],
+        lambda x: tf.squeeze(tf.transpose(x, [2, 0, 1])[:1], 0),
+        lambda x: tf.unstack(x, axis=2)[1],
+        lambda x: tf.split(x, 2, axis=1)[1],
+        lambda x: tf.cast(tf.identity(x)[:, 2], tf.int32),
+    ],
+)
+def test_a_slice_is_followed_to_the_elements_that_every_example_has_in_it(taken: Any) -> None:
+    ((name, classes, elements),) = limits_of(
+        lambda batch: tf.one_hot(taken(batch["long"]), 30), long=LONG
+    )
+    read = np.isin(LONG, np.asarray(taken(tf.constant(LONG))))
+    assert (name, classes) == ("long", 30)
+    assert elements == read.all(0).tolist()
+    assert 0 < np.sum(elements) < 12
+
+
+def test_parts_of_an_array_may_have_different_numbers_of_classes() -> None:
+    def loss(batch: Any) -> None:
+        kinds, sizes = tf.unstack(batch["labels"][:, :2], axis=1)
+        tf.one_hot(kinds, 5)
+        tf.one_hot(sizes, 4)
+        tf.one_hot(batch["labels"], 9)
+
+    first, second, third = limits_of(loss)
+    assert first == ("labels", 9, None)
+    assert second == ("labels", 5, [True, False, False])
+    assert third == ("labels", 4, [False, True, False])
+
+
+def test_only_elements_that_are_labels_are_checked() -> None:
+    limit = LabelLimit("ids", 5, np.array([False, True, True]))
+    ids = np.array([[9, 1, 2], [9, 4, 0]])
+    assert limit.first_above(ids) is None
+    assert limit.first_above(np.where(ids == 4, 5, ids)) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("elements", "length", "checked"),
+    [
+        ([0, 1, 1], 5, [1, 2, 3, 4]),  # from the second position to the last
+        ([0, 1, 1], 1, []),
+        ([0, 1, 1, 0], 6, [1, 2]),  # up to position 2, or up to the last but one
+        ([0, 1, 1, 0], 3, [1]),
+        ([1, 0, 0], 5, [0]),
+        ([1, 0, 1], 4, []),
+    ],
+)
+def test_of_rows_of_another_length_only_what_is_surely_a_label_is_checked(
+    elements: list[int], length: int, checked: list[int]
+) -> None:
+    limit = LabelLimit("ids", 5, np.array(elements, bool))
+    rows = [np.where(np.arange(length) == i, 9, 0)[None] for i in range(length)]
+    assert [i for i, row in enumerate(rows) if limit.first_above(row) is not None] == checked
 
 
 class Tagged(Arrays):
@@ -81,11 +160,10 @@ class Tagging(Task):
         return LossSums(tf.reduce_sum(batch["weights"] * nats))
 
 
-class OwnCheck(Tagging):
+class Unchecked(Tagging):
     """Accepts all labels."""
 
-    def check_batch(self, what: str, batch: Any) -> None:
-        pass
+    unchecked_labels = frozenset({"tags"})
 
 
 class Tags(Experiment):
@@ -116,13 +194,75 @@ def test_a_label_that_is_too_large_is_refused_with_its_place_and_the_number_of_c
         "classes for it: labels are 0 to 2, or -1 for"
     )
     part = BatchPart({"tags": np.array([0, 3])}, ((5, 7),), 8)
+    check = BatchCheck(session.task, [LabelLimit("tags", 3)])
     with pytest.raises(ValueError, match=r"'tags' \(example 6 of input\.batch\(1\)\) has the lab"):
-        session.task.check_batch("input.batch(1)", part)
-    session.task.check_batch("input.batch(1)", {"tags": np.array([-1, 2])})
+        check("input.batch(1)", part)
+    check("input.batch(1)", {"tags": np.array([-1, 2])})
+    check("input.batch(1)", {"other": np.array([7])})
 
 
-def test_a_task_with_an_own_check_accepts_what_it_wants() -> None:
+def test_a_task_may_exclude_labels_from_the_check() -> None:
     class Own(Tags):
-        kind = OwnCheck
+        kind = Unchecked
 
     assert len(Session(Own).train(2)) == 2
+
+
+class Several(Tags):
+    """Two tasks of tags, which take turns, or are trained together."""
+
+    unit: Any = "one_task"
+    other: Any = Tagging
+
+    def task(self) -> Any:
+        return MultiTask.Params(tasks={"a": Unchecked.Params(), "b": self.other.Params()})
+
+    def input(self) -> Any:
+        tags = Tagged.Params(batch_size=4)
+        return TaskInputs.Params(inputs={"a": tags, "b": tags.copy()}, unit=self.unit)
+
+
+class Together(Several):
+    """Both in every step."""
+
+    unit = "all_tasks"
+
+
+@pytest.mark.parametrize("kind", [Several, Together])
+def test_labels_of_each_of_several_tasks_are_checked(kind: Any) -> None:
+    with pytest.raises(ValueError, match=r"'b/tags' \(example \d of input\.batch\(\d\)\) has th"):
+        Session(kind).train(4)
+
+    class Accepting(kind):
+        other = Unchecked
+
+    assert len(Session(Accepting).train(4)) == 4
+
+
+class OnHost:
+    """A program that computes op by op."""
+
+    serialize_calls = False
+
+    def __init__(self, task: Any) -> None:
+        self.task = task
+
+    def call(self, function: Any, *inputs: Any) -> Any:
+        return function(self.task.init(0), *inputs, StepContext(mode="eval"))
+
+
+class NeedsFullBatches(Tagging):
+    """Fails on a few examples, after it has read the labels."""
+
+    def loss(self, theta: Any, batch: Any, ctx: Any) -> Any:
+        tf.one_hot(batch["tags"], 2)
+        raise ValueError("a batch must be full")
+
+
+@pytest.mark.parametrize(("kind", "classes"), [(Tagging, 3), (NeedsFullBatches, 2)])
+@pytest.mark.parametrize("path", ["input", "eval_inputs.dev"])
+def test_a_restored_task_has_its_labels_too(kind: Any, classes: int, path: str) -> None:
+    task = kind.Params().instantiate()
+    input = Tagged.Params(batch_size=4).instantiate()
+    found = loss_check.check_restored(task, OnHost(task), {path: input})
+    assert found == loss_check.Findings(label_limits=(LabelLimit("tags", classes),))

@@ -154,23 +154,23 @@ def test_a_metric_of_a_layer_that_counts_padding_is_a_warning(way: str) -> None:
     assert len(check("layer metric of the weights")) == 1  # the weight that is not used
 
 
-def check_padding(way: str) -> list[str]:
+def check_restored(way: str) -> list[str]:
     task = Squares.Params(way=way).instantiate()
     inputs = {"eval_inputs.dev": Points.Params(batch_size=4, order="once").instantiate()}
-    found = loss_check.check_padding(task, OnHost(task), inputs)
+    found = loss_check.check_restored(task, OnHost(task), inputs)
     return [*found.warnings, *found.unchecked]
 
 
 def test_padding_does_not_explain_a_loss_of_which_a_later_repetition_differs() -> None:
     """The first repetition of the examples without padding is the same by chance."""
-    assert check_padding("differs in its fourth call") == []
+    assert check_restored("differs in its fourth call") == []
 
 
 def test_evaluations_check_padding_and_nothing_else() -> None:
-    assert check_padding("nothing") == []
-    assert check_padding("mean weight") == []
+    assert check_restored("nothing") == []
+    assert check_restored("mean weight") == []
     with pytest.raises(InputError, match=r"the loss sum of Squares.loss .* counts them"):
-        check_padding("copies count")
+        check_restored("copies count")
 
 
 @pytest.mark.parametrize("way", ["probabilities", "probabilities, long loop"])
