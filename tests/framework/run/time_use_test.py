@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from tekso.framework.run import time_use
+from tekso.framework.run import modes, time_use
 from tekso.framework.run.pace import Pace
 from tekso.framework.run.time_use import TimeUse
 
@@ -99,3 +101,21 @@ def test_a_run_that_mostly_trains_has_no_bottleneck() -> None:
     assert time_use.bottleneck({}) == "" and time_use.lines({}) == []
     (line,) = time_use.lines({"step": 90.0, "compile": 10.0, "other": 0.1})
     assert line == "  time of the run: 1m40s: step 1m30s (90%), compile 10s (10%)"
+
+
+@pytest.mark.parametrize(("held", "waited"), [(False, 5.0), (True, 0.0)])
+def test_steps_that_wait_for_values_to_be_written_wait_for_the_checkpoint(
+    held: bool, waited: float
+) -> None:
+    """Unless the program itself waits, between the gradients and the update."""
+    clock = Clock()
+
+    def wait() -> None:
+        clock.now += 5.0
+
+    gate: Any = SimpleNamespace(wait=wait, is_open=True)
+    report: Any = SimpleNamespace(time_use=TimeUse(clock=clock))
+    report.time_use.switch("step")
+    with modes._around_steps(gate, report, held, 3, 4):
+        clock.now += 2.0
+    assert known(report.time_use) == {"step": 2.0, **({"checkpoint": waited} if waited else {})}
