@@ -14,6 +14,7 @@ from tekso.framework.context import StepContext
 from tekso.framework.layer import Layer
 from tekso.framework.params import REQUIRED, param
 from tekso.framework.pieces import Flow, Piece, of_layers
+from tekso.framework.primitives.fusion import XlaFusion
 from tekso.framework.theta import Theta
 from tekso.models.layers.dropout import Dropout
 from tekso.models.layers.embedding import Embedding
@@ -21,6 +22,8 @@ from tekso.models.layers.recurrent import RecurrentStack, segment_flags
 from tekso.models.layers.recurrent_cells import State
 from tekso.models.layers.sizes import with_sizes
 from tekso.models.layers.softmax import Softmax
+
+_MIN_DIM = 128  # of vectors whose products with a matrix are worth a lookup in the results
 
 
 class LstmLm(Layer):
@@ -101,8 +104,12 @@ class LstmLm(Layer):
           ids, positions, segment_ids: [B, T] int
           returns: [B, T, size of the LSTM's output]
         """
-        x = self._embedded(theta, ids, ctx)
-        x = self.stack.fprop(theta.stack, x, ctx, **segment_flags(segment_ids))
+        ids, flags = tf.convert_to_tensor(ids), segment_flags(segment_ids)
+        if self._projects_table(ids, ctx):
+            table = self.embedding.fprop(theta.embedding, tf.range(self.params.vocab_size), ctx)
+            x = self.stack.fprop_rows(theta.stack, table, ids, ctx, **flags)
+        else:
+            x = self.stack.fprop(theta.stack, self._embedded(theta, ids, ctx), ctx, **flags)
         return self._dropped(x, ctx)
 
     def token_cross_entropy(
@@ -182,6 +189,27 @@ class LstmLm(Layer):
         if logits_of == "last":
             x = x[:, -1:]
         return self.softmax.logits(theta.softmax, x, ctx), cache
+
+    def _projects_table(self, ids: tf.Tensor, ctx: StepContext) -> bool:
+        """Returns whether the first layer's input products are of the table, not of the tokens.
+
+        Each token's product is the same wherever it is. In bytes, a batch has several times as many
+        tokens as there are different ones. Narrow vectors would save less than the wider lookup
+        takes. Without compiled clusters, products are those of the layers' inputs, so that counts
+        of operations by layer agree with those of pieces.
+        """
+        p = self.params
+        return bool(
+            p.embedding_dim >= _MIN_DIM
+            and not (p.dropout_rate and ctx.is_training)
+            and ctx.mode != "decode"
+            and isinstance(ctx.fuse, XlaFusion)
+            and not {"lookup", "project"} & ctx.forms.keys()
+            and self.stack.takes_rows()
+            and ids.dtype in (tf.int32, tf.int64)
+            and ids.shape.is_fully_defined()
+            and ids.shape.num_elements() >= 2 * p.vocab_size
+        )
 
     def _embedded(self, theta: Theta, ids: tf.Tensor, ctx: StepContext) -> tf.Tensor:
         x = self.embedding.fprop(theta.embedding, ids, ctx)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import tensorflow as tf
 
-from tekso.framework import workarounds
+from tekso.framework import ops, workarounds
 from tekso.framework.context import StepContext
 from tekso.framework.layer import Layer
 from tekso.framework.params import REQUIRED, param
@@ -79,11 +79,48 @@ class Recurrent(Layer):
         reset: tf.Tensor | None = None,
     ) -> tuple[tf.Tensor, State]:
         """Runs over x, one or more steps, from a given state; returns outputs and next state."""
-        dims = self.cell.state_dims
-        state = {k: ctx.constrain(tf.cast(v, x.dtype), dims[k]) for k, v in state.items()}
+        gates = self.cell.project_inputs(theta.cell, tf.transpose(x, [1, 0, 2]), ctx)
+        return self._run(theta, gates, state, ctx, mask=mask, reset=reset)
+
+    def fprop_rows(
+        self,
+        theta: Theta,
+        table: tf.Tensor,
+        ids: tf.Tensor,
+        ctx: StepContext,
+        *,
+        mask: tf.Tensor | None = None,
+        reset: tf.Tensor | None = None,
+    ) -> tf.Tensor:
+        """Returns fprop of table[ids]; the input products are of the table, before the lookup.
+
+        This takes less time if the table has fewer rows than there are ids, also in the backward
+        pass, which sums the gradients of equal ids first.
+
+        Shapes:
+          table: [V, D], ids: int [B, T]
+        """
+        gates = self.cell.project_inputs(theta.cell, table, ctx)
+        state = self.zero_state(ids.shape[0], table.dtype)
+        rows = ops.lookup(ctx, tf.reshape(gates, [gates.shape[0], -1]), tf.transpose(ids))
+        rows = tf.reshape(rows, [*rows.shape[:2], *gates.shape[1:]])
+        return self._run(theta, rows, state, ctx, mask=mask, reset=reset)[0]
+
+    def _run(
+        self,
+        theta: Theta,
+        gates: tf.Tensor,
+        state: State,
+        ctx: StepContext,
+        *,
+        mask: tf.Tensor | None,
+        reset: tf.Tensor | None,
+    ) -> tuple[tf.Tensor, State]:
+        dims, dtype = self.cell.state_dims, gates.dtype
+        state = {k: ctx.constrain(tf.cast(v, dtype), dims[k]) for k, v in state.items()}
         flags = {"mask": mask, "reset": reset}
         xs = {name: tf.transpose(flag) for name, flag in flags.items() if flag is not None}
-        xs["gates"] = self.cell.project_inputs(theta.cell, tf.transpose(x, [1, 0, 2]), ctx)
+        xs["gates"] = gates
         if self.params.direction == "backward":
             xs = {name: _reversed(value) for name, value in xs.items()}
         state, y = self.cell.scan(theta.cell, state, xs, ctx)
@@ -262,6 +299,28 @@ class RecurrentStack(Layer):
     ) -> tf.Tensor:
         """Runs over x from the zero state; see the class."""
         for i in range(len(self.layers)):
+            x = self.fprop_layer(i, theta, x, ctx, mask=mask, reset=reset)
+        return x
+
+    def takes_rows(self) -> bool:
+        """Returns whether the stack supports `fprop_rows`."""
+        p = self.params
+        return p.direction == "forward" and p.residual == "none" and p.cell.adapter is None
+
+    def fprop_rows(
+        self,
+        theta: Theta,
+        table: tf.Tensor,
+        ids: tf.Tensor,
+        ctx: StepContext,
+        *,
+        mask: tf.Tensor | None = None,
+        reset: tf.Tensor | None = None,
+    ) -> tf.Tensor:
+        """Returns fprop of table[ids]; see `Recurrent.fprop_rows`."""
+        first, own = self._steppable()[0], theta.layers["0"]
+        x = first.fprop_rows(own, table, ids, ctx.fold(0), mask=mask, reset=reset)
+        for i in range(1, len(self.layers)):
             x = self.fprop_layer(i, theta, x, ctx, mask=mask, reset=reset)
         return x
 

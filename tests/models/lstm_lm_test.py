@@ -11,12 +11,15 @@ import tensorflow as tf
 from tekso.framework import ops
 from tekso.framework import theta as theta_lib
 from tekso.framework.context import StepContext
+from tekso.framework.primitives.fusion import Fuse, XlaFusion, no_fusion
+from tekso.models import lstm_lm
 from tekso.models.layers.recurrent import RecurrentStack
-from tekso.models.layers.recurrent_cells import GruCell, LstmCell
+from tekso.models.layers.recurrent_cells import GruCell, LstmCell, RecurrentCell
 from tekso.models.layers.softmax import SampledSoftmax, Softmax
 from tekso.models.lstm_lm import LstmLm
 
 VOCAB = 11
+RESIDUAL = RecurrentStack.Params(num_layers=1, cell=LstmCell.Params(hidden_dim=4), residual="add")
 IDS = np.array([[1, 7, 3, 0, 10], [4, 4, 9, 2, 5]])
 LABELS = np.array([[7, 3, 0, 10, 2], [4, 9, 2, 5, 8]])
 
@@ -74,6 +77,67 @@ def test_logits_are_those_of_embedding_stack_and_softmax() -> None:
     y = model.stack.fprop(theta.stack, x, ctx)
     expected = np.asarray(y) @ np.asarray(theta.softmax.w).T + theta.softmax.b
     np.testing.assert_allclose(model.logits(theta, tf.constant(IDS), ctx), expected, atol=1e-6)
+
+
+SHORT = np.array([[1, 2, 1, 0, 0], [2, 2, 1, 2, 0]])  # 10 tokens, of 3 different ones
+
+
+def projected(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """Records the shapes of the inputs of which cells compute input products."""
+    shapes: list[list[int]] = []
+    original = RecurrentCell.project_inputs
+
+    def recording(self: Any, theta: Any, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
+        shapes.append(x.shape.as_list())
+        return original(self, theta, x, ctx)
+
+    monkeypatch.setattr(RecurrentCell, "project_inputs", recording)
+    return shapes
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("cell", [LstmCell, GruCell])
+def test_input_products_of_few_different_tokens_are_of_the_table(
+    monkeypatch: pytest.MonkeyPatch, cell: Any, packed: bool
+) -> None:
+    stack = RecurrentStack.Params(num_layers=2, cell=cell.Params(hidden_dim=4))
+    model = params(vocab_size=3, stack=stack).instantiate()
+    weights, shapes = theta_lib.flatten(model.init()), projected(monkeypatch)
+    segments = tf.constant([[1, 1, 2, 2, 0], [1, 2, 2, 2, 2]]) if packed else None
+    found, ctx = [], StepContext(fuse=XlaFusion())
+    for min_dim in (3, 4):
+        monkeypatch.setattr(lstm_lm, "_MIN_DIM", min_dim)
+        with tf.GradientTape() as tape:
+            tape.watch(weights)
+            theta = theta_lib.unflatten(weights)
+            y = model.logits(theta, tf.constant(SHORT), ctx, segment_ids=segments)
+            loss = tf.reduce_sum(tf.sin(3 * y))
+        gradients = tape.gradient(loss, weights)
+        found.append([y, *(tf.convert_to_tensor(gradients[path]) for path in sorted(weights))])
+    for mine, expected in zip(*found, strict=True):
+        np.testing.assert_allclose(mine, expected, rtol=1e-5, atol=1e-6)
+    assert shapes == [[3, 3], [5, 2, 4], [5, 2, 3], [5, 2, 4]]
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "mode", "fuse"),
+    [
+        ({"dropout_rate": 0.5}, "train", XlaFusion()),  # each position drops other units
+        ({"vocab_size": 6}, "eval", XlaFusion()),  # more rows than half of the tokens
+        ({}, "decode", XlaFusion()),
+        ({}, "eval", no_fusion),
+        ({"embedding_dim": 2}, "eval", XlaFusion()),
+        ({"stack": RESIDUAL}, "eval", XlaFusion()),
+    ],
+)
+def test_other_input_products_are_of_the_tokens(
+    monkeypatch: pytest.MonkeyPatch, kwargs: Any, mode: Any, fuse: Fuse
+) -> None:
+    monkeypatch.setattr(lstm_lm, "_MIN_DIM", 3)
+    model = params(**({"vocab_size": 3} | kwargs)).instantiate()
+    shapes = projected(monkeypatch)
+    model.logits(model.init(), tf.constant(SHORT), StepContext(mode=mode, fuse=fuse))
+    assert shapes[0] == [5, 2, model.params.embedding_dim]
 
 
 def test_a_token_does_not_see_what_follows() -> None:
