@@ -28,7 +28,7 @@ _VALUES = frozenset({"Const", "Fill", "ZerosLike", "OnesLike", "Range", "Shape"}
 """Ops that read no elements; a loop writes their results only if they are outputs."""
 _REPEATS = frozenset({"BroadcastTo"})
 """The same, but they read elements: a loop reads these instead of the result."""
-_IN_PLACE = frozenset({"TensorScatterUpdate"})
+_IN_PLACE = frozenset({"TensorScatterUpdate", "TensorListSetItem"})
 _ENDS = op_kinds.REORDERINGS | {"ArgMax"}
 _SUMS = op_kinds.SUMS | {"ArgMax", "Cumsum"}
 

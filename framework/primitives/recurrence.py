@@ -132,17 +132,18 @@ def lstm(
         given = [tf.stop_gradient(x) for x in (gates, memory, output, *weights)]
         matrices = [tf.reshape(given[3], [-1, 4 * gates.shape[3]]), *given[4:]]
         columns = fuse(_columns)(*given[:3], *matrices)
-        (ys, *last), saved = fuse(_forward_loop, **static)(*columns[:3], columns[3:], flags)
-        results = fuse(_rows_first)([ys], last)
+        outputs, last, saved = fuse(_forward_loop, **static)(*columns[:3], columns[3:], flags)
+        states, last = fuse(_rows_first)([outputs], [last])
+        missing = tf.logical_not(flags["mask"]) if "mask" in flags else None
+        results = [_zeroed(states[1:], missing, fuse), last, states[-1]]
 
         @custom_gradient
         def backward(gradients: list[tf.Tensor], *_: tf.Tensor) -> Any:
             columns = fuse(_columns)(*gradients)
             found = fuse(_backward_loop)(saved, columns, matrices, flags)
-            outputs, dgates, *projected, dmemory, doutput = fuse(_rows_first)(
-                [saved["outputs"], *found[2:]], found[:2]
-            )
-            pairs = [(outputs, dgates), tuple(projected)][: len(weights)]
+            dgates, *projected, dmemory, doutput = fuse(_rows_first)(found[2:], found[:2])
+            before = _zeroed(states[:-1], flags.get("reset"), fuse)
+            pairs = [(before, dgates), tuple(projected)][: len(weights)]
             dweights = [
                 product(_rows(x), _rows(dy), transpose_a=True, fuse=fuse) for x, dy in pairs
             ]
@@ -202,27 +203,35 @@ def _cleared(where: tf.Tensor | None, *each: tf.Tensor) -> list[tf.Tensor]:
     return list(each) if where is None else [tf.where(where, tf.zeros_like(x), x) for x in each]
 
 
-def _loop(num: int, body: Any, state: list[tf.Tensor], stacks: list[tf.Tensor], step: int) -> Any:
-    """Runs `state, stacks = body(t, state, stacks)` from the first or from the last time step."""
+def _loop(
+    num: int, body: Any, state: list[tf.Tensor], lists: list[tf.TensorArray], step: int
+) -> Any:
+    """Runs `state, lists = body(t, state, lists)` from the first or from the last time step."""
 
-    def iteration(t: tf.Tensor, state: list[tf.Tensor], stacks: list[tf.Tensor]) -> Any:
-        return t + step, *body(t, state, stacks)
+    def iteration(t: tf.Tensor, state: list[tf.Tensor], lists: list[tf.TensorArray]) -> Any:
+        return t + step, *body(t, state, lists)
 
     start = tf.constant(0 if step > 0 else num - 1)
     return tf.while_loop(
         lambda t, *_: tf.logical_and(t >= 0, t < num),
         iteration,
-        (start, state, stacks),
+        (start, state, lists),
         maximum_iterations=num,
     )[1:]
 
 
-def _put(stacks: list[tf.Tensor], rows: list[tf.Tensor], at: Any) -> list[tf.Tensor]:
-    """Returns the stacks with a row in each, which XLA writes in place."""
-    return [
-        tf.tensor_scatter_nd_update(stack, [[at]], tf.expand_dims(row, 0))
-        for stack, row in zip(stacks, rows, strict=True)
-    ]
+def _zeroed(x: tf.Tensor, where: tf.Tensor | None, fuse: Fuse) -> tf.Tensor:
+    """Returns x [T, B, P], with 0 where the flag [T, B] is set."""
+    return x if where is None else fuse(_cleared)(tf.expand_dims(where, 2), x)[0]
+
+
+def _list(length: int, shape: list[int], dtype: tf.DType) -> tf.TensorArray:
+    """Returns a list of tensors, which XLA writes in place and stacks without a copy.
+
+    For a tensor that is updated at an index, it would also read what is there, in case the index is
+    outside.
+    """
+    return tf.TensorArray(dtype, length, element_shape=shape, clear_after_read=False)
 
 
 def _forward_loop(
@@ -234,30 +243,38 @@ def _forward_loop(
     *,
     forget_bias: float,
 ) -> Any:
-    """Returns (outputs, last memory, last output), and what the backward loop needs.
+    """Returns the outputs from the first state on, the last memory, and what to save.
 
-    Shapes: those of `lstm` with the batch as the last dim; weights: [4H, P] and [P, H]
+    Shapes: those of `lstm` with the batch as the last dim; weights: [4H, P] and [P, H];
+      outputs [T + 1, P, B], which padding does not change
     """
     length, _, units, batch = gates.shape
 
-    def body(t: tf.Tensor, state: list[tf.Tensor], stacks: list[tf.Tensor]) -> Any:
+    def body(t: tf.Tensor, state: list[tf.Tensor], lists: list[tf.TensorArray]) -> Any:
         memory, output = _cleared(_flag(flags, "reset", t), *state)
         recurrent = tf.reshape(tf.matmul(weights[0], output), [4, units, batch])
-        i, f, g, o = _activated(gates[t] + recurrent, forget_bias, axis=0)
+        i, f, g, o = each = _activated(gates[t] + recurrent, forget_bias, axis=0)
         after = f * memory + i * g
         y = o * tf.tanh(after)
         if len(weights) > 1:
             y = tf.matmul(weights[1], y)
-        rows = [y, tf.stack([i, f, g, o]), memory, output]
         if (there := _flag(flags, "mask", t)) is not None:
-            rows[0] = tf.where(there, y, tf.zeros_like(y))
             after, y = tf.where(there, after, memory), tf.where(there, y, output)
-        return [after, y], _put(stacks, rows, t)
+        activated, memories, outputs = lists
+        # A gate at a time: XLA would concatenate them slowly, choosing a formula per element.
+        for gate, values in enumerate(each):
+            activated = activated.write(4 * t + gate, values)
+        return [after, y], [activated, memories.write(t + 1, after), outputs.write(t + 1, y)]
 
-    kinds = [output.shape, gates.shape[1:], memory.shape, output.shape]
-    stacks = [tf.zeros([length, *shape], gates.dtype) for shape in kinds]
-    state, (ys, *saved) = _loop(length, body, [memory, output], stacks, 1)
-    return (ys, *state), dict(zip(("activated", "memories", "outputs"), saved, strict=True))
+    lists = [
+        _list(4 * length, memory.shape, gates.dtype),
+        _list(length + 1, memory.shape, gates.dtype).write(0, memory),
+        _list(length + 1, output.shape, gates.dtype).write(0, output),
+    ]
+    (memory, _), lists = _loop(length, body, [memory, output], lists, 1)
+    activated, memories, outputs = (each.stack() for each in lists)
+    saved = {"activated": tf.reshape(activated, gates.shape), "memories": memories}
+    return outputs, memory, saved
 
 
 def _backward_loop(
@@ -276,28 +293,31 @@ def _backward_loop(
     activated, memories = saved["activated"], saved["memories"]
     length, _, units, batch = activated.shape
 
-    def body(t: tf.Tensor, state: list[tf.Tensor], stacks: list[tf.Tensor]) -> Any:
+    def body(t: tf.Tensor, state: list[tf.Tensor], lists: list[tf.TensorArray]) -> Any:
         dmemory, doutput = state
         there, fresh = _flag(flags, "mask", t), _flag(flags, "reset", t)
         missing = None if there is None else tf.logical_not(there)
         dafter, dy = _cleared(missing, dmemory, dys[t] + doutput)
-        each, memory = tf.unstack(activated[t]), memories[t]
+        each, memory = tf.unstack(activated[t]), _cleared(fresh, memories[t])[0]
         i, f, g, o = each
         top = tf.tanh(f * memory + i * g)
         rows = [o * top, dy] if len(weights) > 1 else []
         dhidden = tf.matmul(weights[1], dy) if rows else dy
         dgates, before = _gradients(each, memory, top, dhidden, dafter)
         # A gate at a time: XLA would concatenate them slowly, choosing a formula per element.
+        first, *others = lists
         for gate, values in enumerate(dgates):
-            stacks[:1] = _put(stacks[:1], [values], 4 * t + gate)
-        written = tf.slice(stacks[0], [4 * t, 0, 0], [4, units, batch])
+            first = first.write(4 * t + gate, values)
+        written = tf.slice(first.stack(), [4 * t, 0, 0], [4, units, batch])
         after = tf.matmul(weights[0], tf.reshape(written, [-1, batch]))
         if there is not None:
             passed = _cleared(there, dmemory, doutput)
             before, after = before + passed[0], after + passed[1]
-        return _cleared(fresh, before, after), [stacks[0], *_put(stacks[1:], rows, t)]
+        others = [list_.write(t, row) for list_, row in zip(others, rows, strict=True)]
+        return _cleared(fresh, before, after), [first, *others]
 
-    kinds = [[4 * length, units, batch], memories.shape, dys.shape][: 2 * len(weights) - 1]
-    stacks = [tf.zeros(shape, dys.dtype) for shape in kinds]
-    state, (dgates, *rows) = _loop(length, body, [dmemory, doutput], stacks, -1)
+    kinds = [(4 * length, dmemory.shape), (length, dmemory.shape), (length, doutput.shape)]
+    lists = [_list(*kind, dys.dtype) for kind in kinds[: 2 * len(weights) - 1]]
+    state, lists = _loop(length, body, [dmemory, doutput], lists, -1)
+    dgates, *rows = (each.stack() for each in lists)
     return [*state, tf.reshape(dgates, activated.shape), *rows]
