@@ -12,6 +12,7 @@ import resource
 from collections.abc import Iterator
 from pathlib import Path
 
+import fork_server
 import processes
 import pytest
 from hypothesis import settings
@@ -114,7 +115,7 @@ def _all_cpu_minutes() -> float:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    processes.collect_less()
+    fork_server.collect_less()
     if config.option.markexpr in ("not slow", "slow"):
         # LLVM takes longer to optimize a cluster than these tests take to run it.
         os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")

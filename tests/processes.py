@@ -1,20 +1,14 @@
 """Runs Python programs in separate processes, without importing TensorFlow in each of them.
 
 An execution needs a separate process, and importing TensorFlow takes seconds of CPU time. The first
-call therefore starts a server, which imports TensorFlow and Tekso and runs no ops. Every program is
-a fork of the server:
+call therefore starts a server (`fork_server.py`), which imports TensorFlow and Tekso and runs no
+ops. Every program is a fork of the server:
 
     test ── command, cwd, environment, 3 file descriptors ──► server ── fork ──► program
          ◄────────── process id; later exit status and CPU time ──────────
 
-The fork runs the program as `python` would, with its own `sys.argv`, `sys.path`, environment and
-files. Uncaught errors, `sys.exit` and `atexit` work as usual. Environment variables that TensorFlow
-reads during its import (TF_CPP_MIN_LOG_LEVEL, TF_ENABLE_ONEDNN_OPTS) have the values of the server.
-Use `subprocess` for a program that needs other values, or whose imports are tested.
-
-At its end, a fork waits for its threads, runs what is registered with `atexit`, frees the objects
-of the program, and runs the destructors of C++. It does not take the modules of the server apart,
-as `python` does at last: that takes 0.3 s of CPU time, and is the same for each program.
+Use `subprocess` for a program that needs other values of the variables that TensorFlow reads during
+its import, or whose imports are tested.
 
 With `optimized=False`, or `GRAPH_OPTIMIZER_OFF` in its environment, a program runs without
 TensorFlow's graph optimizer, which takes longer than a few steps of a small model. With
@@ -27,58 +21,23 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import ctypes
-import gc
-import importlib
 import json
 import os
-import runpy
-import selectors
 import shlex
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, NoReturn, cast
+from typing import IO, Any
+
+import fork_server
+from fork_server import GRAPH_OPTIMIZER_OFF, OP_BY_OP
 
 DEFAULT_TIMEOUT_S = 600
-
-GRAPH_OPTIMIZER_OFF = {"TEKSO_TESTS_GRAPH_OPTIMIZER": "off"}
-"""Variables of the environment of a program that tests no numbers of an optimized graph."""
-
-OP_BY_OP = {**GRAPH_OPTIMIZER_OFF, "TEKSO_TESTS_OP_BY_OP": "on"}
-"""Variables of the environment of a program on one device that traces nothing but exports."""
-
-MODULES = (
-    "matplotlib.backends.backend_agg",
-    "matplotlib.figure",
-    "tensorflow.experimental.dtensor",
-    "tekso.framework.costs.measured_costs",
-    "tekso.framework.execution",
-    "tekso.framework.execution.data_parallel",
-    "tekso.framework.execution.mesh_sharded",
-    "tekso.framework.execution.parameter_servers",
-    "tekso.framework.execution.pipelined",
-    "tekso.framework.execution.spmd_pipelined",
-    "tekso.framework.learner",
-    "tekso.framework.registry",
-    "tekso.framework.run.modes",
-    "tekso.models.encoder_decoder",
-    "tekso.models.lstm_lm",
-    "tekso.models.transformer_lm",
-    "tekso.tasks.lm.input",
-    "tekso.tasks.lm.task",
-    "tekso.tasks.mt.task",
-    "tekso.tools.experiment_flags",
-    "tekso.tools.list_mode",
-    "tekso.tools.trainer_flags",
-)
-"""Modules that the server imports besides TensorFlow, because most programs need them."""
 
 
 def forks_cpu_s() -> float:
@@ -250,7 +209,8 @@ def forwarding(*command: str) -> str:
     The command accepts further arguments. Use it for programs that other programs start, such as
     scripts on a PATH.
     """
-    client = [sys.executable, "-S", "-E", __file__, "forward", _Server.instance().address]
+    address = _Server.instance().address
+    client = [sys.executable, "-S", "-E", fork_server.__file__, "forward", address]
     return shlex.join([*client, *command])
 
 
@@ -288,7 +248,7 @@ class _Server:
         with theirs, listener:
             fds = [theirs.fileno(), listener.fileno()]
             self._process = subprocess.Popen(
-                [sys.executable, __file__, "serve", *map(str, fds)],
+                [sys.executable, fork_server.__file__, "serve", *map(str, fds)],
                 pass_fds=fds,
                 stdin=subprocess.DEVNULL,
                 env={
@@ -298,7 +258,7 @@ class _Server:
             )
 
     def fork(self, request: dict[str, Any], files: list[int]) -> int:
-        _send(self._socket, request, files)
+        fork_server.send(self._socket, request, files)
         while True:
             message = self.receive(timeout_s=DEFAULT_TIMEOUT_S)
             if message is not None and "forked" in message:
@@ -329,198 +289,3 @@ class _Server:
         self._socket.close()
         self._process.wait()
         self._folder.cleanup()
-
-
-def _send(connection: socket.socket, request: dict[str, Any], files: list[int]) -> None:
-    with tempfile.TemporaryFile("w+") as file:  # an environment may be larger than a packet
-        json.dump(request, file)
-        file.flush()
-        socket.send_fds(connection, [b"fork"], [file.fileno(), *files])
-
-
-def _serve(parent: socket.socket, listener: socket.socket) -> dict[str, Any]:
-    """Forks a process for each request until the parent ends; returns the request in each fork."""
-    wake, woken = os.pipe()
-    os.set_blocking(woken, False)
-    signal.set_wakeup_fd(woken)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Ctrl-C, the parent ends the server
-    selector = selectors.DefaultSelector()
-    for source in (parent, listener, wake):
-        selector.register(source, selectors.EVENT_READ)
-    running: dict[int, socket.socket] = {}  # process id -> client that asked for it
-    while True:
-        for key, _ in selector.select():
-            if key.fileobj is listener:
-                selector.register(listener.accept()[0], selectors.EVENT_READ)
-            elif key.fd == wake:
-                os.read(wake, 4096)
-                _report_ended(running, parent)
-            else:
-                connection = cast(socket.socket, key.fileobj)
-                packet, files, _, _ = socket.recv_fds(connection, 16, 4)
-                if not packet:  # the client ended: end its programs
-                    for pid, asked in running.items():
-                        if asked is connection or connection is parent:
-                            os.kill(pid, signal.SIGKILL)
-                    if connection is parent:
-                        for _ in running:
-                            os.wait()
-                        os._exit(0)
-                    selector.unregister(connection)
-                    connection.close()
-                elif pid := os.fork():
-                    running[pid] = connection
-                    for fd in files:
-                        os.close(fd)
-                    connection.send(json.dumps({"forked": pid}).encode())
-                else:
-                    signal.set_wakeup_fd(-1)
-                    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                    signal.signal(signal.SIGINT, signal.default_int_handler)
-                    for source in [key.fd for key in selector.get_map().values()]:
-                        os.close(source)
-                    os.close(woken)
-                    for source in (parent, listener, connection):
-                        source.detach()
-                    return _received(files)
-
-
-def _report_ended(running: dict[int, socket.socket], parent: socket.socket) -> None:
-    """Reports ended programs to their clients, and to the parent, which sums CPU times."""
-    while running:
-        pid, status, usage = os.wait4(-1, os.WNOHANG)
-        if not pid:
-            return
-        code, cpu_s = os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime
-        message = json.dumps({"ended": pid, "code": code, "cpu_s": cpu_s}).encode()
-        asked = running.pop(pid)
-        with contextlib.suppress(OSError):  # the client may have ended
-            asked.send(message)
-        if asked is not parent:
-            with contextlib.suppress(OSError):
-                parent.send(message, socket.MSG_DONTWAIT)
-
-
-def _received(files: list[int]) -> dict[str, Any]:
-    """Replaces stdin, stdout and stderr by the files of a request; returns the request."""
-    with open(files[0]) as file:
-        file.seek(0)
-        request: dict[str, Any] = json.load(file)
-    for target, fd in enumerate(files[1:]):
-        os.dup2(fd, target)
-        os.close(fd)
-    return request
-
-
-def _become(request: dict[str, Any]) -> None:
-    """Runs the requested program as `__main__`."""
-    os.chdir(request["cwd"])
-    for name in set(os.environ) - set(request["env"]):
-        del os.environ[name]
-    os.environ.update(request["env"])
-    if GRAPH_OPTIMIZER_OFF.items() <= request["env"].items():
-        import tensorflow as tf
-
-        tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
-        if OP_BY_OP.items() <= request["env"].items():
-            tf.config.run_functions_eagerly(True)
-            draw_no_pixels()
-    # Set sys.path from PYTHONPATH and the command, as `python` does; keep the rest of the server.
-    added = [path for path in request["env"].get("PYTHONPATH", "").split(os.pathsep) if path]
-    kept = [path for path in sys.path[1:] if path not in added]
-    program, *arguments = request["args"]
-    if program == "-m":
-        sys.path[:] = [os.getcwd(), *added, *kept]
-        module, *arguments = arguments
-        sys.argv = [module, *arguments]
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
-    elif program == "-c":
-        sys.path[:] = ["", *added, *kept]
-        code, *arguments = arguments
-        sys.argv = ["-c", *arguments]
-        exec(compile(code, "<string>", "exec"), {"__name__": "__main__"})
-    else:
-        sys.path[:] = [str(Path(program).resolve().parent), *added, *kept]
-        sys.argv = [program, *arguments]
-        runpy.run_path(program, run_name="__main__")
-
-
-def draw_no_pixels() -> None:
-    """Saves figures as a picture of one pixel in this process: drawing takes longer than a step."""
-    from matplotlib import image
-    from matplotlib.figure import Figure
-
-    def savefig(figure: Figure, file: Any, **options: Any) -> None:
-        image.imsave(file, [[0.0]], format="png")
-
-    Figure.savefig = savefig
-
-
-def collect_less() -> None:
-    """Collects garbage rarely in this process and its forks.
-
-    Tracing creates many objects that stay. With Python's thresholds, searching them for garbage
-    takes a tenth of the time of a short training.
-    """
-    gc.set_threshold(50_000, 5, 5)
-
-
-def _serve_and_become(parent: str, listener: str) -> None:
-    from tekso.framework.run import quiet_tensorflow
-
-    quiet_tensorflow.import_tensorflow()
-    with quiet_tensorflow.without_collecting():  # a collection in a fork would copy all pages
-        for module in MODULES:
-            importlib.import_module(module)
-    collect_less()
-    request = _serve(socket.socket(fileno=int(parent)), socket.socket(fileno=int(listener)))
-    try:
-        _become(request)
-        code = 0
-    except SystemExit as error:
-        code = _exit_code(error)
-    except Exception:
-        sys.excepthook(*sys.exc_info())
-        code = 1
-    _end(code)
-
-
-def _exit_code(error: SystemExit) -> int:
-    """Returns the exit code of `sys.exit`, which also prints what is not a number."""
-    if error.code is None or isinstance(error.code, int):
-        return error.code or 0
-    print(error.code, file=sys.stderr)
-    return 1
-
-
-def _end(code: int) -> NoReturn:
-    """Ends a fork as the interpreter does, except that it clears no modules."""
-    threads: Any = threading
-    threads._shutdown()
-    atexit._run_exitfuncs()
-    gc.collect()
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(BrokenPipeError):
-            stream.flush()
-    ctypes.PyDLL(None).exit(code)  # keeps the GIL, so that daemon threads run no more
-    raise AssertionError("the process has ended")
-
-
-def _forward(address: str, *args: str) -> int:
-    """Runs a program in a fork of the server, with the files and environment of this process."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
-        server.connect(address)
-        request = {"args": args, "cwd": os.getcwd(), "env": dict(os.environ)}
-        _send(server, request, [0, 1, 2])
-        while message := json.loads(server.recv(4096)):
-            if "ended" in message:
-                code: int = message["code"]
-                return code if code >= 0 else 128 - code
-
-
-if __name__ == "__main__":
-    if sys.argv[1] == "serve":
-        _serve_and_become(*sys.argv[2:])
-    else:
-        sys.exit(_forward(*sys.argv[2:]))

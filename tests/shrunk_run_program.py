@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import fork_server
 import numpy as np
-import processes
 import shrunk_experiments
 import tensorflow as tf
 
@@ -97,7 +97,7 @@ def main() -> int:
         references.allow_imports(module)
     # The graph optimizer is off, and stays so: after a mesh, an experiment would enable it.
     devices.set_graph_optimizer = lambda wanted: None
-    processes.draw_no_pixels()
+    fork_server.draw_no_pixels()
     exported: set[str] = set()
     for key in keys:
         if is_first_traced or not key.startswith(SAME_MODELS):
