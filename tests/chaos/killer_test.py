@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
 import shutil
@@ -20,13 +21,16 @@ import killer
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "kills"),
-    [("one_device", 4), ("pipeline", 2), ("spmd_pipeline", 1), ("two_processes", 1)],
+    [("one_device", 4), ("pipeline", 1), ("spmd_pipeline", 1), ("two_processes", 1)],
 )
 def test_a_run_that_is_killed_and_damaged_is_the_same_to_the_last_bit(
     tmp_path: Path, name: str, kills: int
 ) -> None:
     damaged_part = 1.0 if name == "one_device" else killer.DAMAGED_PART
-    one = killer.Killer(killer.FORMS[name], tmp_path, seed=7, damaged_part=damaged_part)
+    form = killer.FORMS[name]
+    if name == "one_device":  # trainer_test.py kills a run that is traced
+        form = dataclasses.replace(form, environment=processes.OP_BY_OP)
+    one = killer.Killer(form, tmp_path, seed=7, damaged_part=damaged_part)
     one.run(kills)
     assert one.kills == kills
     if name == "one_device":

@@ -24,7 +24,8 @@ def train(logdir: Path, limit: int) -> subprocess.CompletedProcess[str]:
     """Starts or resumes the run in an address space with a limit; 0: without."""
     flags = ["--model=small_runs.experiments.Hungry", "--import=small_runs", "--set=*.towers=1"]
     flags += ["--set=execution.xla=none", f"--logdir={logdir}"]
-    done = processes.run([LIMITED, str(limit), *flags], cwd=Path(killer.__file__).parent)
+    here = Path(killer.__file__).parent
+    done = processes.run([LIMITED, str(limit), *flags], cwd=here, optimized=False)
     assert "Traceback" not in done.stderr
     return done
 
