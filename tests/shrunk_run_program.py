@@ -52,8 +52,9 @@ OP_BY_OP = "--op_by_op"
 EXAMPLES = 2
 SCORE = "score"  # the exported function that is compared; else the first one, often a search
 SAME_MODELS = ("multi.cldr_and_python",)
-"""Modules whose experiments export the same functions of the same models. Op by op, a process
-exports each function once, and of every experiment the one that is compared."""
+"""Modules whose experiments export the same functions of the same models, with other tasks. Op by
+op, they count as experiments of one task and input: of these, a process exports each function once,
+and of every experiment the one that is compared."""
 
 
 def register(key: str) -> str:
@@ -98,16 +99,19 @@ def main() -> int:
     # The graph optimizer is off, and stays so: after a mesh, an experiment would enable it.
     devices.set_graph_optimizer = lambda wanted: None
     fork_server.draw_no_pixels()
-    exported: set[str] = set()
+    exported: dict[str, set[str]] = {}
     for key in keys:
-        if is_first_traced or not key.startswith(SAME_MODELS):
-            exported.clear()
+        name = register(key)
+        tree = registry.get(name)().tree()
+        same = tree.task.to_text() + tree.input.to_text()
+        if not is_first_traced and key.startswith(SAME_MODELS):
+            same = key.rpartition(".")[0]
         code = _run(
-            register(key),
+            name,
             Path(folder) / key,
             decodes=key not in shrunk_experiments.NOTHING_DECODED,
             is_first_traced=is_first_traced,
-            exported=exported,
+            exported=exported.setdefault(same, set()),
         )
         if code != ExitCode.OK:
             return code

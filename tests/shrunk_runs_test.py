@@ -58,6 +58,7 @@ OP_BY_OP = (
     "image.unet.Volumes",
     "lm.benchmark.Small",
     "lm.python_source.Small",
+    "lm.python_source.TinyLstm",
     "lm.python_source.TinyMoe",
     "lm.text_files.Char",
     "mt.cldr.EnDeLstm",
