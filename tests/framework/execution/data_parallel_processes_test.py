@@ -7,6 +7,7 @@ import signal
 import time
 from pathlib import Path
 
+import processes
 import pytest
 from clusters import (
     AN_END_S,
@@ -49,9 +50,10 @@ def arguments(logdir: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def alone(package: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The logdir of one process."""
+    """The logdir of one process, which traces nothing, as no other process without peers does."""
     logdir = tmp_path_factory.mktemp("alone")
-    code, _, err = Trainer(package, *arguments(logdir)).end(time.monotonic() + DEADLINE_S)
+    process = Trainer(package, *arguments(logdir), **processes.OP_BY_OP)
+    code, _, err = process.end(time.monotonic() + DEADLINE_S)
     assert code == 0, err
     return logdir
 
@@ -94,7 +96,8 @@ def test_supervisor_restarts_a_run_that_is_killed_again_and_again(
     # Checkpoints of steps 4, 8, 10 (the best so far), 12, 16 and 20. A process is killed before it
     # writes its third one.
     args = [*arguments(tmp_path), "--supervise", "--restarts=1"]
-    code, out, err = Trainer(package, *args, END_AT_FILE="3").end(time.monotonic() + DEADLINE_S)
+    process = Trainer(package, *args, END_AT_FILE="3", **processes.OP_BY_OP)
+    code, out, err = process.end(time.monotonic() + DEADLINE_S)
     assert code == 0, err
     assert err.count("the trainer was ended by SIGKILL; restart 1 of 1 in 1 s") == 2, err
     assert f"resuming from {tmp_path}/checkpoints/step_00000012" in out
@@ -153,6 +156,7 @@ def test_signal_to_one_of_four_processes_stops_all_and_one_device_resumes(
     newest = max((tmp_path / "checkpoints").glob("step_*"))
     assert newest.name == f"step_{int(stopped[1]):08d}"
 
-    code, _, err = Trainer(package, *args).end(time.monotonic() + DEADLINE_S)
+    process = Trainer(package, *args, **processes.OP_BY_OP)
+    code, _, err = process.end(time.monotonic() + DEADLINE_S)
     assert code == 0, err
     assert_equal_runs(tmp_path, alone)

@@ -127,7 +127,7 @@ def test_a_supervised_run_continues_by_itself_when_its_lost_server_is_back(
     args += ["--set=execution.towers=1", "--set=task.model.stack.num_layers=1"]
     alone, logdir = tmp_path / "alone", tmp_path / "run"
     clusters.write_package(package)
-    one = clusters.Trainer(package, *args, f"--logdir={alone}")
+    one = clusters.Trainer(package, *args, f"--logdir={alone}", **processes.OP_BY_OP)
     assert one.end(time.monotonic() + 200)[0] == 0
     updates = [f"workers=['{worker}']", f"parameter_servers=['{server}']"]
     trainer = clusters.Trainer(

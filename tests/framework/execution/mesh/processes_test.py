@@ -8,6 +8,7 @@ import signal
 import time
 from pathlib import Path
 
+import processes
 import pytest
 from clusters import (
     AN_END_S,
@@ -72,7 +73,7 @@ def test_lost_process_is_named_and_the_same_command_continues(
     one_device += ["--execution=data_parallel", "--set=execution.towers=1"]
     one_device += [ONE_LAYER, "--set=execution.xla=none"]
     settings = [f"--set={each}" for each in setting.split(",")]
-    alone = Trainer(package, *one_device, *settings)
+    alone = Trainer(package, *one_device, *settings, **processes.OP_BY_OP)
     code, _, err = alone.end(time.monotonic() + DEADLINE_S)
     assert code == 0, err
     expected = losses(tmp_path / "alone")
@@ -156,7 +157,8 @@ def test_process_killed_in_the_middle_of_a_sharded_write(
 
     alone = [f"--logdir={tmp_path}", "--mode=eval", "--format=json", "--execution=data_parallel"]
     alone += ["--set=execution.towers=1", "--set=execution.xla=none"]
-    code, out, err = Trainer(package, *alone).end(time.monotonic() + DEADLINE_S)
+    evaluation = Trainer(package, *alone, **processes.OP_BY_OP)
+    code, out, err = evaluation.end(time.monotonic() + DEADLINE_S)
     assert code == 0, err
     assert json.loads(out)["dev"]["loss"] == pytest.approx(losses(tmp_path, "dev")[10], rel=1e-6)
 
@@ -200,7 +202,8 @@ def test_processes_draw_over_a_mesh_what_one_device_draws(package: Path, tmp_pat
     assert code == 0, err
 
     decode = [logdir, "--mode=decode", "--format=json"]
-    code, alone, err = Trainer(package, *decode).end(time.monotonic() + DEADLINE_S)
+    decoding = Trainer(package, *decode, **processes.OP_BY_OP)
+    code, alone, err = decoding.end(time.monotonic() + DEADLINE_S)
     assert code == 0, err
     spread = [*decode, "--cpu_devices=1", "--set=execution.decode_on=mesh"]
     deadline = time.monotonic() + DEADLINE_S

@@ -9,12 +9,12 @@ import processes
 import pytest
 
 
-def trained(model: str, logdir: Path, *more: str) -> dict[str, float]:
+def trained(model: str, logdir: Path, *more: str, op_by_op: bool = False) -> dict[str, float]:
     """Returns the figures of two steps and an evaluation."""
     command = ["-m", "tekso.tools.trainer", f"--model={model}", "--steps=2"]
     command += [f"--logdir={logdir}", "--set=task.decode=None"]
     command += ["--set=eval_inputs.dev.max_batches=1", "--set=task.model.stack.num_layers=2"]
-    done = processes.run([*command, *more], optimized=False)
+    done = processes.run([*command, *more], optimized=False, op_by_op=op_by_op)
     assert done.returncode == 0, done.stderr[-3000:]
     lines = (logdir / "metrics.jsonl").read_text().splitlines()
     records = [json.loads(line) for line in lines]
@@ -29,7 +29,8 @@ def trained(model: str, logdir: Path, *more: str) -> dict[str, float]:
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
     one_device = ("--set=execution.towers=1", "--set=execution.xla=none")
-    return trained("lm.python_source.Tiny", tmp_path_factory.mktemp("alone"), *one_device)
+    logdir = tmp_path_factory.mktemp("alone")
+    return trained("lm.python_source.Tiny", logdir, *one_device, op_by_op=True)
 
 
 @pytest.mark.slow
