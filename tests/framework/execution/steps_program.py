@@ -135,6 +135,7 @@ def main() -> None:
     parser.add_argument("--in_one_call", action="store_true", help="the steps again, together")
     parser.add_argument("--deterministic", action="store_true", help="orders sums of many tensors")
     parser.add_argument("--no_evaluation", action="store_true")
+    parser.add_argument("--one_size", action="store_true", help="evaluates no smaller batches")
     parser.add_argument("--unoptimized", action="store_true", help="without the graph optimizer")
     parser.add_argument("--op_by_op", action="store_true", help="without graphs")
     parser.add_argument("--accumulation", type=int, default=1)
@@ -175,7 +176,7 @@ def main() -> None:
     if not options.no_evaluation:
         evaluation = {}
         sizes = {"": BATCH, "uneven/": UNEVEN, "few/": 1}
-        for name in [""] if model else sizes:  # each size is traced
+        for name in [""] if model or options.one_size else sizes:  # each size is traced
             part = {key: array[: sizes[name]] for key, array in batch(99, model).items()}
             pairs = program.eval_step(part)
             evaluation |= {f"{name}{k}": [float(x) for x in pair] for k, pair in pairs.items()}

@@ -21,11 +21,16 @@ JOBS = {
     "pairs": {"mesh": SQUARE, "rules": "batch:data;mlp:model;vocab:model"},
     "dense": {"mesh": SQUARE, "rules": ALL, "weights_axis": "data"},
 }
-# "translation" runs all searches. "pairs" is recurrent: its search is the largest program, and its
-# cells are in equality_test.py. Which weights are taken after steps depends on no model: the
-# quickest one is trained.
+# "translation" runs all searches: a beam search with forced prefixes, some of which are empty, is
+# always run. "pairs" is recurrent: its search is the largest program, and its cells are in
+# equality_test.py. Which weights are taken after steps depends on no model: the quickest one is
+# trained.
 MATRIX = ("pairs",)
-MORE = {"pairs": {"searches": ["covering", "samples"]}, "dense": {"trains": True}}
+MORE = {
+    "translation": {"searches": ["covering", "greedy", "samples"]},
+    "pairs": {"searches": ["covering", "samples"]},
+    "dense": {"trains": True},
+}
 
 
 def run(jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
