@@ -34,11 +34,14 @@ TWO_DEVICES = ["--cpu_devices", "2", "--accumulation", "2", "--execution", '{"xl
 BATCH_NORM = '{"block.batch_norm": true}'
 # Where another test evaluates with as many devices or towers, as they do in each accumulation.
 NO_EVALUATION = "--no_evaluation"
+# Where another test evaluates smaller batches, each of which is traced, and compiled.
+ONE_SIZE = "--one_size"
 # Where another test has TensorFlow's graph optimizer on, which takes longer than the steps.
 UNOPTIMIZED = "--unoptimized"
 # In a fixed order of sums, which timing decides otherwise.
 IN_ONE_CALL = ["--deterministic", "--in_one_call", *TWO_DEVICES, UNOPTIMIZED]
 COMPILED = ["--deterministic", "--in_one_call", "--execution", '{"towers": 2, "xla": "step"}']
+COMPILED += [ONE_SIZE]
 # LLVM takes longer to optimize than the steps take.
 XLA_FLAGS = {"XLA_FLAGS": "--xla_backend_optimization_level=0"}
 
@@ -79,8 +82,9 @@ def assert_same_run(run: dict[str, Any], reference: dict[str, Any]) -> None:
         for name, value in other.items():
             assert mine[name] == pytest.approx(value, rel=3e-6, abs=3e-7), name
     if run["eval"] is not None:  # None with --no_evaluation
-        for name, pair in reference["eval"].items():
-            assert run["eval"][name] == pytest.approx(pair, rel=3e-6), name
+        assert {*run["eval"]} <= {*reference["eval"]}  # fewer with --one_size
+        for name, pair in run["eval"].items():
+            assert pair == pytest.approx(reference["eval"][name], rel=3e-6), name
     for path, value in reference["weights"].items():
         np.testing.assert_allclose(run["weights"][path], value, rtol=1e-5, atol=2e-6, err_msg=path)
 
@@ -117,7 +121,7 @@ def test_steps_equal_those_of_one_device_with_dropout_padding_and_auxiliary_loss
                     *("--execution", '{"towers": 2, "xla": "clusters"}'),
                 ],
                 [2, "--execution", '{"towers": 1, "xla": "none"}'],
-                [2, "--execution", '{"xla": "step"}'],
+                [2, "--execution", '{"xla": "step"}', ONE_SIZE],
                 [2, "--task", BATCH_NORM, NO_EVALUATION, UNOPTIMIZED],
             ],
             quick=[[2, "--execution", '{"towers": 1, "xla": "none"}']],
@@ -145,7 +149,9 @@ def test_processes_that_do_not_divide_the_batch_are_refused_with_numbers_that_do
         execution.setup_devices(cpu_devices=2)
 
 
-@pytest.mark.slow
+# Replicas split all arrays of a batch alike, those of pictures and their texts in
+# tests/tasks/contrastive/executions_test.py.
+@pytest.mark.matrix
 @pytest.mark.parametrize("model", ["repeated_translation"])
 def test_models_of_pairs_equal_one_device(model: str) -> None:
     common = ["--execution", '{"towers": 1, "xla": "none"}', "--model", model]
@@ -174,7 +180,8 @@ def test_batch_statistics_are_those_of_the_global_batch(arguments: list[str]) ->
     assert_same_run(run, one_device(BATCH_NORM))
 
 
-@pytest.mark.slow
+# tests/models/layers/stack_test.py compares such stacks by themselves.
+@pytest.mark.matrix
 def test_repeated_rematerialised_stack_equals_the_unrolled_one() -> None:
     run = steps("--task", '{"repeated": true, "rematerialize": true}', UNOPTIMIZED)
     reference = one_device()
@@ -255,9 +262,8 @@ def test_steps_in_one_call_are_the_same_to_the_last_bit(arguments: list[str]) ->
 
 @pytest.mark.slow
 def test_replicas_and_towers_share_no_compiled_cluster() -> None:
-    run = steps(
-        "--cpu_devices", "2", "--execution", '{"towers": 2, "xla": "clusters"}', UNOPTIMIZED
-    )
+    execution = ["--execution", '{"towers": 2, "xla": "clusters"}']
+    run = steps("--cpu_devices", "2", *execution, UNOPTIMIZED, ONE_SIZE)
     in_training = [[replica, tower] for replica in range(2) for tower in range(2)]
     evaluated = [("eval", *pair) for pair in in_training]
     updated = [("update", replica) for replica in range(2)]
