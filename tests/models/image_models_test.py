@@ -70,16 +70,16 @@ CASES = [
     ("transformer", "space", mesh("data:2;model:2", "batch:data;height:model")),
     ("unet", "space", mesh("a:2;b:2", "height:a;width:b")),
     ("unet", "stages", pipeline(3)),
-    ("unet3d", "depth", mesh("data:2;model:2", "batch:data;depth:model")),
 ]
 
 
-# Other models and tests have what these could find: replicas, two dims of an image or a volume,
-# values of a U-Net that jump stages, groups of examples that are on several devices, and stages of
-# Transformers.
+# Other models and tests have what these could find: replicas, dims of a volume (windows_test.py has
+# them for all layers of a U-Net), two dims of an image, values of a U-Net that jump stages, groups
+# of examples that are on several devices, and stages of Transformers.
 MATRIX = [
     ("resnet", "replicas", REPLICAS),
     ("resnet_basic", "space", mesh("a:2;b:2", "height:a;width:b")),
+    ("unet3d", "depth", mesh("data:2;model:2", "batch:data;depth:model")),
     ("unet3d", "stages", pipeline(2)),
     ("groups_of_3", "space", mesh("data:2;model:2", SPATIAL)),
     ("transformer", "stages", pipeline(2, 4)),
@@ -103,7 +103,8 @@ def test_every_execution_gives_the_numbers_of_one_device(
     check(alone(model), found)
 
 
-@pytest.mark.slow
+# For a chain of BatchNorms, pipeline/equality_test.py compares the same cuts in the quick tests.
+@pytest.mark.matrix
 @pytest.mark.parametrize("model", ["resnet"])
 def test_cuts_and_schedules_do_not_change_statistics_of_micro_batches(model: str) -> None:
     wanted, *others = run(model, pipeline(1, 4), pipeline(3, 4), pipeline(2, 4, schedule="1f1b"))

@@ -255,8 +255,10 @@ def test_a_third_axis_is_used_where_it_is_faster() -> None:
     parts = parts_of("lm.one_billion_words.Dff4096")
     best = layout_search.rank(*parts, num_devices=512, device="tpu_v2")[0]
     assert [size > 1 for _, size in best.layout.mesh.axes] == [True] * 3
-    of_two = [str(m) for m in layout_search.factorisations(512) if len(m.axes) == 2]
-    for mesh in of_two:
+    of_two = [m for m in layout_search.factorisations(512) if len(m.axes) == 2]
+    near_square = [str(m) for m in of_two if min(size for _, size in m.axes) >= 8]
+    assert len(near_square) == 4
+    for mesh in near_square:
         found = layout_search.rank(*parts, mesh=MeshShape.parse(mesh), device="tpu_v2")
         assert best.cost.seconds < found[0].cost.seconds
 

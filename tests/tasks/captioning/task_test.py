@@ -242,8 +242,14 @@ def same_captions(found: Any, wanted: Any, end_id: int) -> None:
             assert found["log_probs"][row, n] == pytest.approx(one.log_prob, abs=1e-3)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("languages", [[], ["en", "de"]], ids=["one", "two"])
+@pytest.mark.parametrize(
+    "languages",
+    # shrunk_runs_test.py exports and calls a model of one language.
+    [
+        pytest.param([], marks=pytest.mark.matrix, id="one"),
+        pytest.param(["en", "de"], marks=pytest.mark.slow, id="two"),
+    ],
+)
 def test_exported_searches_find_the_captions_of_the_run(languages: list[str]) -> None:
     input, task, module = exported(languages)
     given = {"images": tf.constant(np.stack([input.source.image(i) for i in range(3)]))}
