@@ -60,7 +60,7 @@ def _is_collective(op: Any) -> bool:
     return any(_is_collective(one) for graph in inner for one in graph.get_operations())
 
 
-class Event(NamedTuple):
+class OpEvent(NamedTuple):
     """The begin or the end of an op.
 
     Attributes:
@@ -74,7 +74,7 @@ class Event(NamedTuple):
     ends: bool
 
 
-def events(graphs: Sequence[TimedOps], *, threads: int, chance: random.Random) -> Iterator[Event]:
+def events(graphs: Sequence[TimedOps], *, threads: int, chance: random.Random) -> Iterator[OpEvent]:
     """Returns what happens while threads run graphs side by side, in the order of time.
 
     A collective ends after all graphs have begun it; no thread waits for that.
@@ -112,7 +112,7 @@ class _Executor:
         self._numbers = itertools.count()
         self._arrived: dict[str, list[int]] = {}  # {collective: graphs that have begun it}
 
-    def events(self) -> Iterator[Event]:
+    def events(self) -> Iterator[OpEvent]:
         """Runs everything."""
         yield from self._begin_graphs()
         for thread in self._threads:
@@ -120,31 +120,31 @@ class _Executor:
         while self._running:
             now, _, owner, ready = heapq.heappop(self._running)
             if ready is not None:
-                yield Event(*ready, ends=True)
+                yield OpEvent(*ready, ends=True)
                 if self._place_followers(owner, *ready):
                     for other in self._idle:
                         self._push(now + _WAKE_S, other, None)
             if owner is not None and (ready is not None or owner in self._idle):
                 yield from self._start(owner, now)
 
-    def _begin_graphs(self) -> Iterator[Event]:
+    def _begin_graphs(self) -> Iterator[OpEvent]:
         """Puts ops without inputs on stacks; inputs of a graph take no time."""
         for number, waiting in enumerate(self._waiting):
             first = list(waiting.ready)
             for op in first:
                 if op.type == "Placeholder":
-                    yield Event(number, op, ends=False)
-                    yield Event(number, op, ends=True)
+                    yield OpEvent(number, op, ends=False)
+                    yield OpEvent(number, op, ends=True)
                     first += waiting.made_ready(op)
                 else:
                     self._chance.choice(self._stacks).append((number, op))
 
-    def _start(self, thread: int, now: float) -> Iterator[Event]:
+    def _start(self, thread: int, now: float) -> Iterator[OpEvent]:
         """Begins the next op on a thread."""
         self._idle.discard(thread)
         while (ready := self._next(thread)) is not None:
             graph, op = ready
-            yield Event(graph, op, ends=False)
+            yield OpEvent(graph, op, ends=False)
             spread = self._chance.uniform(1 - _SPREAD, 1 + _SPREAD)
             end = now + self._graphs[graph].seconds[op.name] * spread
             if op.name not in self._graphs[graph].collectives:

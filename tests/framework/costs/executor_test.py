@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from tekso.framework.costs import executor, graph_memory, step_memory
-from tekso.framework.costs.executor import Event, TimedOps
+from tekso.framework.costs.executor import OpEvent, TimedOps
 from tekso.framework.costs.graph_memory import Tensors
 
 BYTES = 40_000  # of the result of a product
@@ -50,7 +50,7 @@ def timed(tensors: Tensors, *, of_reader: float = 1.0) -> TimedOps:
     return TimedOps(tensors.ops, tensors.merged, times, collectives)
 
 
-def held(ops: list[Event], tensors: Tensors) -> float:
+def held(ops: list[OpEvent], tensors: Tensors) -> float:
     """Returns how many results of the chain of one graph exist at once."""
     run, sizes, most = tensors.run(), {}, 0.0
     for _, op, ends in ops:

@@ -133,10 +133,12 @@ def test_what_tensorflow_computes_once_stays_in_memory() -> None:
     before = tf.config.experimental.get_memory_info("CPU:0")["current"]
     run(x)
     stays = tf.config.experimental.get_memory_info("CPU:0")["current"] - before
-    assert stays == 1 << 20
+    # The allocator may give a tensor a free piece of almost twice its size.
+    assert 1 << 20 <= stays < 2 << 20
+    assert 1 << 20 <= measured(run, x) < 2 << 20
     made = graph(loop, [])
     assert tensors_of(made, least=1 << 18).constants == [1 << 20]
-    assert peak_bytes(made, least=1 << 18) == stays + measured(run, x) == 2 << 20
+    assert peak_bytes(made, least=1 << 18) == 2 << 20
 
 
 def test_the_items_of_a_list_count_if_each_has_the_least_bytes() -> None:

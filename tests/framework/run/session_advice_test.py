@@ -19,6 +19,7 @@ from tekso.framework.layer import Layer
 from tekso.framework.learner import Learner
 from tekso.framework.optimizers.adam import Adam
 from tekso.framework.params import param
+from tekso.framework.run.label_limits import BatchCheck
 from tekso.framework.run.session import Session
 from tekso.framework.run.session_batches import SessionError
 from tekso.framework.schedules import Constant, Schedule
@@ -103,7 +104,7 @@ def test_training_names_the_batch_and_the_example_of_an_id_without_a_row(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     session = Session(Unchecked)
-    monkeypatch.setattr(session, "_check_task", lambda: None)
+    monkeypatch.setattr(session, "_check_task", lambda: BatchCheck(session.task))
     x = session.input.batch(0)["x"]
     wrong = int(np.flatnonzero(x > 3)[0])
     said = (
