@@ -205,6 +205,8 @@ class LstmLm(Layer):
             and ctx.mode != "decode"
             and isinstance(ctx.fuse, XlaFusion)
             and not {"lookup", "project"} & ctx.forms.keys()
+            and type(self)._embedded is LstmLm._embedded
+            and type(self.embedding).fprop is Embedding.fprop
             and self.stack.takes_rows()
             and ids.dtype in (tf.int32, tf.int64)
             and ids.shape.is_fully_defined()

@@ -4,7 +4,7 @@ An op that others wait for makes several of them ready at once, such as the grad
 and of the filter of a convolution:
 
 short ops   run next, on the same thread
-long ops    the thread goes on with one of them, and puts the others on top of its own stack
+long ops    the thread continues with one of them, and puts the others on top of its own stack
 
 A thread without an op takes the upper one of its stack, or else the lowest one of another thread.
 So if each thread is busy with a graph of its own, the gradients of all inputs come first, and then
@@ -158,7 +158,7 @@ class _Executor:
         self._idle.add(thread)
 
     def _place_followers(self, thread: int | None, graph: int, op: Any) -> bool:
-        """Hands on the ops that waited for this one; returns whether another thread may take any.
+        """Queues the ops that waited for this one; returns whether another thread may take any.
 
         TensorFlow optimizes the graph, which turns the order of the ops around.
         """

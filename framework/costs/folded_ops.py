@@ -1,7 +1,8 @@
 """Finds the constants of a graph, and ops that read constants only.
 
-TensorFlow computes such an op when it optimizes the graph, for example that of `tf.zeros`, and
-replaces it by its result, which stays in memory.
+TensorFlow computes such an op when it optimizes the graph, for example `tf.zeros`, and replaces it
+by its result, which stays in memory. A large tensor that is made of smaller ones and is no repeated
+value, such as a long `tf.range`, is computed in every step.
 """
 
 from __future__ import annotations
@@ -11,6 +12,9 @@ from typing import Any
 
 from tekso.framework.costs import graph_work
 from tekso.framework.costs.equal_ops import Merged
+
+_MOST_BYTES = 10 << 20  # TensorFlow folds no op that makes a larger tensor of smaller ones
+_REPEATED = frozenset({"Const", "Fill", "ZerosLike", "OnesLike"})
 
 
 def folded(ops: Sequence[Any], merged: Merged) -> dict[str, Any]:
@@ -30,4 +34,11 @@ def folded(ops: Sequence[Any], merged: Merged) -> dict[str, Any]:
 def _may_be_folded(op: Any) -> bool:
     if op.op_def.is_stateful or op.control_inputs or graph_work.inside(op)[1]:
         return False
-    return op.type != "Placeholder" and all(t.dtype.size for t in op.outputs)
+    if op.type == "Placeholder" or not all(t.dtype.size for t in op.outputs):
+        return False
+    made, given = _bytes(op.outputs), _bytes(op.inputs)
+    return op.type in _REPEATED or made <= max(given, _MOST_BYTES)
+
+
+def _bytes(tensors: Sequence[Any]) -> float:
+    return max((float(graph_work.size(t) * (t.dtype.size or 0)) for t in tensors), default=0.0)

@@ -105,7 +105,8 @@ class CompiledCluster:
             math.fsum(_given(o) for o in fused if o.type in _SUMS and _is_of_columns(o) == of)
             for of in (True, False)
         )
-        simple = [o for o in fused if o.type not in op_kinds.FUNCTIONS | _SUMS | _ENDS]
+        none = op_kinds.FUNCTIONS | _SUMS | _ENDS | {"TensorListStack"}  # a list is its stack
+        simple = [o for o in fused if o.type not in none]
         reads = [(name, size) for name, (_, size) in read.items()]
         elements = math.fsum(0 if _is_whole(o) else _elements(o) for o in simple)
         return ClusterLoop(op, Move(reads, self._writes(op)), elements, functions, rows, columns)

@@ -1,9 +1,9 @@
 """Simulates the memory of a traced graph: the peak bytes of its tensors on one device.
 
-Ops run in the order in which TensorFlow runs them (`op_order.py`). A tensor is allocated
-by its op and freed after the last op that reads it. An elementwise op writes its output over an
-input that nothing else reads. Equal ops run once, because TensorFlow merges them. The inputs and
-outputs of the graph are counted by the caller. `loop_lists.py` has the lists of loops.
+`executor.py` has the order of ops in a step, and `op_order.py` that of `changes`. A tensor is
+allocated by its op and freed after the last op that reads it. An elementwise op writes its output
+over an input that nothing else reads. Equal ops run once, because TensorFlow merges them. The
+inputs and outputs of the graph are counted by the caller. `loop_lists.py` has the lists of loops.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ class GraphRun:
             self._temporary[change.op] = HeldMemory(self._arrays, change.temporary)
 
     def end(self, change: Change) -> None:
-        """Ends the op that has begun."""
+        """Ends an op that has begun."""
         self._temporary.pop(change.op, None)
         if change.overwrites:
             before, after = change.overwrites

@@ -303,9 +303,17 @@ class RecurrentStack(Layer):
         return x
 
     def takes_rows(self) -> bool:
-        """Returns whether the stack supports `fprop_rows`."""
-        p = self.params
-        return p.direction == "forward" and p.residual == "none" and p.cell.adapter is None
+        """Returns whether `fprop_rows` is fprop of the rows: not if a subclass changes a part."""
+        p, stack = self.params, type(self)
+        if p.direction != "forward" or p.residual != "none" or p.cell.adapter is not None:
+            return False
+        cell = type(self._steppable()[0].cell)
+        return (
+            stack.fprop is RecurrentStack.fprop
+            and stack.fprop_layer is RecurrentStack.fprop_layer
+            and cell.project_inputs is RecurrentCell.project_inputs
+            and cell.project is RecurrentCell.project
+        )
 
     def fprop_rows(
         self,

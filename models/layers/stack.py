@@ -336,7 +336,7 @@ def pieces_of_model(name: str, model: Any) -> list[Piece]:
     They are the pieces of its own method `pieces()`, the layers of a stack, or one piece.
 
     Args:
-      name: path of the model from the task.
+      name: name of the model, which is a child of the task.
       model: any layer whose `fprop(theta, x, ctx)` returns a tensor.
     """
     if hasattr(model, "pieces"):

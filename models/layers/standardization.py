@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tekso.framework.context import StepContext
@@ -38,10 +39,20 @@ class Standardization(Layer):
     def __init__(self, params: Any) -> None:
         super().__init__(params)
         p = self.params
-        if not p.mean or len(p.mean) != len(p.scale) or not min(p.scale) > 0:
+        if not p.mean or len(p.mean) != len(p.scale):
             raise ValueError(
                 f"{p.path_of('mean')} has {len(p.mean)} numbers and {p.path_of('scale')} "
-                f"{len(p.scale)}, but they must be equally many, at least 1, and all scales above 0"
+                f"{len(p.scale)}, but they must be equally many, at least 1"
+            )
+        scales = np.float32(p.scale)
+        if not (np.isfinite(np.float32(p.mean)).all() and np.isfinite(scales).all()):
+            raise ValueError(
+                f"{p.path_of('mean')} or {p.path_of('scale')} has a number that is not finite in "
+                "float32"
+            )
+        if not (scales > 0).all():
+            raise ValueError(
+                f"{p.path_of('scale')} has {min(p.scale)}, but scales must be above 0 in float32"
             )
         for name, values in (("mean", p.mean), ("scale", p.scale)):
             init = Values.Params(values=list(values))

@@ -12,6 +12,7 @@ from tekso.framework.input.input import Input
 
 X, Y, WEIGHTS = "x", "y", "weights"
 _MOST_LISTED = 5
+_LEAST_STEPS = 256  # different numbers of float32 in a standard deviation
 
 
 def statistics(input: Input, name: str) -> tuple[list[float], list[float]]:
@@ -39,20 +40,26 @@ def statistics(input: Input, name: str) -> tuple[list[float], list[float]]:
     return rows.mean(0, dtype=np.float64).tolist(), scale.tolist()
 
 
-def constant_columns(train: Input) -> list[str]:
-    """Returns warnings about columns that have the same value in all training examples."""
+def column_warnings(train: Input) -> list[str]:
+    """Returns warnings about columns that training cannot use, or only roughly."""
     warnings = []
     for name, effect in ((X, "the model cannot use them"), (Y, "there is nothing to learn")):
         if train.arrays is None:
             continue
-        columns = np.flatnonzero(_is_constant(_counted(train.arrays, name))).tolist()
-        if columns:
-            which = ", ".join(map(str, columns[:_MOST_LISTED]))
-            more = ", …" if len(columns) > _MOST_LISTED else ""
-            warnings.append(
-                f"input: {len(columns)} columns of {name!r} have the same value in all training "
-                f"examples ({which}{more}, counted from 0), so {effect}"
-            )
+        rows = _counted(train.arrays, name)
+        constant = _is_constant(rows)
+        mean, scale = rows.mean(0, dtype=np.float64), rows.std(0, dtype=np.float64)
+        coarse = ~constant & (scale < _LEAST_STEPS * np.finfo(np.float32).eps * np.abs(mean))
+        for columns, text in (
+            (constant, f"have the same value in all training examples {{}}, so {effect}"),
+            (coarse, "vary too little around their means for float32 {}: subtract a constant"),
+        ):
+            numbers = np.flatnonzero(columns).tolist()
+            if numbers:
+                which = ", ".join(map(str, numbers[:_MOST_LISTED]))
+                more = ", …" if len(numbers) > _MOST_LISTED else ""
+                place = f"({which}{more}, counted from 0)"
+                warnings.append(f"input: {len(numbers)} columns of {name!r} {text.format(place)}")
     return warnings
 
 

@@ -22,7 +22,7 @@ from tekso.framework.theta import Theta
 from tekso.models.layers.stack import pieces_of_model
 from tekso.models.layers.standardization import Standardization
 from tekso.models.mlp import Mlp
-from tekso.tasks.regression.arrays import WEIGHTS, X, Y, check_input, constant_columns, statistics
+from tekso.tasks.regression.arrays import WEIGHTS, X, Y, check_input, column_warnings, statistics
 from tekso.tasks.regression.decoding import decoded_examples
 
 ABSOLUTE_ERROR, R2 = "absolute_error", "r2"
@@ -67,11 +67,11 @@ class Regression(Task):
             "From standardized features to standardized targets.", default=Mlp.Params()
         )
         features: Standardization.Params = param(
-            "Standardization of x; if not set, that of the training examples.",
+            "Standardization of x; by default, computed from the training examples.",
             default=Standardization.Params(),
         )
         targets: Standardization.Params = param(
-            "Standardization of y; if not set, that of the training examples.",
+            "Standardization of y; by default, computed from the training examples.",
             default=Standardization.Params(),
         )
         target_names: list[str] = param(
@@ -140,7 +140,7 @@ class Regression(Task):
         """
         for path, input in inputs.items():
             check_input(path, input, {X: self.num_features, Y: self.num_targets})
-        return constant_columns(inputs["input"])
+        return column_warnings(inputs["input"])
 
     def loss_weight(self, batch: Batch) -> tf.Tensor:
         """Returns the sum of the weights of the examples."""

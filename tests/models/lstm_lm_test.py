@@ -13,6 +13,7 @@ from tekso.framework import theta as theta_lib
 from tekso.framework.context import StepContext
 from tekso.framework.primitives.fusion import Fuse, XlaFusion, no_fusion
 from tekso.models import lstm_lm
+from tekso.models.layers.embedding import Embedding
 from tekso.models.layers.recurrent import RecurrentStack
 from tekso.models.layers.recurrent_cells import GruCell, LstmCell, RecurrentCell
 from tekso.models.layers.softmax import SampledSoftmax, Softmax
@@ -79,6 +80,26 @@ def test_logits_are_those_of_embedding_stack_and_softmax() -> None:
     np.testing.assert_allclose(model.logits(theta, tf.constant(IDS), ctx), expected, atol=1e-6)
 
 
+class Doubled(RecurrentStack):
+    def fprop(self, theta: Any, x: tf.Tensor, ctx: StepContext, **flags: Any) -> tf.Tensor:
+        return 2 * super().fprop(theta, x, ctx, **flags)
+
+
+class OwnCell(LstmCell):
+    """Input products that differ from position to position."""
+
+    def project_inputs(self, theta: Any, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
+        return super().project_inputs(theta, x, ctx) + 1.0
+
+
+OWN_CELL = OwnCell.Params(hidden_dim=4)
+
+
+class Shifted(Embedding):
+    def fprop(self, theta: Any, ids: tf.Tensor, ctx: StepContext) -> tf.Tensor:
+        return super().fprop(theta, ids, ctx) + 1.0
+
+
 SHORT = np.array([[1, 2, 1, 0, 0], [2, 2, 1, 2, 0]])  # 10 tokens, of 3 different ones
 
 
@@ -128,6 +149,13 @@ def test_input_products_of_few_different_tokens_are_of_the_table(
         ({}, "eval", no_fusion),
         ({"embedding_dim": 2}, "eval", XlaFusion()),
         ({"stack": RESIDUAL}, "eval", XlaFusion()),
+        (
+            {"stack": Doubled.Params(num_layers=1, cell=LstmCell.Params(hidden_dim=4))},
+            "eval",
+            XlaFusion(),
+        ),
+        ({"stack": RecurrentStack.Params(num_layers=1, cell=OWN_CELL)}, "eval", XlaFusion()),
+        ({"embedding": Shifted.Params()}, "eval", XlaFusion()),
     ],
 )
 def test_other_input_products_are_of_the_tokens(

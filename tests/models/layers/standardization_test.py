@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,17 @@ def test_numbers_are_centred_and_scaled_and_back() -> None:
         layer.fprop(theta, tf.zeros([2, 4]), ctx)
 
 
-@pytest.mark.parametrize(("mean", "scale"), [([], []), (MEAN, [1.0]), (MEAN, [1.0, 0.0, 1.0])])
-def test_means_and_scales_that_do_not_fit_are_refused(mean: Any, scale: Any) -> None:
-    with pytest.raises(ValueError, match="must be equally many, at least 1, and all scales above"):
+@pytest.mark.parametrize(
+    ("mean", "scale", "said"),
+    [
+        ([], [], "equally many, at least 1"),
+        (MEAN, [1.0], "equally many, at least 1"),
+        (MEAN, [1.0, 0.0, 1.0], r"scale has 0\.0, but scales must be above 0"),
+        (MEAN, [1.0, 1e-46, 1.0], "scale has 1e-46, but scales must be above 0"),
+        (MEAN, [1.0, math.nan, 1.0], "not finite"),
+        ([1.0, math.inf, 3.0], [1.0] * 3, "not finite"),
+    ],
+)
+def test_means_and_scales_that_do_not_fit_are_refused(mean: Any, scale: Any, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
         Standardization.Params(mean=mean, scale=scale).instantiate()

@@ -199,6 +199,15 @@ def test_a_column_of_one_value_is_a_warning_and_does_not_divide_by_zero() -> Non
     assert np.isfinite(float(sums.loss_sum))
 
 
+def test_columns_that_hardly_vary_in_float32_are_reported() -> None:
+    """Timestamps of seconds, of which float32 has every 128th."""
+    times = 1_700_000_000 + np.arange(7)
+    train = {"x": np.stack([times, 2000 + np.arange(7)], 1), "y": Y, "weights": np.ones(7)}
+    task, found = task_of(train=train, dev={"x": X[:4, :2], "y": Y[:4], "weights": np.ones(4)})
+    (said,) = task.check_inputs(found)
+    assert said.startswith("input: 1 columns of 'x' vary too little") and "(0, counted" in said
+
+
 def test_names_are_those_of_the_input_or_numbers() -> None:
     assert task_of()[0].target_names == ("y0", "y1")
     with pytest.raises(ValueError, match="target_names are price, but there are 2 targets"):
