@@ -82,7 +82,7 @@ def assert_same_run(run: dict[str, Any], reference: dict[str, Any]) -> None:
         for name, value in other.items():
             assert mine[name] == pytest.approx(value, rel=3e-6, abs=3e-7), name
     if run["eval"] is not None:  # None with --no_evaluation
-        assert {*run["eval"]} <= {*reference["eval"]}  # fewer with --one_size
+        assert run["eval"] and {*run["eval"]} <= {*reference["eval"]}  # fewer with --one_size
         for name, pair in run["eval"].items():
             assert pair == pytest.approx(reference["eval"][name], rel=3e-6), name
     for path, value in reference["weights"].items():

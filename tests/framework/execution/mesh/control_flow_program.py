@@ -179,12 +179,14 @@ def main() -> None:
         mesh, rules = text.split()
         begin = time.monotonic()
         # An evaluation has no loop of its own: it is compared in one layout of a model.
+        evaluates = i == 0 and options.accumulation == 1
         found, found_moved = step(
             MeshSharded.Params(mesh=mesh, rules=rules).instantiate(),
             task,
             options.accumulation,
-            evaluates=i == 0 and options.accumulation == 1,
+            evaluates=evaluates,
         )
+        assert found.keys() == {name for name in loss if evaluates or "eval/" not in name}
         gradients = {key: difference(moved[key], found_moved[key]) for key in moved}
         worst = max(gradients, key=lambda key: gradients[key])
         report[text] = {
