@@ -24,6 +24,7 @@ from tekso.framework.task import Task
 _SPARSE = "SparseSoftmaxCrossEntropyWithLogits"
 _SAME_VALUES = frozenset({"Cast", "Identity"})
 _SAME_ORDER = frozenset({"ExpandDims", "Reshape", "Squeeze"})
+_CUTS = frozenset({"Slice", "Split", "StridedSlice", "Unpack"})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,9 +34,8 @@ class LabelLimit:
     Attributes:
       name: name of the array.
       classes: number of classes: its labels are below it.
-      elements: the elements of an example that are labels, a bool array of the shape of an example.
-        None: all, of examples of any shape. A range of positions up to the last one holds for rows
-        of other lengths too.
+      elements: the elements of an example that are labels, a bool array of the shape of an example;
+        examples of other shapes are not checked. None: all, of examples of any shape.
     """
 
     name: str
@@ -46,20 +46,13 @@ class LabelLimit:
         """Returns the position of the first label that is too large; None: there is none."""
         if not array.size or array.max() < self.classes:
             return None
-        places = np.argwhere((array >= self.classes) & self._elements_of(array.shape[1:]))
+        is_wrong = array >= self.classes
+        if self.elements is not None:
+            if self.elements.shape != array.shape[1:]:
+                return None
+            is_wrong &= self.elements
+        places = np.argwhere(is_wrong)
         return tuple(places[0].tolist()) if len(places) else None
-
-    def _elements_of(self, shape: tuple[int, ...]) -> Any:
-        """Returns the elements of examples of a shape that are surely labels."""
-        if self.elements is None or shape == self.elements.shape:
-            return True if self.elements is None else self.elements
-        found = np.zeros(shape, bool)
-        places = np.flatnonzero(self.elements)
-        first, end = places[0], places[-1] + 1
-        if found.ndim == self.elements.ndim == 1 and len(places) == end - first:
-            after = len(self.elements) - end
-            found[first : max(first, min(end, shape[0] - after)) if after else None] = True
-        return found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,18 +99,20 @@ class _Followed(NamedTuple):
       name: name of the array.
       numbers: for each element of the tensor, its number in the array.
       tensor: keeps the tensor alive, so that no other one gets its id.
+      is_cut: whether it is a slice, which may leave out elements of longer arrays.
     """
 
     name: str
     numbers: np.ndarray
     tensor: Any
+    is_cut: bool = False
 
 
 class LabelWatch:
     """Watches ops that run one by one; `found` has the labels of all blocks that were watched."""
 
     def __init__(self) -> None:
-        self._found: dict[tuple[str, tuple[int, ...], int], np.ndarray] = {}
+        self._found: dict[tuple[str, tuple[int, ...], int, bool], np.ndarray] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}  # of the arrays of the block
         self._followed: dict[int, _Followed] = {}  # by id of the tensor
 
@@ -125,16 +120,17 @@ class LabelWatch:
     def found(self) -> tuple[LabelLimit, ...]:
         """The labels, by name of the array and number of classes.
 
-        A limit of all elements of an array holds for examples of any shape.
+        A limit of all elements of an array holds for examples of any shape, if no slice was taken.
         """
         whole: dict[str, int] = {}
-        for (name, _, classes), elements in self._found.items():
-            if elements.all():
+        for (name, _, classes, is_cut), elements in self._found.items():
+            if elements.all() and not is_cut:
                 whole[name] = min(classes, whole.get(name, classes))
         parts = [
             LabelLimit(name, classes, elements)
-            for (name, _, classes), elements in self._found.items()
-            if elements.any() and not elements.all() and classes < whole.get(name, classes + 1)
+            for (name, _, classes, is_cut), elements in self._found.items()
+            if elements.any() and (is_cut or not elements.all())
+            if classes < whole.get(name, classes + 1)
         ]
         return (*(LabelLimit(name, classes) for name, classes in whole.items()), *parts)
 
@@ -180,9 +176,10 @@ class LabelWatch:
             self._limit(known, int(inputs[1]))
         elif all(output.dtype.is_integer for output in outputs):
             moved = _moved(kind, known.numbers, inputs, attrs, outputs)
+            is_cut = known.is_cut or _is_cut(kind, inputs, attrs)
             for index, output in zip(moved, outputs, strict=False):
                 if index.shape == tuple(output.shape):
-                    self._followed[id(output)] = _Followed(known.name, index, output)
+                    self._followed[id(output)] = _Followed(known.name, index, output, is_cut)
 
     def _limit(self, known: _Followed, classes: int) -> None:
         """Adds the elements of a tensor to those that have a number of classes.
@@ -192,7 +189,7 @@ class LabelWatch:
         shape = self._shapes[known.name]
         is_read = np.zeros(shape, bool)
         is_read.flat[known.numbers.ravel()] = True
-        key = known.name, shape[1:], classes
+        key = known.name, shape[1:], classes, known.is_cut
         elements = is_read.all(0)
         self._found[key] = self._found.get(key, np.zeros_like(elements)) | elements
 
@@ -212,8 +209,7 @@ def _moved(
         lasts = (None if n < 0 else b + n for b, n in zip(begins, sizes, strict=True))
         return [numbers[tuple(map(slice, begins, lasts))]]
     if kind == "StridedSlice":
-        begins, ends, strides = (x.numpy().tolist() for x in inputs[1:])
-        return [numbers[_strided(begins, ends, strides, attrs)]]
+        return [numbers[_strided(inputs, attrs)]]
     if kind == "Unpack":
         axis = _attribute(attrs, "axis")
         return [one.squeeze(axis) for one in np.split(numbers, numbers.shape[axis], axis)]
@@ -222,8 +218,16 @@ def _moved(
     return ()
 
 
-def _strided(begins: list[int], ends: list[int], strides: list[int], attrs: Any) -> Any:
+def _is_cut(kind: str, inputs: Any, attrs: Any) -> bool:
+    """Whether an op takes slices; `x[:, None]`, which takes all elements, does not."""
+    if kind != "StridedSlice":
+        return kind in _CUTS
+    return any(one not in (Ellipsis, None, slice(None, None, 1)) for one in _strided(inputs, attrs))
+
+
+def _strided(inputs: Any, attrs: Any) -> tuple[Any, ...]:
     """Returns the arguments of the op StridedSlice as an index of NumPy."""
+    begins, ends, strides = (x.numpy().tolist() for x in inputs[1:])
 
     def has(mask: str, i: int) -> bool:
         return bool(_attribute(attrs, mask) >> i & 1)

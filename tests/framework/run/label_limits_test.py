@@ -117,22 +117,29 @@ def test_only_elements_that_are_labels_are_checked() -> None:
 
 
 @pytest.mark.parametrize(
-    ("elements", "length", "checked"),
+    ("taken", "is_checked"),
     [
-        ([0, 1, 1], 5, [1, 2, 3, 4]),  # from the second position to the last
-        ([0, 1, 1], 1, []),
-        ([0, 1, 1, 0], 6, [1, 2]),  # up to position 2, or up to the last but one
-        ([0, 1, 1, 0], 3, [1]),
-        ([1, 0, 0], 5, [0]),
-        ([1, 0, 1], 4, []),
+        (lambda x: x, True),
+        (lambda x: tf.reshape(x, [-1])[:, None], True),
+        (lambda x: x[..., None], True),
+        (lambda x: x[:, :3], False),  # all three elements, but not the fourth of a longer row
+        (lambda x: x[:, 1:3], False),
+        (lambda x: tf.stack(tf.unstack(x, axis=1), 1), False),
     ],
 )
-def test_of_rows_of_another_length_only_what_is_surely_a_label_is_checked(
-    elements: list[int], length: int, checked: list[int]
+def test_of_rows_of_another_length_only_arrays_that_were_read_whole_are_checked(
+    taken: Any, is_checked: bool
 ) -> None:
-    limit = LabelLimit("ids", 5, np.array(elements, bool))
-    rows = [np.where(np.arange(length) == i, 9, 0)[None] for i in range(length)]
-    assert [i for i, row in enumerate(rows) if limit.first_above(row) is not None] == checked
+    def found(ids: Any) -> bool:
+        return any(limit.first_above(np.array(ids)) is not None for limit in watch.found)
+
+    watch, batch = LabelWatch(), {"ids": tf.constant(LABELS)}
+    with watch.watching(batch):
+        for part in tf.unstack(batch["ids"], axis=1):
+            tf.one_hot(part, 5)
+        tf.one_hot(taken(batch["ids"]), 5)
+    assert found([[0, 5, 0]])
+    assert found([[0, 0, 0, 5]]) == found([[5]]) == is_checked
 
 
 class Tagged(Arrays):
