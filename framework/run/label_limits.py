@@ -115,6 +115,7 @@ class LabelWatch:
         self._found: dict[tuple[str, tuple[int, ...], int, bool], np.ndarray] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}  # of the arrays of the block
         self._followed: dict[int, _Followed] = {}  # by id of the tensor
+        self._dims: frozenset[int] = frozenset()  # of all arrays of the block
 
     @property
     def found(self) -> tuple[LabelLimit, ...]:
@@ -141,6 +142,7 @@ class LabelWatch:
         Args:
           batch: the tensors whose elements are followed.
         """
+        self._dims = frozenset(size for x in batch.values() for size in x.shape)
         for name, x in batch.items():
             if x.dtype.is_integer and x.shape.rank and x.shape.num_elements():
                 self._shapes[name] = tuple(x.shape)
@@ -185,7 +187,11 @@ class LabelWatch:
         """Adds the elements of a tensor to those that have a number of classes.
 
         Only elements that are read of all examples count: others were chosen by their example.
+        A number of classes that is a dim of the batch may be another one in other batches: indices
+        of examples, or of positions in a row, are below it. So it is left out.
         """
+        if classes in self._dims:
+            return
         shape = self._shapes[known.name]
         is_read = np.zeros(shape, bool)
         is_read.flat[known.numbers.ravel()] = True

@@ -142,6 +142,23 @@ def test_of_rows_of_another_length_only_arrays_that_were_read_whole_are_checked(
     assert found([[0, 0, 0, 5]]) == found([[5]]) == is_checked
 
 
+def test_positions_in_a_row_and_indices_of_examples_have_no_limit() -> None:
+    def loss(batch: Any) -> None:
+        scores = tf.reduce_sum(batch["x"], 2)  # of each position
+        tf.nn.sparse_softmax_cross_entropy_with_logits(batch["answer"], scores)
+        tf.one_hot(batch["partner"], len(batch["x"]))
+        tf.one_hot(batch["kind"], 7)
+
+    watch = LabelWatch()
+    for rows, length in ((1, 16), (2, 16), (2, 64)):
+        numbers = tf.zeros([rows], tf.int32)
+        batch = {"x": tf.zeros([rows, length, 3]), "answer": numbers}
+        batch |= {"partner": tf.identity(numbers), "kind": tf.identity(numbers)}
+        with watch.watching(batch):
+            loss(batch)
+    assert watch.found == (LabelLimit("kind", 7),)
+
+
 class Tagged(Arrays):
     """The label of row 6 is larger than those of the other rows."""
 
@@ -262,11 +279,11 @@ class NeedsFullBatches(Tagging):
     """Fails on a few examples, after it has read the labels."""
 
     def loss(self, theta: Any, batch: Any, ctx: Any) -> Any:
-        tf.one_hot(batch["tags"], 2)
+        tf.one_hot(batch["tags"], 5)
         raise ValueError("a batch must be full")
 
 
-@pytest.mark.parametrize(("kind", "classes"), [(Tagging, 3), (NeedsFullBatches, 2)])
+@pytest.mark.parametrize(("kind", "classes"), [(Tagging, 3), (NeedsFullBatches, 5)])
 @pytest.mark.parametrize("path", ["input", "eval_inputs.dev"])
 def test_a_restored_task_has_its_labels_too(kind: Any, classes: int, path: str) -> None:
     task = kind.Params().instantiate()
