@@ -16,13 +16,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import tensorflow as tf
 from tensorflow.python.framework import op_callbacks
 
 from tekso.framework.batch_part import example_of
 from tekso.framework.task import Task
 
 _SPARSE = "SparseSoftmaxCrossEntropyWithLogits"
-_SAME_VALUES = frozenset({"Cast", "Identity"})
 _SAME_ORDER = frozenset({"ExpandDims", "Reshape", "Squeeze"})
 _CUTS = frozenset({"Slice", "Split", "StridedSlice", "Unpack"})
 
@@ -204,7 +204,7 @@ def _moved(
     kind: str, numbers: np.ndarray, inputs: Any, attrs: Any, outputs: Any
 ) -> Sequence[np.ndarray]:
     """Returns the numbers of the elements in the outputs of an op; (): it computes other values."""
-    if kind in _SAME_VALUES:
+    if kind == "Identity" or (kind == "Cast" and _keeps_values(inputs[0].dtype, outputs[0].dtype)):
         return [numbers]
     if kind in _SAME_ORDER:
         return [numbers.reshape(outputs[0].shape)]
@@ -222,6 +222,13 @@ def _moved(
     if kind == "Split":
         return np.split(numbers, len(outputs), int(inputs[0]))
     return ()
+
+
+def _keeps_values(before: tf.DType, after: tf.DType) -> bool:
+    """Whether a cast of labels changes none: 255 of uint8 becomes -1 of int8, which is no label."""
+    if (before, after) == (tf.int64, tf.int32):
+        return True
+    return bool(np.can_cast(before.as_numpy_dtype, after.as_numpy_dtype, "safe"))
 
 
 def _is_cut(kind: str, inputs: Any, attrs: Any) -> bool:

@@ -64,6 +64,24 @@ def test_values_that_were_computed_from_an_array_are_not_its_labels(computed: An
     assert limits_of(lambda batch: tf.one_hot(computed(batch["labels"]), 5)) == []
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "is_checked"),
+    [
+        ("uint8", "int8", False),  # 255 becomes -1
+        ("int32", "uint8", False),
+        ("uint32", "int32", False),
+        ("uint8", "int32", True),
+        ("int64", "int32", True),
+    ],
+)
+def test_a_cast_is_followed_only_if_it_keeps_every_label(
+    before: str, after: str, is_checked: bool
+) -> None:
+    labels = np.array([[0, 1, 2], [4, 1, 0]], before)
+    found = limits_of(lambda batch: tf.one_hot(tf.cast(batch["labels"], after), 5), labels=labels)
+    assert found == ([("labels", 5, None)] if is_checked else [])
+
+
 LONG = np.arange(24).reshape(2, 4, 3)
 
 
