@@ -21,6 +21,7 @@ from tensorflow.python.framework import op_callbacks
 
 from tekso.framework.batch_part import example_of
 from tekso.framework.task import Task
+from tekso.framework.theta import SEPARATOR
 
 _SPARSE = "SparseSoftmaxCrossEntropyWithLogits"
 _SAME_ORDER = frozenset({"ExpandDims", "Reshape", "Squeeze"})
@@ -42,8 +43,12 @@ class LabelLimit:
     classes: int
     elements: np.ndarray | None = None
 
-    def first_above(self, array: np.ndarray) -> tuple[int, ...] | None:
-        """Returns the position of the first label that is too large; None: there is none."""
+    def first_above(self, batch: Mapping[str, Any]) -> tuple[int, ...] | None:
+        """Returns the position of the first label that is too large; None: there is none.
+
+        Examples of weight 0 are not checked; see `weights_of`.
+        """
+        array = batch[self.name]
         if not array.size or array.max() < self.classes:
             return None
         is_wrong = array >= self.classes
@@ -51,8 +56,20 @@ class LabelLimit:
             if self.elements.shape != array.shape[1:]:
                 return None
             is_wrong &= self.elements
+        if (weights := weights_of(self.name, batch)) is not None:
+            is_wrong[weights == 0] = False
         places = np.argwhere(is_wrong)
         return tuple(places[0].tolist()) if len(places) else None
+
+
+def weights_of(name: str, batch: Mapping[str, Any]) -> np.ndarray | None:
+    """Returns the weights of the examples of an array: "weights", or for "a/x" of task a "a/weights".
+
+    None: the batch has none, or they are no vector.
+    """
+    head, separator, _ = name.rpartition(SEPARATOR)
+    weights = batch.get(f"{head}{separator}weights")
+    return weights if np.shape(weights) == np.shape(batch[name])[:1] else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,12 +97,12 @@ class BatchCheck:
         self.task.check_batch(what, batch)
         for limit in self.limits:
             name, classes = limit.name, limit.classes
-            if name not in batch or (place := limit.first_above(array := batch[name])) is None:
+            if name not in batch or (place := limit.first_above(batch)) is None:
                 continue
             kind = type(self.task).__name__
             raise ValueError(
                 f"{name!r} (example {example_of(batch, place[0])} of {what}) has the label "
-                f"{array[place]}, but the loss of {kind} has {classes} classes for it: labels are "
+                f"{batch[name][place]}, but the loss of {kind} has {classes} classes for it: labels are "
                 f"0 to {classes - 1}, or -1 for what the loss does not count. Correct the input "
                 "or the number of classes; if the loss excludes larger labels itself, add "
                 f"{name!r} to unchecked_labels of the task"

@@ -130,8 +130,8 @@ def test_parts_of_an_array_may_have_different_numbers_of_classes() -> None:
 def test_only_elements_that_are_labels_are_checked() -> None:
     limit = LabelLimit("ids", 5, np.array([False, True, True]))
     ids = np.array([[9, 1, 2], [9, 4, 0]])
-    assert limit.first_above(ids) is None
-    assert limit.first_above(np.where(ids == 4, 5, ids)) == (1, 1)
+    assert limit.first_above({"ids": ids}) is None
+    assert limit.first_above({"ids": np.where(ids == 4, 5, ids)}) == (1, 1)
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_of_rows_of_another_length_only_arrays_that_were_read_whole_are_checked(
     taken: Any, is_checked: bool
 ) -> None:
     def found(ids: Any) -> bool:
-        return any(limit.first_above(np.array(ids)) is not None for limit in watch.found)
+        return any(limit.first_above({"ids": np.array(ids)}) is not None for limit in watch.found)
 
     watch, batch = LabelWatch(), {"ids": tf.constant(LABELS)}
     with watch.watching(batch):
@@ -241,6 +241,19 @@ def test_a_label_that_is_too_large_is_refused_with_its_place_and_the_number_of_c
         check("input.batch(1)", part)
     check("input.batch(1)", {"tags": np.array([-1, 2])})
     check("input.batch(1)", {"other": np.array([7])})
+
+
+@pytest.mark.parametrize("task", ["", "a/"])
+def test_labels_of_examples_of_weight_0_are_not_checked(task: str) -> None:
+    limit, labels = LabelLimit(f"{task}labels", 3), np.array([[7, 0], [0, 1], [5, 4]])
+
+    def first(weights: Any, name: str = f"{task}weights") -> Any:
+        return limit.first_above({f"{task}labels": labels, name: np.array(weights)})
+
+    assert first([0, 1, 0.5]) == (2, 0)
+    assert first([0.0, 1, 0]) is None
+    assert first([[0, 1]] * 3) == (0, 0)  # of elements
+    assert first([0.0, 1, 0], "b/weights") == (0, 0)  # of another task
 
 
 def test_a_task_may_exclude_labels_from_the_check() -> None:
