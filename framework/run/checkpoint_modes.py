@@ -101,6 +101,7 @@ def follow(job: Job, *, wait: Callable[[], None] = _sleep) -> None:
         with job.meet() as group:
             parts: Assembly | None = None
             notices: SkipNotices | None = None
+            check: BatchCheck | None = None
             done = _followed_before(log, set(job.tree.eval_inputs))
             while True:
                 left = [step for step in checkpoints.steps() if step not in done]
@@ -121,7 +122,13 @@ def follow(job: Job, *, wait: Callable[[], None] = _sleep) -> None:
                 checkpoint.release()  # so that training may delete it, also while this waits
                 if not is_restored:
                     continue
-                _evaluate(job, parts, checkpoint, _Records(job, log, events), group)
+                unchecked: list[str] = []
+                if check is None:
+                    tried = job.try_task(parts, is_new=False)
+                    unchecked = tried.unchecked
+                    check = BatchCheck(parts.task, tried.label_limits)
+                _evaluate(job, parts, checkpoint, _Records(job, log, events), group, check)
+                job.warn(unchecked)
                 if notices is not None:
                     notices.show()
     finally:
@@ -182,7 +189,7 @@ def _evaluate(
     checkpoint: Checkpoint,
     records: _Records,
     group: ProcessGroup,
-    check: BatchCheck | None = None,
+    check: BatchCheck,
 ) -> dict[str, dict[str, float]]:
     """Evaluates restored weights on all evaluation inputs; returns {evaluation: figures}."""
     found = {}

@@ -22,6 +22,7 @@ from tekso.framework.experiment import EarlyStopping, Run, Tree
 from tekso.framework.input.skips import Skip, SkipReport
 from tekso.framework.run import checkpoint_modes
 from tekso.framework.run.checkpoints import Checkpoints, Description
+from tekso.framework.run.label_limits import LabelLimit
 from tekso.framework.run.logdir import Logdir
 from tekso.framework.run.loss_check import Findings
 from tekso.framework.run.process_group import ProcessGroup
@@ -68,7 +69,7 @@ class FakeJob:
 
     def __init__(self, path: Path, *, steps: int, patience: int = 0) -> None:
         self.model, self.logdir = "m.Model", Logdir(str(path))
-        self.output = io.StringIO()
+        self.output, self.tried, self.findings = io.StringIO(), 0, Findings()
         self.console = PlainConsole(self.output)
         run = Run.Params(steps=steps, early_stopping=EarlyStopping.Params(patience=patience))
         task = Classification.Params(model=Mlp.Params())
@@ -80,6 +81,11 @@ class FakeJob:
 
     def assemble(self, group: ProcessGroup, *, trains: bool) -> FakeParts:
         return FakeParts()
+
+    def try_task(self, parts: FakeParts, *, is_new: bool) -> Findings:
+        assert not is_new
+        self.tried += 1
+        return self.findings
 
     def changes_since(self, checkpoint: Any) -> list[str]:
         return []
@@ -133,9 +139,26 @@ def test_skipped_records_are_shown_once_by_each_command(
     monkeypatch.setattr(FakeParts, "eval_inputs", {"dev": SimpleNamespace(skipped=lambda: report)})
     job.follow()
     assert job.output.getvalue().count("warning: dev: 1 skipped\n  a.png: damaged") == 1
-    job.try_task = lambda parts, is_new: Findings()
     checkpoint_modes.evaluate(job, job.checkpoints().open("20"))
     assert job.output.getvalue().count("warning: dev: 1 skipped\n  a.png: damaged") == 2
+
+
+def test_labels_are_checked_in_every_evaluation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = FakeJob(tmp_path, steps=20)
+    job.findings = Findings(unchecked=["not tried"], label_limits=(LabelLimit("tags", 3),))
+    tags = np.array([0, 2])
+    monkeypatch.setattr(
+        FakeParts, "eval_batches", lambda _: {"dev": lambda _: iter([{"tags": tags}])}
+    )
+    job.save(10)
+    assert job.follow(lambda: job.save(20)) == {10: 1.0, 20: 2.0}
+    assert job.tried == job.output.getvalue().count("warning: not tried") == 1
+    tags[1] = 3
+    job.save(30)
+    with pytest.raises(ValueError, match=r"^'tags' \(example 1 of .* has the label 3, but"):
+        job.follow()
 
 
 def test_waits_for_the_first_checkpoint(tmp_path: Path) -> None:
