@@ -25,6 +25,7 @@ is a sum.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping
@@ -130,7 +131,7 @@ def check(
             "Use them in fprop, or name them in learner.frozen",
         ]
 
-    return _try(task, program, tried)
+    return _try(task, program, inputs, tried)
 
 
 def _not_finite(task: Task, loss: float, arrays: list[str]) -> str:
@@ -157,7 +158,7 @@ def check_restored(task: Task, program: Program, inputs: Mapping[str, Input]) ->
         _find_labels(trial, inputs)
         return warnings
 
-    return _try(task, program, tried)
+    return _try(task, program, inputs, tried)
 
 
 def _find_labels(trial: Trial, inputs: Mapping[str, Input]) -> None:
@@ -175,25 +176,48 @@ def _find_labels(trial: Trial, inputs: Mapping[str, Input]) -> None:
                 continue
 
 
-def _try(task: Task, program: Program, function: Callable[[Trial], list[str]]) -> Findings:
-    try:
-        with tf.device("CPU:0"):
-            weights = trial_weights(task, program)
-            if weights is None:
-                return Findings()
-            trial = Trial(task, weights)
+def _try(
+    task: Task,
+    program: Program,
+    inputs: Mapping[str, Input],
+    function: Callable[[Trial], list[str]],
+) -> Findings:
+    """Calls a function with a trial; what it finds until it fails is kept."""
+    warnings: list[str] = []
+    labels: list[LabelLimit] = []
+    failures: list[Exception] = []
+    with tf.device("CPU:0"), _noting(failures):
+        weights = trial_weights(task, program)
+        if weights is None:
+            return Findings()
+        trial = Trial(task, weights)
+        with _noting(failures):
             warnings = function(trial)
-            found = [one for one in trial.labels.found if one.name not in task.unchecked_labels]
-            return Findings(warnings=warnings, label_limits=tuple(found))
+        if failures:
+            with _noting(failures):
+                _find_labels(trial, inputs)
+        labels = [one for one in trial.labels.found if one.name not in task.unchecked_labels]
+    unchecked = [_unchecked(task, error) for error in failures[:1]]
+    return Findings(warnings=warnings, unchecked=unchecked, label_limits=tuple(labels))
+
+
+@contextlib.contextmanager
+def _noting(failures: list[Exception]) -> Iterator[None]:
+    """Keeps an error of user code, which may accept only batches of the full size."""
+    try:
+        yield
     except (LossError, InputError, TaskError, ForeignVariableError):
         raise
-    except Exception as error:  # in user code, which may accept only batches of the full size
-        reason = error_advice.text_of(error).partition("\n")[0]
-        text = (
-            f"{type(task).__name__} could not be checked on a few examples (is its loss a sum, "
-            f"does it count padding?): {type(error).__name__}: {reason}"
-        )
-        return Findings(unchecked=[text])
+    except Exception as error:
+        failures.append(error)
+
+
+def _unchecked(task: Task, error: Exception) -> str:
+    reason = error_advice.text_of(error).partition("\n")[0]
+    return (
+        f"{type(task).__name__} could not be checked on a few examples (is its loss a sum, "
+        f"does it count padding?): {type(error).__name__}: {reason}"
+    )
 
 
 def trial_weights(task: Task, program: Program) -> dict[str, tf.Tensor] | None:

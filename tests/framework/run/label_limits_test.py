@@ -310,7 +310,7 @@ class NeedsFullBatches(Tagging):
     """Fails on a few examples, after it has read the labels."""
 
     def loss(self, theta: Any, batch: Any, ctx: Any) -> Any:
-        tf.one_hot(batch["tags"], 5)
+        tf.one_hot(batch["tags"], 6 - batch["tags"].shape.rank)
         raise ValueError("a batch must be full")
 
 
@@ -321,3 +321,15 @@ def test_a_restored_task_has_its_labels_too(kind: Any, classes: int, path: str) 
     input = Tagged.Params(batch_size=4).instantiate()
     found = loss_check.check_restored(task, OnHost(task), {path: input})
     assert found == loss_check.Findings(label_limits=(LabelLimit("tags", classes),))
+
+
+def test_a_task_that_needs_full_batches_has_its_labels_of_all_inputs() -> None:
+    task = NeedsFullBatches.Params().instantiate()
+    learner = Tags.learner(Tags()).instantiate()
+    train, dev = (Tagged.Params(batch_size=4).instantiate() for _ in range(2))
+    other = {name: array[:, None] for name, array in dev.batch(0).items()}
+    dev.batch = lambda step: other
+    found = loss_check.check(task, learner, OnHost(task), {"input": train, "eval_inputs.dev": dev})
+    assert len(found.unchecked) == 1
+    assert "NeedsFullBatches could not be checked" in found.unchecked[0]
+    assert found.label_limits == (LabelLimit("tags", 4),)  # of dev; of input it is 5
