@@ -109,7 +109,7 @@ class Distillation(Task):
                     "distill: use Classification, LanguageModel or Translation, or define logits, "
                     "logit_weights and sums_of_logits"
                 )
-        self.unchecked_labels = self.student.unchecked_labels
+        self.unchecked_labels = type(self).unchecked_labels | self.student.unchecked_labels
 
     def specs(self) -> dict[str, WeightSpec]:
         """Returns the specs of all weights; those of the teacher are not trained."""

@@ -95,7 +95,7 @@ class MultiTask(Task):
                 self.child(name, own)
         self.tasks: dict[str, Task] = {name: getattr(self, name) for name in p.tasks}
         self.losses = tuple(self.tasks)
-        self.unchecked_labels = frozenset(
+        self.unchecked_labels = type(self).unchecked_labels | frozenset(
             array
             for name, task in self.tasks.items()
             for array in named(name, dict.fromkeys(task.unchecked_labels))

@@ -294,6 +294,14 @@ def test_labels_of_each_of_several_tasks_are_checked(kind: Any) -> None:
     assert len(Session(Accepting).train(4)) == 4
 
 
+def test_a_task_of_tasks_may_exclude_labels_too() -> None:
+    class Own(MultiTask):
+        unchecked_labels = frozenset({"b/tags"})
+
+    task = Own.Params(tasks={"a": Unchecked.Params(), "b": Tagging.Params()}).instantiate()
+    assert task.unchecked_labels == {"a/tags", "b/tags"}
+
+
 class OnHost:
     """A program that computes op by op."""
 

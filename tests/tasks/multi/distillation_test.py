@@ -98,6 +98,19 @@ def test_divergence_is_zero_for_equal_and_for_shifted_logits() -> None:
     np.testing.assert_allclose(kl_divergence(z, z + 7.0, 2.0), [0.0], atol=1e-6)
 
 
+def test_labels_that_the_task_or_its_student_excludes_are_not_checked() -> None:
+    class OfStudent(Classification):
+        unchecked_labels = frozenset({"labels"})
+
+    class Own(Distillation):
+        unchecked_labels = frozenset({"kinds"})
+
+    classifier = small_tasks.classifier(3)
+    student = OfStudent.Params(model=classifier.model, num_classes=classifier.num_classes)
+    task = Own.Params(student=student, teacher=classifier).instantiate()
+    assert task.unchecked_labels == {"kinds", "labels"}
+
+
 class NoLogits(Task):
     """A task without logits."""
 
