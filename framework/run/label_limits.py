@@ -63,13 +63,13 @@ class LabelLimit:
 
 
 def weights_of(name: str, batch: Mapping[str, Any]) -> np.ndarray | None:
-    """Returns the weights of the examples of an array: "weights", or for "a/x" of task a "a/weights".
+    """Returns the weights of the examples of an array: "weights"; for "a/x" of task a "a/weights".
 
     None: the batch has none, or they are no vector.
     """
     head, separator, _ = name.rpartition(SEPARATOR)
-    weights = batch.get(f"{head}{separator}weights")
-    return weights if np.shape(weights) == np.shape(batch[name])[:1] else None
+    weights: np.ndarray | None = batch.get(f"{head}{separator}weights")
+    return weights if weights is not None and weights.shape == batch[name].shape[:1] else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,10 +99,10 @@ class BatchCheck:
             name, classes = limit.name, limit.classes
             if name not in batch or (place := limit.first_above(batch)) is None:
                 continue
-            kind = type(self.task).__name__
+            kind, label = type(self.task).__name__, batch[name][place]
             raise ValueError(
                 f"{name!r} (example {example_of(batch, place[0])} of {what}) has the label "
-                f"{batch[name][place]}, but the loss of {kind} has {classes} classes for it: labels are "
+                f"{label}, but the loss of {kind} has {classes} classes for it: labels are "
                 f"0 to {classes - 1}, or -1 for what the loss does not count. Correct the input "
                 "or the number of classes; if the loss excludes larger labels itself, add "
                 f"{name!r} to unchecked_labels of the task"
