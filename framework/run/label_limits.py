@@ -205,7 +205,7 @@ class LabelWatch:
 
         Only elements that are read of all examples count: others were chosen by their example.
         A number of classes that is a dim of the batch may be another one in other batches: indices
-        of examples, or of positions in a row, are below it. So it is left out.
+        of examples, or of positions in a row, are below it. So it is left out of this block.
         """
         if classes in self._dims:
             return

@@ -165,16 +165,18 @@ def test_positions_in_a_row_and_indices_of_examples_have_no_limit() -> None:
         scores = tf.reduce_sum(batch["x"], 2)  # of each position
         tf.nn.sparse_softmax_cross_entropy_with_logits(batch["answer"], scores)
         tf.one_hot(batch["partner"], len(batch["x"]))
+        tf.one_hot(batch["is_large"], 2)  # as many as examples, in one of the blocks
         tf.one_hot(batch["kind"], 7)
 
     watch = LabelWatch()
     for rows, length in ((1, 16), (2, 16), (2, 64)):
         numbers = tf.zeros([rows], tf.int32)
         batch = {"x": tf.zeros([rows, length, 3]), "answer": numbers}
-        batch |= {"partner": tf.identity(numbers), "kind": tf.identity(numbers)}
+        names = ("partner", "kind", "is_large")
+        batch |= {name: tf.identity(numbers) for name in names}
         with watch.watching(batch):
             loss(batch)
-    assert watch.found == (LabelLimit("kind", 7),)
+    assert set(watch.found) == {LabelLimit("kind", 7), LabelLimit("is_large", 2)}
 
 
 class Tagged(Arrays):
