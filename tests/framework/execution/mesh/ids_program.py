@@ -21,6 +21,7 @@ from tekso.framework.layer import Layer
 from tekso.framework.learner import Learner
 from tekso.framework.optimizers.adam import Adam
 from tekso.framework.params import param
+from tekso.framework.run.label_limits import BatchCheck
 from tekso.framework.run.session import Session
 from tekso.framework.schedules import Constant
 from tekso.models.layers.embedding import Embedding
@@ -61,7 +62,8 @@ class Classes(Experiment):
 
 if __name__ == "__main__":
     session = Session(Classes, cpu_devices=4)
-    session._check_task = lambda: None  # type: ignore[method-assign]  # which finds it first
+    unchecked = BatchCheck(session.task)
+    session._check_task = lambda: unchecked  # type: ignore[method-assign]  # which finds it first
     print(int(np.flatnonzero(session.input.batch(0)["x"] == 8)[0]))
     try:
         session.train(1)
