@@ -41,4 +41,4 @@ def _may_be_folded(op: Any) -> bool:
 
 
 def _bytes(tensors: Sequence[Any]) -> float:
-    return max((float(graph_work.size(t) * (t.dtype.size or 0)) for t in tensors), default=0.0)
+    return max(map(graph_work.size_bytes, tensors), default=0.0)

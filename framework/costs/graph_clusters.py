@@ -121,9 +121,9 @@ class CompiledCluster:
             for number, tensor in enumerate(self._operands(one)):
                 before = tensor.op
                 if before.type == "Placeholder" or before.name in self._written:
-                    size = _bytes(tensor)
+                    size = graph_work.size_bytes(tensor)
                     if one.type in op_kinds.SLICES:
-                        size = min(size, math.fsum(map(_bytes, one.outputs)))
+                        size = min(size, math.fsum(map(graph_work.size_bytes, one.outputs)))
                     elif one.type in _IN_PLACE and number == 0:
                         size = 0.0
                     read[tensor.name] = tensor, max(size, read.get(tensor.name, (None, 0.0))[1])
@@ -134,7 +134,7 @@ class CompiledCluster:
 
     def _writes(self, op: Any) -> list[tuple[str, float]]:
         """Returns [(tensor, bytes)] that the loop of an op writes."""
-        sizes = [_bytes(op.inputs[2])] if op.type in _IN_PLACE else _new_bytes(op)
+        sizes = [graph_work.size_bytes(op.inputs[2])] if op.type in _IN_PLACE else _new_bytes(op)
         return [(t.name, size) for t, size in zip(op.outputs, sizes, strict=True)]
 
     def peak_bytes(self) -> float:
@@ -165,7 +165,7 @@ def _new_bytes(op: Any) -> list[float]:
     """Returns the bytes of each output of an op; 0 if it is in the memory of an input."""
     if op.type in _IN_PLACE:
         return [0.0]
-    sizes = [_bytes(t) for t in op.outputs]
+    sizes = [graph_work.size_bytes(t) for t in op.outputs]
     if op.type not in op_kinds.LOOPS:
         return sizes
     body = graph_work.inside(op)[1][0]
@@ -197,7 +197,3 @@ def _is_of_columns(op: Any) -> bool:
 
 def _given(op: Any) -> int:
     return graph_work.size(op.inputs[0])
-
-
-def _bytes(tensor: Any) -> float:
-    return float(graph_work.size(tensor) * (tensor.dtype.size or 0))

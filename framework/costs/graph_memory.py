@@ -102,7 +102,7 @@ def tensors_of(
     tensors = Tensors(graph, ops, outputs, least=least, given=given)
     read = constant.keys() & {name for names in tensors.reads.values() for name in names}
     computed = [graph.get_tensor_by_name(n) for n in sorted(read) if constant[n].type != "Const"]
-    sizes = [float(graph_work.size(t) * t.dtype.size) for t in computed]
+    sizes = map(graph_work.size_bytes, computed)
     tensors.constants = [size for size in sizes if size >= least]
     return tensors
 
@@ -257,7 +257,7 @@ def _roots(
             is_empty = items is not None and not items.bytes
             is_alias = bool(shared_inputs) or op.type in op_kinds.EXISTING_MEMORY or is_empty
             root[tensor.name] = root[source] if is_alias and source in root else tensor.name
-            held = 0.0 if is_alias else float(graph_work.size(tensor) * (tensor.dtype.size or 0))
+            held = 0.0 if is_alias else graph_work.size_bytes(tensor)
             held = held if held >= least else 0.0
             if items is not None and not is_alias:
                 held, lengths[tensor.name] = items.bytes, items.length
@@ -311,7 +311,7 @@ def _inside_bytes(op: Any, new: float, least: float, live: set[int] | None) -> f
     if not inner:
         return 0.0
     if is_cluster(op, inner):
-        made = sum(graph_work.size(t) * (t.dtype.size or 0) for t in op.outputs)
+        made = math.fsum(map(graph_work.size_bytes, op.outputs))
         # XLA allocates all temporary memory at once, so `least` is compared with the whole of it.
         temporary = CompiledCluster(inner[0]).peak_bytes() - made
         return temporary if temporary >= max(least, 0.0) else 0.0

@@ -201,7 +201,7 @@ def _works(op: Any) -> Iterator[_Work]:
 
 def _move(op: Any) -> Move:
     reads = [(graph_work.root(t).name, _read_bytes(op, t)) for t in op.inputs]
-    return Move(reads, [(t.name, _bytes([t])) for t in op.outputs])
+    return Move(reads, [(t.name, graph_work.size_bytes(t)) for t in op.outputs])
 
 
 def _outer_names(op: Any, graph: Any) -> dict[str, str]:
@@ -234,7 +234,7 @@ def _loop_work(
             return computing + times * max(every)
         start = machine.loop_s if repeated else 0.0
         if repeated and loop.op.type in op_kinds.MATRIX_PRODUCTS:
-            matrix = max(_bytes([t]) for t in loop.op.inputs)
+            matrix = max(map(graph_work.size_bytes, loop.op.inputs))
             reading = matrix / rate(machine.loop_matrices, matrix)
             product = max(graph_work.op_flops(loop.op) / machine.loop_products_per_s, reading)
             return start + computing + product
@@ -319,12 +319,12 @@ def _moving_seconds(uses: Uses, points: Sequence[tuple[float, float]]) -> float:
 
 
 def _read_bytes(op: Any, tensor: Any) -> float:
-    read = _bytes([tensor])
+    read = graph_work.size_bytes(tensor)
     return min(read, _bytes(op.outputs)) if op.type in op_kinds.SLICES else read
 
 
 def _bytes(tensors: Any) -> float:
-    return float(sum(graph_work.size(t) * t.dtype.size for t in tensors if t.dtype.size))
+    return math.fsum(map(graph_work.size_bytes, tensors))
 
 
 def _elements(tensors: Any) -> float:

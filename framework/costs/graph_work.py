@@ -55,7 +55,7 @@ def count(graph: Any) -> GraphWork:
         if op.type in op_kinds.FREE or not any(t.dtype.is_floating for t in op.outputs):
             continue
         flops += op_flops(op)
-        own = sum(size(t) * t.dtype.size for t in op.outputs if t.dtype.is_floating)
+        own = sum(size_bytes(t) for t in op.outputs if t.dtype.is_floating)
         written += own
         products += own if op.type in op_kinds.PRODUCTS else 0
     return GraphWork(flops, written, products)
@@ -135,6 +135,11 @@ def size(tensor: Any) -> int:
     """Returns the number of elements of a tensor; a dim of unknown size counts as 1."""
     shape = tensor.shape
     return 0 if shape.rank is None else math.prod(n or 1 for n in shape.as_list())
+
+
+def size_bytes(tensor: Any) -> float:
+    """Returns the bytes of a tensor; 0 for a handle, or a list of other tensors."""
+    return float(size(tensor) * tensor.dtype.size)
 
 
 def op_flops(op: Any) -> float:

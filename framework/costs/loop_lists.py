@@ -7,6 +7,7 @@ replaces them needs no memory for others.
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -51,7 +52,7 @@ def list_items(tensor: Any) -> ListItems | None:
     if op.type == "TensorListFromTensor" and op.inputs[0].shape.is_fully_defined():
         whole = op.inputs[0]
         count = whole.shape[0]
-        each = graph_work.size(whole) * whole.dtype.size / max(count, 1)
+        each = graph_work.size_bytes(whole) / max(count, 1)
         return ListItems(tensor.name, count, each, each)
     inner = graph_work.inside(op)[1]  # nothing if the loop was not traced here
     if op.type not in op_kinds.LOOPS or not inner or graph_work.iterations(op) is None:
@@ -103,7 +104,7 @@ def _saved_by_branches(op: Any, number: int) -> float:
         if made.type == "OptionalFromValue":
             values = [_origin(tensor) for tensor in made.inputs]
             own = [value for value in values if value.op.type != "Placeholder"]
-            found = max(found, float(sum(graph_work.size(t) * t.dtype.size for t in own)))
+            found = max(found, math.fsum(map(graph_work.size_bytes, own)))
     return found
 
 
@@ -126,7 +127,7 @@ def added_items(op: Any, live: set[int] | None = None) -> dict[int, ListItems]:
         if made.type not in _FILLS or (live is not None and number not in live):
             continue
         item = _origin(made.inputs[-1])
-        each = float(graph_work.size(item) * (item.dtype.size or 0))
+        each = graph_work.size_bytes(item)
         found[number] = ListItems(list_name, times, 0.0, each)
         # What an iteration is given is what the one before has computed, or what never changes.
         name = _origin(after.get(item.name, item)).name

@@ -92,7 +92,7 @@ def _waiting(body: Any, live: Set[int]) -> dict[str, float]:
             continue  # the items of a list are held anyway
         for tensor in map(_root, op.inputs):
             if tensor.op.type not in _EXISTING and needs[tensor.op.name] < needs[op.name]:
-                found[tensor.name] = float(graph_work.size(tensor) * (tensor.dtype.size or 0))
+                found[tensor.name] = graph_work.size_bytes(tensor)
     return found
 
 

@@ -67,5 +67,5 @@ def is_short(op: Any) -> bool:
     if op.type in op_kinds.INSTANT | op_kinds.EXISTING_MEMORY | _OF_SHAPES:
         return True
     moved = op.outputs if op.type in op_kinds.SLICES else (*op.inputs, *op.outputs)
-    sizes = [graph_work.size(t) * (t.dtype.size or 0) for t in moved]
+    sizes = map(graph_work.size_bytes, moved)
     return not graph_work.inside(op)[1] and max(sizes, default=0) < _SHORT_BYTES

@@ -125,13 +125,14 @@ def device_graphs(compiled: CompiledStep, *, variables: int, arrays: int) -> Dev
         if runs_on_mesh(node)
     ]
     collectives = [
-        _bytes(op.outputs[0])
+        graph_work.size_bytes(op.outputs[0])
         for graph in graphs
         for times, op in _ops(*graph)
         if op.type in op_kinds.COLLECTIVES
         for _ in range(times)
     ]
-    between = [_bytes(t) for times, graph in graphs if times > 1 for t in graph.outputs]
+    repeated = [graph for times, graph in graphs if times > 1]
+    between = [graph_work.size_bytes(t) for graph in repeated for t in graph.outputs]
     return DeviceGraphs(
         graphs, collectives, variables=variables, arrays=arrays,
         calls=sum(compiled.times.values()), between=between,
@@ -173,7 +174,3 @@ def _ops(times: int, graph: Any) -> Iterator[tuple[int, Any]]:
         repeats, inner = graph_work.inside(op)
         for one in inner if not graph_walks.is_cluster(op, inner) else ():
             yield from _ops(times * repeats, one)
-
-
-def _bytes(tensor: Any) -> float:
-    return float(graph_work.size(tensor) * (tensor.dtype.size or 0))

@@ -120,7 +120,7 @@ class StepGraphs:
         """
         held = [size for size in state if size >= least]
         found = self.update.inputs[self.variables :][: self.towers * len(self.gradient_sizes)]
-        sizes = {t.name: float(graph_work.size(t) * t.dtype.size) for t in found}
+        sizes = {t.name: graph_work.size_bytes(t) for t in found}
         gradients = {name: size for name, size in sizes.items() if size >= least}
         speed = machine.alone if self.uses_all_threads else machine.side_by_side
 
