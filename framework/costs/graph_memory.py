@@ -18,13 +18,12 @@ from tekso.framework.costs import (
     folded_ops,
     graph_work,
     loop_lists,
-    loop_walks,
     op_kinds,
     op_order,
 )
 from tekso.framework.costs.equal_ops import Merged
 from tekso.framework.costs.graph_clusters import CompiledCluster
-from tekso.framework.costs.graph_walks import is_cluster, needed
+from tekso.framework.costs.graph_walks import is_cluster, needed, needed_for, needed_values
 
 _NEW = op_kinds.PRODUCTS | op_kinds.INPUT_GRADIENTS | op_kinds.FILTER_GRADIENTS
 _NEW |= {"Transpose", "GatherV2", "ConcatV2", "Pack", "Pad", "Cumsum", "ReverseV2"}
@@ -287,7 +286,7 @@ def _reads(
         if op.type == "IdentityN":
             numbers = sorted(read)
         elif op.type in op_kinds.LOOPS and graph_work.inside(op)[1]:
-            live[op.name] = loop_walks.needed_values(op, read)
+            live[op.name] = needed_values(op, read)
             numbers = sorted(live[op.name])
         found[op.name] = [merged.name(op.inputs[number]) for number in numbers]
         wanted.update(found[op.name])
@@ -318,7 +317,7 @@ def _inside_bytes(op: Any, new: float, least: float, live: set[int] | None) -> f
     if live is not None:
         body = inner[0]
         outputs = [body.outputs[number] for number in sorted(live)]
-        ops = loop_walks.needed_for(body, outputs)
+        ops = needed_for(body, outputs)
         return max(0.0, peak_of(changes_of(body, ops, outputs, least=least)) - new)
     return max(0.0, max(peak_bytes(one, least=least) for one in inner) - new)
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tekso.framework.costs import graph_walks, graph_work, loop_walks, op_kinds
+from tekso.framework.costs import graph_walks, graph_work, op_kinds
 
 _POPS = "TensorListPopBack"  # takes no time, so nothing waits for it
 _EXISTING = op_kinds.EXISTING_MEMORY | op_kinds.INSTANT
@@ -58,7 +58,7 @@ def _of_loop(loop: Any, body: Any, read: Set[str]) -> float:
     if others < 1:
         return 0.0
     outputs = {n for n, tensor in enumerate(loop.outputs) if tensor.name in read}
-    return others * math.fsum(_waiting(body, loop_walks.needed_values(loop, outputs)).values())
+    return others * math.fsum(_waiting(body, graph_walks.needed_values(loop, outputs)).values())
 
 
 def _waiting(body: Any, live: Set[int]) -> dict[str, float]:
@@ -71,7 +71,7 @@ def _waiting(body: Any, live: Set[int]) -> dict[str, float]:
     numbers: dict[str, int] = {x.op.name: n for n, x in enumerate(body.inputs)}
     made = [_root(tensor).op for tensor in body.outputs]
     changed = {n for n, op in enumerate(made) if op is not body.inputs[n].op and op.type != _POPS}
-    ops = loop_walks.needed_for(body, [body.outputs[number] for number in sorted(live)])
+    ops = graph_walks.needed_for(body, [body.outputs[number] for number in sorted(live)])
     # {op: numbers of the values on which it depends, through all iterations before}
     needs: dict[str, frozenset[int]] = {op.name: frozenset() for op in ops}
     is_open = True
