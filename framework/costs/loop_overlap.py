@@ -69,7 +69,7 @@ def _waiting(body: Any, live: Set[int]) -> dict[str, float]:
       live: numbers of the values that it computes.
     """
     numbers: dict[str, int] = {x.op.name: n for n, x in enumerate(body.inputs)}
-    made = [_root(tensor).op for tensor in body.outputs]
+    made = [graph_work.root(tensor).op for tensor in body.outputs]
     changed = {n for n, op in enumerate(made) if op is not body.inputs[n].op and op.type != _POPS}
     ops = graph_walks.needed_for(body, [body.outputs[number] for number in sorted(live)])
     # {op: numbers of the values on which it depends, through all iterations before}
@@ -90,14 +90,7 @@ def _waiting(body: Any, live: Set[int]) -> dict[str, float]:
     for op in ops:
         if op.type in op_kinds.SAME_MEMORY or any(t.dtype == tf.variant for t in op.outputs):
             continue  # the items of a list are held anyway
-        for tensor in map(_root, op.inputs):
+        for tensor in map(graph_work.root, op.inputs):
             if tensor.op.type not in _EXISTING and needs[tensor.op.name] < needs[op.name]:
                 found[tensor.name] = graph_work.size_bytes(tensor)
     return found
-
-
-def _root(tensor: Any) -> Any:
-    """Returns the tensor whose memory a tensor has."""
-    while tensor.op.type in op_kinds.SAME_MEMORY and len(tensor.op.inputs):
-        tensor = tensor.op.inputs[tensor.value_index]
-    return tensor
