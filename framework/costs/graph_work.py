@@ -70,7 +70,7 @@ def inside(op: Any) -> tuple[int, list[Any]]:
         return 1, _graphs(op, op.get_attr("then_branch"), op.get_attr("else_branch"))
     if op.type in ("Case", "StatelessCase"):
         return 1, _graphs(op, *op.get_attr("branches"))
-    if op.type in ("PartitionedCall", "StatefulPartitionedCall"):
+    if op.type in op_kinds.CALLS:
         return 1, _graphs(op, op.get_attr("f"))
     return 0, []
 

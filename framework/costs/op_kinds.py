@@ -58,6 +58,7 @@ MOVES = _PLACES | _PARTS | _LARGER | {"Cast", "BroadcastTo", "TensorScatterUpdat
 """Ops without arithmetic that write their outputs."""
 LOOPS = frozenset({"While", "StatelessWhile"})
 BRANCHES = frozenset({"If", "StatelessIf", "Case", "StatelessCase"})
+CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
 
 COLLECTIVES = frozenset(
     {"CollectiveReduceV2", "CollectiveGatherV2", "CollectiveReduceScatterV2",

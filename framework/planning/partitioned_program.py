@@ -22,11 +22,9 @@ import tensorflow as tf
 from tensorflow.python.framework.function_def_to_graph import function_def_to_graph
 
 from tekso.framework.costs import loop_counts
-from tekso.framework.costs.op_kinds import LOOPS
+from tekso.framework.costs.op_kinds import BRANCHES, CALLS, LOOPS
 from tekso.framework.execution.mesh.rules import MeshShape
 
-_CALLS = ("PartitionedCall", "StatefulPartitionedCall")
-_BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")
 _ALIKE = ("Reshape", "Identity", "IdentityN")  # ops whose outputs have the elements of an input
 _UPDATE = "TensorStridedSliceUpdate"  # inputs: zeros, begin, end, strides, shard
 _KINDS = {
@@ -81,9 +79,9 @@ class PartitionedProgram:
         for node in frame.nodes.values():
             if node.op in LOOPS:
                 yield from self._in_loop(frame, node, times)
-            elif node.op in _CALLS:
+            elif node.op in CALLS:
                 yield from self._in(self._called(frame, node, node.attr["f"].func.name), times)
-            elif node.op in _BRANCHES:
+            elif node.op in BRANCHES:
                 yield from self._in_branches(frame, node, times)
             elif node.op.startswith("Collective"):
                 yield from self._of(frame, node, times)

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-from tekso.framework.costs.op_kinds import LOOPS
+from tekso.framework.costs.op_kinds import BRANCHES, LOOPS
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.mesh.control_flow import Flat, Loop, joined, learning, split
 from tekso.framework.execution.pipeline.graph_cut import GraphCut
@@ -24,7 +24,7 @@ from tekso.framework.execution.workarounds.tensors import loop_inputs
 from tekso.framework.execution.workarounds.unsupported_ops import refuse_unsupported
 
 Spec = tf.TensorSpec
-_WITH_BODIES = (*LOOPS, "If", "StatelessIf", "Case", "StatelessCase")
+_WITH_BODIES = LOOPS | BRANCHES
 
 
 class SavingLoop(Loop):
