@@ -41,7 +41,7 @@ MODULES = (
     "matplotlib.backends.backend_agg",
     "matplotlib.figure",
     "tensorflow.experimental.dtensor",
-    "tekso.framework.costs.measured_costs",
+    "tekso.framework.costs.piece_costs",
     "tekso.framework.execution",
     "tekso.framework.execution.data_parallel",
     "tekso.framework.execution.mesh_sharded",

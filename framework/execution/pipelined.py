@@ -21,8 +21,7 @@ from typing import Any, ClassVar, Literal
 
 import tensorflow as tf
 
-from tekso.framework.costs.measured_costs import Timer, measured_costs
-from tekso.framework.costs.piece_costs import cost_of
+from tekso.framework.costs.piece_costs import Timer, cost_of, measured_costs
 from tekso.framework.costs.piece_traces import PieceTrace, trace_all
 from tekso.framework.execution import devices
 from tekso.framework.execution.base import ExecutionProgram

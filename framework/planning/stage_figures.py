@@ -22,7 +22,7 @@ from typing import Any
 import tensorflow as tf
 
 from tekso.framework.costs.graph_memory import COUNTED_BYTES
-from tekso.framework.costs.piece_costs import BACKWARD as BACKWARD_COST
+from tekso.framework.costs.piece_costs import BACKWARD_COST
 from tekso.framework.costs.piece_traces import rows_of
 from tekso.framework.execution.pipeline.actions import (
     BACKWARD,

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from tekso.framework.costs.piece_costs import BACKWARD as BACKWARD_COST
+from tekso.framework.costs.piece_costs import BACKWARD_COST
 from tekso.framework.execution.pipeline.actions import FORWARD, WEIGHT_GRADIENT, Event
 from tekso.framework.execution.pipeline.plan import PipelinePlan
 from tekso.framework.planning.simulator import Timeline

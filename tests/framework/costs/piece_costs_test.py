@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from tekso.framework.costs.measured_costs import REPEATS, measured_costs
+from tekso.framework.costs.piece_costs import REPEATS, measured_costs
 from tekso.framework.costs.piece_traces import trace_all
 from tekso.framework.execution import Pipelined
 from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece
