@@ -225,7 +225,7 @@ def _zeroed(x: tf.Tensor, where: tf.Tensor | None, fuse: Fuse) -> tf.Tensor:
     return x if where is None else fuse(_cleared)(tf.expand_dims(where, 2), x)[0]
 
 
-def _list(length: int, shape: list[int], dtype: tf.DType) -> tf.TensorArray:
+def _tensor_array(length: int, shape: list[int], dtype: tf.DType) -> tf.TensorArray:
     """Returns a list of tensors, which XLA writes in place and stacks without a copy.
 
     For a tensor that is updated at an index, it would also read what is there, in case the index is
@@ -267,9 +267,9 @@ def _forward_loop(
         return [after, y], [activated, memories.write(t + 1, after), outputs.write(t + 1, y)]
 
     lists = [
-        _list(4 * length, memory.shape, gates.dtype),
-        _list(length + 1, memory.shape, gates.dtype).write(0, memory),
-        _list(length + 1, output.shape, gates.dtype).write(0, output),
+        _tensor_array(4 * length, memory.shape, gates.dtype),
+        _tensor_array(length + 1, memory.shape, gates.dtype).write(0, memory),
+        _tensor_array(length + 1, output.shape, gates.dtype).write(0, output),
     ]
     (memory, _), lists = _loop(length, body, [memory, output], lists, 1)
     activated, memories, outputs = (each.stack() for each in lists)
@@ -317,7 +317,7 @@ def _backward_loop(
         return _cleared(fresh, before, after), [first, *others]
 
     kinds = [(4 * length, dmemory.shape), (length, dmemory.shape), (length, doutput.shape)]
-    lists = [_list(*kind, dys.dtype) for kind in kinds[: 2 * len(weights) - 1]]
+    lists = [_tensor_array(*kind, dys.dtype) for kind in kinds[: 2 * len(weights) - 1]]
     state, lists = _loop(length, body, [dmemory, doutput], lists, -1)
     dgates, *rows = (each.stack() for each in lists)
     return [*state, tf.reshape(dgates, activated.shape), *rows]
