@@ -27,7 +27,10 @@ from typing import Any, NamedTuple
 from tekso.framework.costs import graph_work, op_kinds, op_order
 from tekso.framework.costs.equal_ops import Merged
 
-_SHORT_S = 3e-6  # 8000 cycles
+SHORT_S = 3e-6
+"""An op of less time runs on the thread that made it ready: 8000 cycles."""
+_SHORT_BYTES = 1 << 15  # an op on smaller tensors counts as short, whatever its planned time
+_OF_SHAPES = frozenset({"ShapeN", "Size", "Rank"})
 _WAKE_S = 5e-6  # until an idle thread finds what another one put on its stack
 _SPREAD = 0.1  # by how much the time of an op differs from run to run
 
@@ -170,7 +173,7 @@ class _Executor:
         long: list[Ready] = []
         at_once = self._at_once[thread]
         for one in made_ready:
-            (at_once if _is_short(self._graphs[graph], one) else long).append((graph, one))
+            (at_once if _stays_on_thread(self._graphs[graph], one) else long).append((graph, one))
         if long and not at_once:
             at_once.append(long.pop())
         self._stacks[thread].extendleft(long)
@@ -192,5 +195,12 @@ class _Executor:
         return None
 
 
-def _is_short(graph: TimedOps, op: Any) -> bool:
-    return graph.seconds[op.name] < _SHORT_S or op_order.is_short(op)
+def _stays_on_thread(graph: TimedOps, op: Any) -> bool:
+    """Returns whether an op runs on the thread that made it ready, as it is short."""
+    if graph.seconds[op.name] < SHORT_S:
+        return True
+    if op.type in op_kinds.INSTANT | op_kinds.EXISTING_MEMORY | _OF_SHAPES:
+        return True
+    moved = op.outputs if op.type in op_kinds.SLICES else (*op.inputs, *op.outputs)
+    sizes = map(graph_work.size_bytes, moved)
+    return not graph_work.inside(op)[1] and max(sizes, default=0) < _SHORT_BYTES

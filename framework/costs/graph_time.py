@@ -42,7 +42,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from tekso.framework.costs import graph_walks, graph_work, op_kinds
+from tekso.framework.costs import executor, graph_walks, graph_work, op_kinds
 from tekso.framework.costs.graph_clusters import ClusterLoop, CompiledCluster
 from tekso.framework.costs.tensor_reuse import Move, distances
 from tekso.framework.costs.this_machine import MachineSpeed, filled, rate
@@ -50,8 +50,6 @@ from tekso.framework.costs.this_machine import MachineSpeed, filled, rate
 _WITH_RATES = op_kinds.MATRIX_PRODUCTS | op_kinds.CONVOLUTIONS | op_kinds.FILTER_GRADIENTS
 Uses = Sequence[tuple[float, float]]
 """[(bytes, distance)] of the tensors of an op; see tensor_reuse.py."""
-
-_SHORT_S = 3e-6  # 8000 cycles, the threshold of TensorFlow's executor
 
 
 def seconds(graph: Any, machine: MachineSpeed, *, between: float = 0.0) -> float:
@@ -122,7 +120,7 @@ def short_seconds(graph: Any, machine: MachineSpeed, *, between: float = 0.0) ->
         if inner and not graph_walks.is_cluster(op, inner):
             short = machine.op_s + times * max(short_seconds(one, machine) for one in inner)
             found += short if math.isclose(short, time, rel_tol=1e-3) else 0.0
-        elif time < _SHORT_S:
+        elif time < executor.SHORT_S:
             found += time
     return found
 
@@ -153,7 +151,7 @@ def elapsed_seconds(
         op = ops[number]
         time = of_op[op.name]
         core = min(range(cores), key=free.__getitem__)
-        if time < _SHORT_S and before[op.name]:
+        if time < executor.SHORT_S and before[op.name]:
             core = core_of[max(before[op.name], key=end.__getitem__)]
         end[op.name] = max(at, free[core]) + time
         if time:  # others need no core

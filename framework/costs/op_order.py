@@ -9,12 +9,7 @@ import collections
 from collections.abc import Sequence
 from typing import Any
 
-from tekso.framework.costs import graph_work, op_kinds
 from tekso.framework.costs.equal_ops import Merged
-
-_SHORT_BYTES = 1 << 15
-"""An op on smaller tensors counts as one of less than 3 us, which TensorFlow runs at once."""
-_OF_SHAPES = frozenset({"ShapeN", "Size", "Rank"})
 
 
 def as_they_get_ready(ops: Sequence[Any], merged: Merged) -> list[Any]:
@@ -60,12 +55,3 @@ class Waiting:
             if not self._waits[after.name]:
                 found.append(after)
         return found
-
-
-def is_short(op: Any) -> bool:
-    """Returns whether an op is too short for a thread of its own, by the bytes that it moves."""
-    if op.type in op_kinds.INSTANT | op_kinds.EXISTING_MEMORY | _OF_SHAPES:
-        return True
-    moved = op.outputs if op.type in op_kinds.SLICES else (*op.inputs, *op.outputs)
-    sizes = map(graph_work.size_bytes, moved)
-    return not graph_work.inside(op)[1] and max(sizes, default=0) < _SHORT_BYTES
