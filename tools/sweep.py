@@ -194,7 +194,7 @@ def _check_settings(varied: Sequence[space.Varied]) -> int:
 
 def _check_parts(registered: Any, varied: Sequence[space.Varied]) -> None:
     """Checks --metric, and that the parts accept every value, in one combination at least."""
-    from tekso.tools.sweeping import parts
+    from tekso.tools.sweeping import value_checks
 
     def tree(settings: Mapping[str, str]) -> Any:
         changed = registered.copy()
@@ -206,13 +206,13 @@ def _check_parts(registered: Any, varied: Sequence[space.Varied]) -> None:
     if metric and split != TRAIN and not metric.endswith("_seconds"):  # which every record has
         single = ({one.path: value} for one in varied for value in one.examples)
         trees = (tree(settings) for settings in ({}, *single))
-        if why := parts.unreported(trees, split, metric):
+        if why := value_checks.unreported(trees, split, metric):
             raise UsageError(f"--metric={FLAGS.metric}: an evaluation of {split} {why}")
-    checks = parts.checks_of(tree({})) if varied else []
+    checks = value_checks.checks_of(tree({})) if varied else []
     for one in varied:
         others = [other for other in varied if other is not one]
         for value in one.examples:
-            reason = parts.rejection(tree, {one.path: value}, others, checks)
+            reason = value_checks.rejection(tree, {one.path: value}, others, checks)
             if reason:
                 raise UsageError(f"--sweep {one.path}={value}: {reason}")
 
