@@ -9,7 +9,7 @@ from tekso.framework.costs import device_types
 from tekso.framework.learner import Learner
 from tekso.framework.optimizers.adam import Adam
 from tekso.framework.planning import tracing
-from tekso.framework.planning.costs import Cost, CostModel
+from tekso.framework.planning.cost_model import Cost, CostModel
 from tekso.framework.planning.step_work import alike
 from tekso.framework.task import Task
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from tekso.framework.counting import counted
 from tekso.framework.execution.mesh.layouts import MeshLayout
-from tekso.framework.planning.costs import Cost
+from tekso.framework.planning.cost_model import Cost
 from tekso.framework.planning.layout_search import Ranked
 from tekso.framework.planning.rings import GRADIENTS, WEIGHTS, CollectiveCost
 from tekso.framework.tables import table

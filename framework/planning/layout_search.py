@@ -38,7 +38,7 @@ from tekso.framework.execution.mesh.layouts import (
 from tekso.framework.execution.mesh.presets import DATA, MODEL
 from tekso.framework.learning_step import LearnerBase
 from tekso.framework.planning import tracing
-from tekso.framework.planning.costs import Cost, CostModel
+from tekso.framework.planning.cost_model import Cost, CostModel
 from tekso.framework.planning.step_work import alike
 from tekso.framework.signature import Signature
 from tekso.framework.task import Task

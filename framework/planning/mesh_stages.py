@@ -1,7 +1,7 @@
 """The figures of a pipeline whose stages are on meshes: those of one device of each mesh.
 
     operations, cost     those of the stage on one device, times the share of a device by the cost
-                         model of layouts (costs.py)
+                         model of layouts (cost_model.py)
     collectives          by the cost model: for every micro-batch; gathers of weights once a step
     weights, slots, …    shards (mesh_figures.py)
     saved activations,   those of the stage on one device, times the share of a device of the
@@ -22,7 +22,7 @@ from tekso.framework.costs.device_types import DeviceType
 from tekso.framework.execution.mesh.layouts import MeshLayout
 from tekso.framework.execution.mesh.step_errors import lists_of_loop
 from tekso.framework.learning_step import LearnerBase
-from tekso.framework.planning.costs import Cost, CostModel
+from tekso.framework.planning.cost_model import Cost, CostModel
 from tekso.framework.planning.layout_search import ONE_DEVICE
 from tekso.framework.planning.mesh_figures import ShardBytes, figures_on_mesh
 from tekso.framework.planning.placed_work import PlacedActivations

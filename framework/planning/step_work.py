@@ -4,7 +4,7 @@
     h constrained to [batch, length, mlp]                                      a Reshard
     root mean square over embed                                                a Reduction
 
-tracing.py records the work, and costs.py computes its cost. Work is independent of a mesh.
+tracing.py records the work, and cost_model.py computes its cost. Work is independent of a mesh.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
     pipelined       see `pipelined_step.py`
 
 On this machine, local_steps.py sums up the ops of graphs instead of using the cost model. All
-figures are estimates; see `planning/costs.py` for what the cost model leaves out.
+figures are estimates; see `planning/cost_model.py` for what the cost model leaves out.
 """
 
 from __future__ import annotations

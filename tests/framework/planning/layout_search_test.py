@@ -16,7 +16,7 @@ from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.mesh import activations
 from tekso.framework.execution.mesh.layouts import LayoutError, MeshLayout, MeshShape, Rules
 from tekso.framework.planning import layout_ranking, layout_search
-from tekso.framework.planning.costs import CostModel
+from tekso.framework.planning.cost_model import CostModel
 from tekso.framework.planning.layout_search import Ranked
 from tekso.framework.run import inspection
 

@@ -13,7 +13,7 @@ from tekso.framework import window_ops
 from tekso.framework.execution.mesh.layouts import MeshLayout, MeshShape, Rules
 from tekso.framework.initializers import Zeros
 from tekso.framework.params import REQUIRED, param
-from tekso.framework.planning.costs import Cost
+from tekso.framework.planning.cost_model import Cost
 from tekso.framework.task import LossSums, Task
 from tekso.models.layers.convolution import Conv2D
 

@@ -1,6 +1,6 @@
 """Prints, as JSON, what the cost model and DTensor's own program say that a step exchanges.
 
-Started by a test in a process of its own: `costs_program.py 'KEY MESH RULES [slots_axis]'`.
+Started by a test in a process of its own: `cost_model_program.py 'KEY MESH RULES [slots_axis]'`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tekso.framework import registry, schedules
 from tekso.framework.costs import device_types
 from tekso.framework.execution.mesh.layouts import MeshLayout, MeshShape, Rules
 from tekso.framework.planning import collectives, tracing
-from tekso.framework.planning.costs import CostModel
+from tekso.framework.planning.cost_model import CostModel
 from tekso.framework.planning.step_work import alike
 from tekso.framework.run import inspection
 

@@ -15,7 +15,7 @@ from tekso.framework.costs import device_types
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.mesh.layouts import MeshLayout, MeshShape, Rules
 from tekso.framework.params import REQUIRED, param
-from tekso.framework.planning.costs import Cost
+from tekso.framework.planning.cost_model import Cost
 from tekso.framework.task import LossSums, Task
 from tekso.models.layers.attention import MultiHeadAttention
 from tekso.models.layers.embedding import Embedding
@@ -284,7 +284,7 @@ SCALARS = 256  # bytes: norms of gradients, the loss and its weight are not in t
 @pytest.mark.slow
 @pytest.mark.parametrize("case", AGREEING)
 def test_bytes_are_those_of_the_program_that_dtensor_makes(case: str) -> None:
-    program = Path(__file__).with_name("costs_program.py")
+    program = Path(__file__).with_name("cost_model_program.py")
     result = processes.run([str(program), case], timeout=300)
     assert result.returncode == 0, result.stderr[-3000:]
     found = json.loads(result.stdout)
