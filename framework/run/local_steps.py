@@ -30,6 +30,7 @@ from tekso.framework.primitives.fusion import MarkedFusion, no_fusion
 from tekso.framework.run import step_graphs
 from tekso.framework.run.step_parts import StepParts, StepPlan, measured_note
 from tekso.framework.step import Step
+from tekso.framework.units import bytes_text, seconds_text
 
 _WORTH_SAYING = 0.15  # share of the memory of a step
 
@@ -74,7 +75,7 @@ def _with_notes(plan: StepPlan, tower: Any, *, towers: int) -> StepPlan:
     if waiting > _WORTH_SAYING * plan.total_bytes:
         notes.append(
             "iterations of a loop overlap, by how many differs from run to run: the step may need "
-            f"up to about {layout_ranking.bytes_text(waiting)} more memory; with "
+            f"up to about {bytes_text(waiting)} more memory; with "
             "parallel_iterations=1, a tf.while_loop needs none of it"
         )
     return dataclasses.replace(plan, notes=tuple(notes))
@@ -106,7 +107,7 @@ def _one_device(step: Step, graphs: step_graphs.StepGraphs) -> StepPlan:
     counted_step = graphs.peak_bytes(weights + slots, machine, least=COUNTED_BYTES)
     cores = counted(graphs.cores, "core")
     notes = (
-        f"uses {layout_ranking.seconds_text(of_cores)} of CPU time, on {cores}",
+        f"uses {seconds_text(of_cores)} of CPU time, on {cores}",
         measured_note(step.dtype),
     )
     return StepPlan(
@@ -176,15 +177,14 @@ def _local_devices(
     memory["tensors of a step"] = peak_bytes()
     counted_bytes = math.fsum(map(_counted, state.values()))
     counted_bytes += peak_bytes(least=COUNTED_BYTES)
-    used, started = map(layout_ranking.seconds_text, (time.core_seconds, time.start_seconds))
-    size = layout_ranking.bytes_text
+    used, started = map(seconds_text, (time.core_seconds, time.start_seconds))
     notes = (
         f"uses {used} of CPU time on {counted(num_cores(), 'core')}, {started} of it to start ops "
         "and for collectives",
         f"all-reduces {counted(len(graphs.collectives), 'tensor')} per step, "
-        f"{size(math.fsum(graphs.collectives))} on each device",
+        f"{bytes_text(math.fsum(graphs.collectives))} on each device",
         f"the devices share the memory of the machine: "
-        f"{size(devices * math.fsum(memory.values()))} together",
+        f"{bytes_text(devices * math.fsum(memory.values()))} together",
         measured_note(dtype),
     )
     return StepPlan(

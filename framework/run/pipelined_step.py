@@ -43,6 +43,7 @@ from tekso.framework.planning.step_time import StepTime
 from tekso.framework.run import pipeline_plan
 from tekso.framework.run.step_parts import NO_STARTS, StepParts, StepPlan, measured_note
 from tekso.framework.step import Step
+from tekso.framework.units import bytes_text, seconds_text
 
 
 def pipelined(
@@ -293,7 +294,7 @@ def _exchange_seconds(figures: PipelineFigures, device: DeviceType) -> float:
 def _pipeline_notes(
     figures: PipelineFigures, device: DeviceType, time: StepTime | None, dtype: str, *, shares: bool
 ) -> Iterator[str]:
-    seconds_text, on_meshes = layout_ranking.seconds_text, figures.mesh_size > 1
+    on_meshes = figures.mesh_size > 1
     sent = _sent_bytes(figures)
     sent_s = sent / device.link(figures.num_devices)[0]
     if on_meshes and time is not None:
@@ -308,7 +309,7 @@ def _pipeline_notes(
     if time is not None:
         in_time = "not in the time: on one machine, they are passed on without a copy"
     yield (
-        f"sends {layout_ranking.bytes_text(sent)} per device, {seconds_text(sent_s)} if nothing is "
+        f"sends {bytes_text(sent)} per device, {seconds_text(sent_s)} if nothing is "
         "computed meanwhile; " + in_time
     )
     for one in _of_meshes(figures):
@@ -320,10 +321,10 @@ def _pipeline_notes(
         in_time = ": " + seconds_text(_exchange_seconds(figures, device)) if time is None else ""
         yield (
             f"{what} {counted(exchange.count, 'tensor')} of gradients and weights of the replicas, "
-            f"{layout_ranking.bytes_text(exchange.bytes)}{in_time}"
+            f"{bytes_text(exchange.bytes)}{in_time}"
         )
     if shares:
-        together = layout_ranking.bytes_text(figures.shared_bytes)
+        together = bytes_text(figures.shared_bytes)
         yield f"the devices share the memory of the machine: {together} together"
     if time is not None:
         used, calls = map(seconds_text, (time.core_seconds, time.start_seconds))

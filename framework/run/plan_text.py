@@ -8,11 +8,11 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
-from tekso.framework.planning.layout_ranking import bytes_text, flops_text, seconds_text
 from tekso.framework.run.report.lines import WIDTH, duration
 from tekso.framework.run.run_plan import RunPlan
 from tekso.framework.run.step_parts import StepPlan
 from tekso.framework.tables import table
+from tekso.framework.units import bytes_text, flops_text, seconds_text
 
 _PIPELINES = (
     "The memory of pipelines is without temporary memory of their updates, that of other "

@@ -18,7 +18,6 @@ from tekso.framework.costs.stored_speeds import Condition
 from tekso.framework.costs.this_machine import THIS_MACHINE
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.experiment import Tree
-from tekso.framework.planning import layout_ranking
 from tekso.framework.run import checkpoint_size, inspection, metric_names, run_start
 from tekso.framework.run.early_stopping import early_stopping_of
 from tekso.framework.run.execution_search import other_plans
@@ -27,6 +26,7 @@ from tekso.framework.run.metric_choice import goal_of, metric_of
 from tekso.framework.run.step_parts import StepParts, StepPlan
 from tekso.framework.run.step_plan import step_plan
 from tekso.framework.state import State
+from tekso.framework.units import bytes_text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,20 +95,19 @@ class RunPlan:
     def problems(self) -> list[str]:
         """Why the run would fail; empty if it would not."""
         found = [text for text in (self.problem, *self.run_problems) if text]
-        text = layout_ranking.bytes_text
         if self.step is not None and not self.fits(self.step):
-            sharing = self.step.sharing_devices
-            all_bytes = text(self.step.bytes_together)
+            own, sharing = bytes_text(self.step.total_bytes), self.step.sharing_devices
+            all_bytes = bytes_text(self.step.bytes_together)
             shared = f", {all_bytes} for the {sharing} devices that share it" if sharing > 1 else ""
             found.append(
-                f"a step needs {text(self.step.total_bytes)} of memory per device{shared}, but "
-                f"{self.device.name} has {text(self.device.memory_bytes)}"
+                f"a step needs {own} of memory per device{shared}, but "
+                f"{self.device.name} has {bytes_text(self.device.memory_bytes)}"
             )
         if self.free_bytes is not None and self.new_disk_bytes > self.free_bytes:
             found.append(
-                f"{self.checkpoints} checkpoints need {text(self.new_disk_bytes)}"
+                f"{self.checkpoints} checkpoints need {bytes_text(self.new_disk_bytes)}"
                 f"{' more' if self.existing_checkpoints else ''}, but "
-                f"{text(self.free_bytes)} are free on the disk of {self.logdir}; "
+                f"{bytes_text(self.free_bytes)} are free on the disk of {self.logdir}; "
                 "run.keep_last_checkpoints sets how many are kept"
             )
         return found

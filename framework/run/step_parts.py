@@ -15,13 +15,13 @@ from tekso.framework.execution.data_parallel import DataParallel
 from tekso.framework.experiment import Tree
 from tekso.framework.learning_step import LearnerBase
 from tekso.framework.planning.collectives import Collective
-from tekso.framework.planning.layout_ranking import bytes_text, seconds_text
 from tekso.framework.run import step_graphs
 from tekso.framework.run.forward_flops import forward_flops
 from tekso.framework.run.inspection import TaskBatch
 from tekso.framework.signature import Signature
 from tekso.framework.step import Step
 from tekso.framework.task import Task
+from tekso.framework.units import bytes_text, seconds_text
 
 NO_STARTS = (
     "the time is without the start of ops, which takes most of the step of a small model on a CPU"

@@ -19,6 +19,7 @@ from tekso.framework.planning import layout_ranking, layout_search
 from tekso.framework.planning.cost_model import CostModel
 from tekso.framework.planning.layout_search import Ranked
 from tekso.framework.run import inspection
+from tekso.framework.units import bytes_text
 
 PAPER = MeshLayout(
     MeshShape.parse("batch:16;model:32"),
@@ -118,7 +119,7 @@ def test_layouts_that_do_not_fit_come_last_with_the_reason(
     for ranked in found:
         assert ranked.fits == (ranked.cost.memory.total <= 8e9)
     last = found[-1]
-    needs = layout_ranking.bytes_text(last.cost.memory.total)
+    needs = bytes_text(last.cost.memory.total)
     assert f"does not fit: needs {needs} of 8 GB: " in layout_ranking.reasons(last)[0]
 
 

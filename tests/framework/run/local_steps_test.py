@@ -17,7 +17,6 @@ from tekso.framework.costs.this_machine import ThisMachine
 from tekso.framework.initializers import Ones
 from tekso.framework.params import param
 from tekso.framework.planning import mesh_time
-from tekso.framework.planning.layout_ranking import bytes_text
 from tekso.framework.planning.mesh_time import MeshStarts
 from tekso.framework.run import (
     local_steps,
@@ -26,6 +25,7 @@ from tekso.framework.run import (
 )
 from tekso.framework.run.run_plan import RunPlan
 from tekso.framework.task import LossSums, Task
+from tekso.framework.units import bytes_text
 
 ONE_LAYER = {"task.model.stack.num_layers": 1}
 

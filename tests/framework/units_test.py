@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tekso.framework.planning.layout_ranking import bytes_text, flops_text, seconds_text
+from tekso.framework.units import bytes_text, flops_text, seconds_text
 
 
 @pytest.mark.parametrize(
