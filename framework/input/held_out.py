@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,8 +14,6 @@ from tekso.framework.input.param_checks import check_at_least_1
 from tekso.framework.input.skips import SkipReport
 from tekso.framework.input.splits import Split
 from tekso.framework.params import param
-
-AnyInput = TypeVar("AnyInput", bound=Input)
 
 
 class HeldOut(Input):
@@ -173,55 +169,3 @@ def spread(count: int, most: int | None) -> npt.NDArray[np.int64]:
     """
     taken = count if most is None else min(count, most)
     return np.arange(taken) * count // max(taken, 1)
-
-
-@dataclasses.dataclass(frozen=True)
-class ShownExamples(Generic[AnyInput]):
-    """Examples to decode.
-
-    Attributes:
-      input: one pass over a held-out split, or the training examples.
-      split: the split.
-      reason: why they are no examples of dev; "": they are, or the data has no dev split.
-    """
-
-    input: AnyInput
-    split: Split
-    reason: str = ""
-
-    def titled(self, text: str, unit: str) -> str:
-        """Returns a text about the examples, below a line that says why they are not those of dev.
-
-        Args:
-          text: what was decoded.
-          unit: what the examples are, in the plural.
-        """
-        split = "training" if self.split == "train" else self.split
-        return f"{split} {unit}, because {self.reason}:\n{text}" if self.reason else text
-
-
-def held_out_or_training(
-    held_out: Callable[[Split], AnyInput], training: Callable[[], AnyInput]
-) -> ShownExamples[AnyInput]:
-    """Returns the held-out examples of dev, else of test, else the training examples.
-
-    Args:
-      held_out: returns one pass over a split; it may raise anything if it cannot be loaded.
-      training: returns the training examples.
-    """
-    splits: tuple[Split, ...] = ("dev", "test")
-    reason = ""
-    for split in splits:
-        try:
-            found = held_out(split)
-        except NoSplitError:
-            continue
-        except Exception as error:  # of the user's code, for example
-            if not (isinstance(error, KeyError) and error.args == (split,)):
-                text = str(error).partition("\n")[0]
-                failed = f"the {split} split cannot be loaded ({type(error).__name__}: {text})"
-                reason = reason or failed
-            continue
-        if found.num_batches:
-            return ShownExamples(found, split, reason)
-    return ShownExamples(training(), "train", reason or "the data has no dev or test split")

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from tekso.framework.input.held_out import HeldOut, ShownExamples, held_out_or_training, spread
-from tekso.framework.input.input import Batch, ExampleInput, Input
+from tekso.framework.input.held_out import HeldOut
+from tekso.framework.input.input import Input
+from tekso.framework.input.shown_examples import shown_rows
 from tekso.framework.task import Decoded, Program
 from tekso.tasks.classification.exports import has_texts
 from tekso.tasks.classification.labelled_texts import class_name
@@ -21,51 +22,30 @@ _WIDTH = 50  # characters of a text shown
 def decoded_examples(task: Classifier, program: Program, input: Input) -> Decoded:
     """Returns label, likeliest class and its probability for some held-out examples.
 
-    If the input reads examples by index, they are spread evenly over all of them, because those of
-    a class are often side by side; otherwise over the first batch.
-
     Args:
       task: a `Classification`.
       program: calls functions with the weights of the task.
       input: the training input; its examples are used if no held-out ones can be loaded, and the
         text says why.
     """
-    shown: ShownExamples[Input] = held_out_or_training(
-        lambda split: HeldOut.Params(split=split).instantiate(train=input.params), lambda: input
-    )
-    batch = spread_batch(shown.input)
+    shown = shown_rows(input, most=_MOST)
+    batch, examples = shown.batch, shown.examples
     found = program.call(task.class_probabilities, batch["x"])
     arrays = {name: np.asarray(value) for name, value in found.items()}
-    read = shown.input.inner if isinstance(shown.input, HeldOut) else shown.input
+    read = examples.input.inner if isinstance(examples.input, HeldOut) else examples.input
     names = tuple(getattr(read, "class_names", ()) or getattr(input, "class_names", ()))
-    counted = np.flatnonzero(batch["weights"])
-    rows = counted[spread(len(counted), _MOST)].tolist()
     records = [
         {
             "kind": "class",
-            "split": shown.split,
+            "split": examples.split,
             **({"text": _text(batch["x"][row])} if has_texts(input) else {}),
             "label": _class(names, int(batch["labels"][row])),
             "predicted": _class(names, int(arrays["labels"][row])),
             "probability": float(arrays["probabilities"][row].max()),
         }
-        for row in rows
+        for row in shown.rows
     ]
-    return Decoded(shown.titled("\n".join(_lines(records)), "examples"), records)
-
-
-def spread_batch(input: Input) -> Batch:
-    """Returns a batch of the usual size, of examples from the whole pass where that is possible."""
-    inner = input.inner if type(input) is HeldOut else input
-    if (
-        not isinstance(inner, ExampleInput)
-        or type(inner).batch is not ExampleInput.batch
-        or inner.params.order != "once"
-        or inner.num_examples <= inner.params.batch_size
-    ):
-        return input.batch(0)
-    index = spread(inner.num_examples, inner.params.batch_size)
-    return inner.examples(index, np.zeros_like(index))
+    return Decoded(examples.titled("\n".join(_lines(records)), "examples"), records)
 
 
 def missing_predict(cls: Any, base: Any) -> str:

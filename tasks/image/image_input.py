@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 
 from tekso.framework import files
 from tekso.framework.input.errors import InputError
-from tekso.framework.input.held_out import ShownExamples, held_out_or_training
 from tekso.framework.input.input import Batch, Input
 from tekso.framework.input.prepared import MOST_THREADS, PreparedInput
+from tekso.framework.input.shown_examples import ShownExamples, held_out_or_training
 from tekso.framework.input.skips import BadRecordError
 from tekso.framework.params import REQUIRED, param
 from tekso.tasks.classification.task import X

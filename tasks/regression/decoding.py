@@ -7,11 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import tensorflow as tf
 
-from tekso.framework.input.held_out import HeldOut, ShownExamples, held_out_or_training, spread
 from tekso.framework.input.input import Input
+from tekso.framework.input.shown_examples import shown_rows
 from tekso.framework.task import Decoded, Program
-from tekso.tasks.classification.decoding import spread_batch
-from tekso.tasks.regression.arrays import WEIGHTS, X, Y
+from tekso.tasks.regression.arrays import X, Y
 
 _MOST = 10  # examples shown
 _MOST_NAMED = 5  # targets shown in a line
@@ -32,25 +31,21 @@ def decoded_examples(
       input: the training input; its examples are used if no held-out ones can be loaded, and the
         text says why.
     """
-    shown: ShownExamples[Input] = held_out_or_training(
-        lambda split: HeldOut.Params(split=split).instantiate(train=input.params), lambda: input
-    )
-    batch = spread_batch(shown.input)
+    shown = shown_rows(input, most=_MOST)
+    batch, examples = shown.batch, shown.examples
     predicted = np.asarray(program.call(run, batch[X])[Y], np.float64)
     y = np.asarray(batch[Y], np.float64).reshape(predicted.shape)
-    counted = np.flatnonzero(batch[WEIGHTS])
-    rows = counted[spread(len(counted), _MOST)].tolist()
     records = [
         {
             "kind": "numbers",
-            "split": shown.split,
+            "split": examples.split,
             "y": dict(zip(names, y[row].tolist(), strict=True)),
             "predicted": dict(zip(names, predicted[row].tolist(), strict=True)),
         }
-        for row in rows
+        for row in shown.rows
     ]
-    lines = (_line(names, y[row], predicted[row]) for row in rows)
-    return Decoded(shown.titled("\n".join(lines), "examples"), records)
+    lines = (_line(names, y[row], predicted[row]) for row in shown.rows)
+    return Decoded(examples.titled("\n".join(lines), "examples"), records)
 
 
 def _line(names: Sequence[str], y: np.ndarray, predicted: np.ndarray) -> str:
