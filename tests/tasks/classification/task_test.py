@@ -5,14 +5,15 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import given_arrays
 import numpy as np
 import pytest
 import tensorflow as tf
+from given_arrays import Given
 
 from tekso.framework import task_results
 from tekso.framework.context import StepContext
 from tekso.framework.execution.pipeline import loss_pieces
-from tekso.framework.input.arrays import Arrays
 from tekso.framework.input.bucketing import BucketedInput
 from tekso.framework.input.errors import InputError
 from tekso.framework.input.held_out import HeldOut
@@ -32,21 +33,8 @@ TRAIN = {"x": RNG.normal(size=(7, 2, 3)), "labels": np.array([0, 1, 2, 3, 0, 1, 
 DEV = {"x": RNG.normal(size=(5, 2, 3)), "labels": np.array([3, 2, 1, 0, 3])}
 
 
-class Given(Arrays):
-    """Returns what the test says."""
-
-    made: dict[str, Any]
-
-    def load(self, split: str) -> Any:
-        """Returns it."""
-        return type(self).made[split]
-
-
 def inputs(train: Any = TRAIN, dev: Any = DEV) -> dict[str, Any]:
-    Given.made = {"train": train, "dev": dev}
-    input = Given.Params(batch_size=4, order="sequential").instantiate()
-    dev = HeldOut.Params(batch_size=4).instantiate(train=input.params)
-    return {"input": input, "eval_inputs.dev": dev}
+    return given_arrays.inputs(train, dev)
 
 
 def checked(params: Any = None, **given: Any) -> Any:

@@ -5,18 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import given_arrays
 import numpy as np
 import pytest
 import tensorflow as tf
 from eager_program import EagerProgram
+from given_arrays import Given
 
 from tekso.framework import task_results
 from tekso.framework.context import StepContext
 from tekso.framework.execution.pipeline import loss_pieces
 from tekso.framework.experiment import Experiment, Run
-from tekso.framework.input.arrays import Arrays
 from tekso.framework.input.errors import InputError
-from tekso.framework.input.held_out import HeldOut
 from tekso.framework.input.input import ExampleInput
 from tekso.framework.learner import Learner
 from tekso.framework.optimizers.sgd import Momentum
@@ -34,21 +34,8 @@ DEV = {"x": X[:4] + 1, "y": Y[:4] + 9, "weights": np.ones(4)}
 LINEAR = Mlp.Params(hidden_dims=[])
 
 
-class Given(Arrays):
-    """Returns what the test says."""
-
-    made: dict[str, Any]
-
-    def load(self, split: str) -> Any:
-        """Returns it."""
-        return type(self).made[split]
-
-
 def inputs(train: Any = TRAIN, dev: Any = DEV) -> dict[str, Any]:
-    Given.made = {"train": train, "dev": dev}
-    input = Given.Params(batch_size=4, order="sequential").instantiate()
-    dev = HeldOut.Params(batch_size=4).instantiate(train=input.params)
-    return {"input": input, "eval_inputs.dev": dev}
+    return given_arrays.inputs(train, dev)
 
 
 def task_of(params: Any = None, **given: Any) -> tuple[Any, dict[str, Any]]:
