@@ -183,7 +183,7 @@ class CostModel:
         flops = sums.flops * self._parts
         return Cost(
             flops,
-            sums.products * layout.mesh.size / max(self._work.flops, 1),
+            sums.flops * layout.mesh.size / max(self._work.flops, 1),
             sums.seconds * self._parts,
             bill.seconds,
             update_bytes / self.device.memory_bytes_per_s,
@@ -267,7 +267,6 @@ class CostModel:
         else:
             sums.seconds += seconds * (forward + backward) * iterations
             sums.flops += flops * (forward + backward) * iterations
-            sums.products += flops * (forward + backward) * iterations
         sums.largest = max(sums.largest, local[2])
         # Inputs are resharded for the product, and their gradients are resharded back.
         before = (product.before_a, product.before_b)
@@ -391,7 +390,7 @@ class _Sums:
 
     def __init__(self, bill: Bill) -> None:
         self.bill = bill
-        self.seconds = self.flops = self.products = 0.0
+        self.seconds = self.flops = 0.0
         self.largest = self.saved = self.recomputed = 0.0
         self.gradients: list[_Gradient] = []
 
