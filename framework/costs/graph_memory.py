@@ -9,7 +9,6 @@ inputs and outputs of the graph are counted by the caller. `loop_lists.py` has t
 from __future__ import annotations
 
 import math
-import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -51,9 +50,9 @@ class Change(NamedTuple):
     temporary: float
     overwrites: tuple[str, str] | None
     frees: Sequence[str]
-    assigns: tuple[str, str] | None = None
-    op: str = ""
-    items: Mapping[str, int] = types.MappingProxyType({})
+    assigns: tuple[str, str] | None
+    op: str
+    items: Mapping[str, int]
 
 
 def peak_bytes(graph: Any, *, least: float = 0.0) -> float:
