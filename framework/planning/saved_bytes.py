@@ -63,8 +63,8 @@ class Working(NamedTuple):
     recomputed: float
 
 
-SavedTensor = Leaf | Derived | str
-"""A saved tensor: an input of the piece, a tensor that is computed from one, or another's name."""
+TensorName = Leaf | Derived | str
+"""What identifies a tensor in a piece: an input, how it is computed from one, or its name."""
 
 
 class SavedBytes(NamedTuple):
@@ -81,9 +81,9 @@ class SavedBytes(NamedTuple):
       seconds: time of its passes; None: not computed.
     """
 
-    for_backward: Mapping[SavedTensor, float]
-    for_weights: Mapping[SavedTensor, float]
-    made: Mapping[Leaf, SavedTensor]
+    for_backward: Mapping[TensorName, float]
+    for_weights: Mapping[TensorName, float]
+    made: Mapping[Leaf, TensorName]
     working: Working
     counted: Working
     seconds: PassSeconds | None = None
@@ -119,7 +119,7 @@ def saved_bytes(
     def find(piece: Piece, trace: PieceTrace, own: Mapping[str, WeightSpec], given: Flow) -> Any:
         size, learned = num_examples(batch), trained & own.keys()
         both = piece_gradients(piece, own, learned, given, trace, size, fuse=fuse)
-        return _kept(both, given, trace, of_piece[id(piece)], machine)
+        return _of_piece(both, given, trace, of_piece[id(piece)], machine)
 
     return of_each(pieces, traces, specs, batch, find, apart=computed)
 
@@ -192,7 +192,7 @@ def _keyed(
     """
     flow: dict[Leaf, Any] = {}  # {output: its key}
     for number, piece in enumerate(saved):
-        own: dict[SavedTensor, Any] = {}
+        own: dict[TensorName, Any] = {}
         for name in (*piece.for_backward, *piece.for_weights, *piece.made.values()):
             own[name] = _key(number, name, flow)
         yield (
@@ -202,7 +202,7 @@ def _keyed(
         flow |= {leaf: own[name] for leaf, name in piece.made.items()}
 
 
-def _key(number: int, name: SavedTensor, flow: Mapping[Leaf, Any]) -> Any:
+def _key(number: int, name: TensorName, flow: Mapping[Leaf, Any]) -> Any:
     """Returns the key of a tensor of a piece; `flow` has those of the outputs of earlier pieces."""
     if isinstance(name, str):
         return number, name
@@ -211,7 +211,7 @@ def _key(number: int, name: SavedTensor, flow: Mapping[Leaf, Any]) -> Any:
     return flow.get(name, name)
 
 
-def _kept(
+def _of_piece(
     both: PieceGradients,
     given: Flow,
     trace: PieceTrace,
@@ -238,7 +238,7 @@ def _kept(
     inputs = zip(cut.early[len(cut.lasting) :], _leaves(given), strict=True)
     leaves = {tensor.name: leaf for tensor, leaf in inputs}
     same = same_memory(concrete.graph)
-    names: dict[str, SavedTensor] = {**leaves, **_derived(concrete.graph, leaves, same)}
+    names: dict[str, TensorName] = {**leaves, **_derived(concrete.graph, leaves, same)}
     written = {name: nest for name, nest in trace.writes.items() if name not in (LOSS_SUM, METRICS)}
     roots = [same[tensor.name].name for tensor in outputs[:-1]]  # the last is the loss
     seeds = [t for t in cut.late if t.shape.rank]
@@ -317,14 +317,14 @@ def _leaves(flow: Mapping[str, Any]) -> list[Leaf]:
 
 
 def _bytes(
-    saved: Sequence[Any], names: Mapping[str, SavedTensor], same: Same, trace: PieceTrace
-) -> dict[SavedTensor, float]:
+    saved: Sequence[Any], names: Mapping[str, TensorName], same: Same, trace: PieceTrace
+) -> dict[TensorName, float]:
     """Returns {tensor: bytes}; if a size is unknown, all bytes that the piece writes.
 
     Each item of a list is a tensor.
     """
     roots = {same[tensor.name].name: same[tensor.name] for tensor in saved}
-    found: dict[SavedTensor, float] = {}
+    found: dict[TensorName, float] = {}
     for name, tensor in roots.items():
         items = list_items(tensor) if tensor.dtype == tf.variant else None
         if items is not None:
