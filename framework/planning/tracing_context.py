@@ -75,9 +75,9 @@ class TracingContext(StepContext):
         self._add(ReplicaSum(self._recorder.part(x)))
         return self._like(x)
 
-    def _keep(self, *tensors: tf.Tensor) -> None:
+    def _save(self, *tensors: tf.Tensor) -> None:
         for x in tensors:
-            self._recorder.keep(x, self._region)
+            self._recorder.save(x, self._region)
 
     def _dims(self, x: tf.Tensor) -> Dims:
         return self._recorder.names.of(x).dims
@@ -133,7 +133,7 @@ class TracingContext(StepContext):
 
         if self._recomputes_loops:
             for x in tf.nest.flatten(state):
-                self._recorder.keep(x, self._region, count=iterations)
+                self._recorder.save(x, self._region, count=iterations)
         flat, xs = tf.nest.flatten(state), tf.nest.map_structure(one, xs)
         dims, is_settled = [self._dims(x) for x in flat], False
         while not is_settled:
@@ -161,7 +161,7 @@ class TracingContext(StepContext):
 
     def rematerialize(self, function: Callable[..., Any], theta: Theta, *inputs: Any) -> Any:
         """See `ops.rematerialize`."""
-        self._keep(*(x for x in tf.nest.flatten(inputs) if tf.is_tensor(x)))
+        self._save(*(x for x in tf.nest.flatten(inputs) if tf.is_tensor(x)))
         inner = self._inside(iterations=1)
         output = function(theta, *inputs, inner)
         inner._region.last = self._recorder.num_ops
@@ -183,10 +183,10 @@ class TracingContext(StepContext):
         self._multiply(f"{lead}{inner},{inner}{outer}->{lead}{outer}", x, w, y)
         return y
 
-    def _elementwise(self, x: tf.Tensor, *, forward: int, backward: int, keep: bool) -> tf.Tensor:
+    def _elementwise(self, x: tf.Tensor, *, forward: int, backward: int, saves: bool) -> tf.Tensor:
         self._add(Passes(self._recorder.part(x), forward, backward))
-        if keep:
-            self._keep(x)
+        if saves:
+            self._save(x)
         return self._like(x)
 
     def _normalise(self, x: tf.Tensor, *, sums: int) -> tf.Tensor:
@@ -194,7 +194,7 @@ class TracingContext(StepContext):
         if dims and dims[-1] is not None:
             part = Part(dims[:-1], shape[:-1], 4)
             self._add(Reduction(part, (dims[-1],), forward=sums, backward=sums))
-        return self._elementwise(x, forward=3, backward=4, keep=True)
+        return self._elementwise(x, forward=3, backward=4, saves=True)
 
     def layer_norm(
         self, x: tf.Tensor, scale: tf.Tensor, bias: tf.Tensor | None, *, epsilon: float
@@ -210,11 +210,11 @@ class TracingContext(StepContext):
         """See `ops.activate`."""
         if name == "identity":
             return x
-        return self._elementwise(x, forward=2, backward=3, keep=True)
+        return self._elementwise(x, forward=2, backward=3, saves=True)
 
     def dropout(self, x: tf.Tensor, rate: float, layer: HasStream, name: str = "") -> tf.Tensor:
         """See `ops.dropout`."""
-        return self._elementwise(x, forward=2, backward=2, keep=False) if rate else x
+        return self._elementwise(x, forward=2, backward=2, saves=False) if rate else x
 
     def rotate(self, x: tf.Tensor, sine: Any, cosine: Any) -> tf.Tensor:
         """See `ops.rotate`; a sharded head is gathered to be rotated, in both passes."""
@@ -222,7 +222,7 @@ class TracingContext(StepContext):
         whole = dataclasses.replace(part, dims=(*part.dims[:-1], None))
         self._add(Reshard(part.dims, whole))
         self._add(Reshard(whole.dims, part))
-        return self._elementwise(x, forward=3, backward=3, keep=False)
+        return self._elementwise(x, forward=3, backward=3, saves=False)
 
     def attend(
         self,
@@ -303,7 +303,7 @@ class TracingContext(StepContext):
         if dims[-1] is not None:
             self._add(Reduction(self._recorder.part(y), (dims[-1],), forward=sums))
         self._add(Passes(self._recorder.part(logits), 5, 3))
-        self._keep(logits)
+        self._save(logits)
         return y
 
     # --- windows over images ---
@@ -333,7 +333,7 @@ class TracingContext(StepContext):
         dims = self._dims(x)[:-1]
         out = self._new([x.shape[0], *sizes, *outer], dims + names, x.dtype, x, w)
         self._add(MatrixProduct(form, image, part(w), part(out)))
-        self._keep(x)
+        self._save(x)
         channels = math.prod(outer)
         return self._new([x.shape[0], *sizes, channels], (*dims, names[0]), x.dtype, x, w)
 
@@ -353,7 +353,7 @@ class TracingContext(StepContext):
         sizes = self._windows(x, window)
         y = self._new([x.shape[0], *sizes, x.shape[-1]], self._dims(x), x.dtype, x)
         self._add(Passes(self._recorder.part(x), 1 + math.prod(window.shape), 3))
-        self._keep(x, y)
+        self._save(x, y)
         return y
 
     def average_pool(self, x: tf.Tensor, window: Window) -> tf.Tensor:

@@ -27,8 +27,8 @@ from tekso.framework.planning.step_work import (
 from tekso.framework.symbolic import placeholder
 from tekso.framework.weight_spec import WeightSpec
 
-_KEEPS_ITS_INPUTS = frozenset({"Mul", "RealDiv", "SquaredDifference", "Square", "Log"})
-_KEEPS_ITS_OUTPUT = frozenset({"Exp", "Sigmoid", "Tanh", "Sqrt", "Rsqrt", "Softmax", "Softplus"})
+_SAVES_ITS_INPUTS = frozenset({"Mul", "RealDiv", "SquaredDifference", "Square", "Log"})
+_SAVES_ITS_OUTPUT = frozenset({"Exp", "Sigmoid", "Tanh", "Sqrt", "Rsqrt", "Softmax", "Softplus"})
 
 
 @dataclasses.dataclass
@@ -179,7 +179,7 @@ class Recorder:
             before.append(tuple(earlier))
             earlier.append(lacking)
             if parts[other].learned:
-                self.keep(x, region)
+                self.save(x, region)
         product = MatrixProduct(
             form,
             parts[0],
@@ -197,7 +197,7 @@ class Recorder:
         own = known.dims if dims is None else dims
         return Part(tuple(own), sizes_of(x) or (), x.dtype.size, known.learned, known.weight)
 
-    def keep(self, x: tf.Tensor, region: Region, *, count: int = 1) -> None:
+    def save(self, x: tf.Tensor, region: Region, *, count: int = 1) -> None:
         """Records that an activation is saved for the backward pass."""
         known = self.names.of(x)
         if known.weight is None and x.shape.rank:
@@ -252,12 +252,12 @@ class Recorder:
             named = tuple(d for d in over if d is not None)
             if named:
                 self.add(Reduction(self.part(y), named), region, index=index)
-        elif op.type in _KEEPS_ITS_INPUTS | _KEEPS_ITS_OUTPUT and self.names.of(y).learned:
+        elif op.type in _SAVES_ITS_INPUTS | _SAVES_ITS_OUTPUT and self.names.of(y).learned:
             self.add(Passes(self.part(y), 3, 3), region, index=index)
-            saved = op.inputs if op.type in _KEEPS_ITS_INPUTS else [y]
+            saved = op.inputs if op.type in _SAVES_ITS_INPUTS else [y]
             for x in saved:
                 if x.shape == y.shape:
-                    self.keep(x, region)
+                    self.save(x, region)
 
     def _convolve(self, index: int, op: Any, region: Region) -> None:
         """Records a convolution; a transposed one has the products of that with the same filter.
@@ -270,7 +270,7 @@ class Recorder:
         if op.get_attr("data_format").decode().startswith("NC"):
             image, out = (_channels_last(part) for part in (image, out))
         if filters.learned:
-            self.keep(x, region)
+            self.save(x, region)
         if is_transposed:
             image, out = dataclasses.replace(out, learned=image.learned), image
         count = len(image.shape) - 2
