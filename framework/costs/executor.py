@@ -87,7 +87,14 @@ def events(graphs: Sequence[TimedOps], *, threads: int, chance: random.Random) -
       threads: number of threads.
       chance: decides what differs from run to run.
     """
-    return _Executor(graphs, threads, chance).events()
+    return _Executor(graphs, threads, chance, spread=_SPREAD).events()
+
+
+def elapsed_seconds(graphs: Sequence[TimedOps], *, threads: int) -> float:
+    """Returns the time until threads have run graphs side by side, each op in exactly its time."""
+    run = _Executor(graphs, threads, random.Random(0), spread=0.0)
+    collections.deque(run.events(), maxlen=0)
+    return run.end
 
 
 Ready = tuple[int, Any]
@@ -102,10 +109,17 @@ class _Running(NamedTuple):
 
 
 class _Executor:
-    """Threads that have not begun yet; see `events`."""
+    """Threads that have not begun yet; see `events`.
 
-    def __init__(self, graphs: Sequence[TimedOps], threads: int, chance: random.Random) -> None:
-        self._graphs, self._chance = graphs, chance
+    Attributes:
+      end: when the last op so far has ended.
+    """
+
+    def __init__(
+        self, graphs: Sequence[TimedOps], threads: int, chance: random.Random, *, spread: float
+    ) -> None:
+        self.end = 0.0
+        self._graphs, self._chance, self._spread = graphs, chance, spread
         self._waiting = [op_order.Waiting(graph.ops, graph.merged) for graph in graphs]
         self._threads = range(threads)
         self._at_once: list[collections.deque[Ready]] = [collections.deque() for _ in self._threads]
@@ -123,6 +137,7 @@ class _Executor:
         while self._running:
             now, _, owner, ready = heapq.heappop(self._running)
             if ready is not None:
+                self.end = now
                 yield OpEvent(*ready, ends=True)
                 if self._place_followers(owner, *ready):
                     for other in self._idle:
@@ -148,8 +163,8 @@ class _Executor:
         while (ready := self._next(thread)) is not None:
             graph, op = ready
             yield OpEvent(graph, op, ends=False)
-            spread = self._chance.uniform(1 - _SPREAD, 1 + _SPREAD)
-            end = now + self._graphs[graph].seconds[op.name] * spread
+            factor = self._chance.uniform(1 - self._spread, 1 + self._spread)
+            end = now + self._graphs[graph].seconds[op.name] * factor
             if op.name not in self._graphs[graph].collectives:
                 self._push(end, thread, ready)
                 return

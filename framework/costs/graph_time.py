@@ -37,12 +37,13 @@ The body of a loop counts once per iteration. Ops without a path to an output do
 from __future__ import annotations
 
 import functools
-import heapq
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from tekso.framework.costs import executor, graph_walks, graph_work, op_kinds
+from tekso.framework.costs.equal_ops import Merged
+from tekso.framework.costs.executor import TimedOps
 from tekso.framework.costs.graph_clusters import ClusterLoop, CompiledCluster
 from tekso.framework.costs.tensor_reuse import Move, distances
 from tekso.framework.costs.this_machine import MachineSpeed, filled, rate
@@ -128,45 +129,10 @@ def short_seconds(graph: Any, machine: MachineSpeed, *, between: float = 0.0) ->
 def elapsed_seconds(
     graph: Any, machine: MachineSpeed, *, cores: int, between: float = 0.0
 ) -> float:
-    """Returns the time of a graph whose ops run side by side, one on each core.
-
-    An op starts when its inputs exist and a core is free. A short op has to wait for the core that
-    computed its last input, because TensorFlow does not hand it to another thread.
-    """
-    end: dict[str, float] = {}
-    core_of: dict[str, int] = {}
-    free = [0.0] * cores
+    """Returns the time of a graph whose ops run side by side, one on each core."""
     ops = graph_walks.needed(graph)
-    of_op = op_seconds(ops, machine, between=between)
-    names = {op.name for op in ops}
-    before = {op.name: _before(op) & names for op in ops}
-    waits = {name: len(found) for name, found in before.items()}
-    followers: dict[str, list[int]] = {}
-    for number, op in enumerate(ops):
-        for name in before[op.name]:
-            followers.setdefault(name, []).append(number)
-    ready = [(0.0, number) for number, op in enumerate(ops) if not waits[op.name]]
-    while ready:
-        at, number = heapq.heappop(ready)
-        op = ops[number]
-        time = of_op[op.name]
-        core = min(range(cores), key=free.__getitem__)
-        if time < executor.SHORT_S and before[op.name]:
-            core = core_of[max(before[op.name], key=end.__getitem__)]
-        end[op.name] = max(at, free[core]) + time
-        if time:  # others need no core
-            free[core] = end[op.name]
-        core_of[op.name] = core
-        for after_it in followers.get(op.name, []):
-            name = ops[after_it].name
-            waits[name] -= 1
-            if not waits[name]:
-                heapq.heappush(ready, (max(end[n] for n in before[name]), after_it))
-    return max(end.values(), default=0.0)
-
-
-def _before(op: Any) -> set[str]:
-    return {t.op.name for t in op.inputs} | {one.name for one in op.control_inputs}
+    seconds_of = op_seconds(ops, machine, between=between)
+    return executor.elapsed_seconds([TimedOps(ops, Merged({}), seconds_of)], threads=cores)
 
 
 class _Work(NamedTuple):
