@@ -24,7 +24,7 @@ from typing import Any
 from tekso.framework import files
 from tekso.tools.command_errors import UsageError
 from tekso.tools.sweeping import halving
-from tekso.tools.sweeping.space import Range, Varied
+from tekso.tools.sweeping.space import Varied
 
 SEARCHES = ("random", "tpe", "halving")
 _STUDY = "sweep"
@@ -93,9 +93,7 @@ class Study:
         """Number of different settings that there are; None: a range of floats has no number."""
         if any(one.range is not None and not one.range.is_whole for one in self._varied):
             return None
-        return math.prod(
-            len(one.values if one.range is None else _whole(one.range)) for one in self._varied
-        )
+        return math.prod(len(one.choices) for one in self._varied)
 
     @property
     def best(self) -> tuple[dict[str, str], float] | None:
@@ -161,7 +159,7 @@ class Study:
         for frozen in self._study.get_trials(deepcopy=False):
             is_finished = frozen.state not in (states.RUNNING, states.WAITING)
             if is_finished and len(frozen.params) == len(self._varied):
-                settings = {path: repr_of(value) for path, value in frozen.params.items()}
+                settings = {path: _text_of(value) for path, value in frozen.params.items()}
                 found.setdefault(_key(settings), frozen)
         return found
 
@@ -172,15 +170,14 @@ class Study:
         for number in itertools.count(draw.randrange(size)):
             values, rest = {}, number % size
             for one in self._varied:
-                choices = one.values if one.range is None else _whole(one.range)
-                rest, index = divmod(rest, len(choices))
-                values[one.path] = choices[index]
-            if _key({path: repr_of(value) for path, value in values.items()}) not in tried:
+                rest, index = divmod(rest, len(one.choices))
+                values[one.path] = one.choices[index]
+            if _key({path: _text_of(value) for path, value in values.items()}) not in tried:
                 break
         return values
 
     def _settings(self, trial: Any) -> dict[str, str]:
-        return {one.path: repr_of(self._suggested(trial, one)) for one in self._varied}
+        return {one.path: _text_of(self._suggested(trial, one)) for one in self._varied}
 
     @staticmethod
     def _suggested(trial: Any, one: Varied) -> Any:
@@ -190,15 +187,10 @@ class Study:
         return suggest(one.path, one.range.low, one.range.high, log=one.range.is_log)
 
 
-def _whole(range_: Range) -> range:
-    """Returns the values of a range of whole numbers."""
-    return range(int(range_.low), int(range_.high) + 1)
-
-
 def _key(settings: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     return tuple(sorted(settings.items()))
 
 
-def repr_of(value: Any) -> str:
+def _text_of(value: Any) -> str:
     """Returns a chosen value as text for --set."""
     return value if isinstance(value, str) else repr(value)

@@ -58,6 +58,13 @@ class Varied:
         """All values, or the ends of the range."""
         return self.values if self.range is None else (repr(self.range.low), repr(self.range.high))
 
+    @property
+    def choices(self) -> Sequence[str | int]:
+        """All values, also of a range of whole numbers."""
+        if self.range is None:
+            return self.values
+        return range(int(self.range.low), int(self.range.high) + 1)
+
 
 def parse(text: str) -> Varied:
     """Returns the setting that --sweep gives.
