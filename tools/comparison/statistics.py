@@ -30,7 +30,7 @@ class Summary:
 
 
 @dataclasses.dataclass(frozen=True)
-class Test:
+class WelchTest:
     """The result of a comparison of two groups.
 
     Attributes:
@@ -41,8 +41,6 @@ class Test:
       seeds: runs that each group needs, so that a difference of this size is significant at the
         level of 5 % in 80 % of all repetitions; None: unknown, or more than 10,000.
     """
-
-    __test__ = False  # not a test of pytest
 
     difference: float
     t: float | None
@@ -69,7 +67,7 @@ def summary(values: Sequence[float]) -> Summary:
     return Summary((first + mean) * unit, math.sqrt(variance) * unit, count)
 
 
-def welch(first: Sequence[float], second: Sequence[float]) -> Test:
+def welch(first: Sequence[float], second: Sequence[float]) -> WelchTest:
     """Tests whether the means of two groups differ; each group has at least one value."""
     unit = _unit([*first, *second])  # squares of values above 1e154 are infinite
     test = _welch([value / unit for value in first], [value / unit for value in second])
@@ -81,21 +79,21 @@ def _unit(values: Sequence[float]) -> float:
     return 2.0 ** min(1023, math.frexp(max(map(abs, values)))[1])
 
 
-def _welch(first: Sequence[float], second: Sequence[float]) -> Test:
+def _welch(first: Sequence[float], second: Sequence[float]) -> WelchTest:
     a, b = summary(first), summary(second)
     difference = b.mean - a.mean
     if a.std is None or b.std is None:
-        return Test(difference, None, None, None, None)
+        return WelchTest(difference, None, None, None, None)
     errors = [a.std / math.sqrt(a.count), b.std / math.sqrt(b.count)]  # of the means
     error = math.hypot(*errors)
     if error == 0.0:
         is_same = difference == 0.0
         t = 0.0 if is_same else math.copysign(math.inf, difference)
-        return Test(difference, t, None, 1.0 if is_same else 0.0, None if is_same else 2)
+        return WelchTest(difference, t, None, 1.0 if is_same else 0.0, None if is_same else 2)
     shares = [(one / error) ** 2 for one in errors]
     freedom = 1.0 / (shares[0] ** 2 / (a.count - 1) + shares[1] ** 2 / (b.count - 1))
     t = difference / error
-    return Test(difference, t, freedom, p_value(t, freedom), seeds(difference, a.std, b.std))
+    return WelchTest(difference, t, freedom, p_value(t, freedom), seeds(difference, a.std, b.std))
 
 
 def p_value(t: float, freedom: float) -> float:
@@ -120,7 +118,7 @@ def quantile(probability: float, freedom: float) -> float:
 
 
 def seeds(difference: float, std: float, other: float) -> int | None:
-    """Returns how many runs each of two groups needs to decide a difference; see `Test.seeds`."""
+    """Returns how many runs each of two groups needs to decide a difference; see `WelchTest`."""
     if difference == 0.0:
         return None
     spread = math.hypot(std, other)

@@ -115,13 +115,13 @@ def _or_dash(value: float | None) -> str:
     return "-" if value is None else number(value)
 
 
-def _seeds(test: statistics.Test) -> str:
+def _seeds(test: statistics.WelchTest) -> str:
     if test.p is None or test.difference == 0.0:
         return "-"
     return str(test.seeds) if test.seeds is not None else "more than 10,000"
 
 
-def _sentence(first: str, other: str, test: statistics.Test) -> str:
+def _sentence(first: str, other: str, test: statistics.WelchTest) -> str:
     if test.p is None:
         return (
             f"{other} against {first}: one run does not show a spread; train each with two seeds "
