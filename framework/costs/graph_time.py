@@ -91,7 +91,7 @@ def moved_by_others(graphs: Sequence[tuple[int, Any]]) -> list[float]:
 
 
 def of_runs(
-    price: Callable[..., float], graph: Any, *args: Any, runs: int, between: float
+    price: Callable[..., float], graph: Any, machine: MachineSpeed, *, runs: int, between: float
 ) -> float:
     """Returns the price of all runs of a graph in a step.
 
@@ -100,12 +100,12 @@ def of_runs(
     Args:
       price: `seconds` or `short_seconds`.
       graph: the graph.
-      *args: of `price`.
+      machine: the speeds.
       runs: number of runs.
       between: bytes that other graphs move before the first run.
     """
-    first = price(graph, *args, between=between)
-    return first + (runs - 1) * price(graph, *args) if runs > 1 else first
+    first = price(graph, machine, between=between)
+    return first + (runs - 1) * price(graph, machine) if runs > 1 else first
 
 
 def short_seconds(graph: Any, machine: MachineSpeed, *, between: float = 0.0) -> float:
