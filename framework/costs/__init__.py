@@ -11,4 +11,6 @@
                      results: `stored_speeds`; whether it is idle: `reference_work`
     other devices    `device_types`, `tpu_time`
     pieces           `piece_traces`, `piece_gradients`, `piece_costs`
+
+Of the executions, these modules import only the errors.
 """

@@ -13,4 +13,6 @@
     stages on meshes    `stage_work`, `mesh_stages`, `mesh_figures`; on this machine:
                         `mesh_stage_graphs`
     a measured step     `measured_step`, `timeline_drawing`
+
+Only the probes run steps.
 """
