@@ -14,8 +14,9 @@ The speeds are those of one core, or of all cores if one op at a time uses them.
     a tensor                bytes / bandwidth at the distance of its uses: tensor_reuse.py
     cluster of XLA          its inputs and outputs, and its loops; a loop takes the time of its
                             tensors, or of the elements of its ops, whichever is longer
-    product in a loop of    operations / rate, or the bytes of its matrix / bandwidth for a matrix
-    a cluster               that every iteration reads, whichever is longer
+    product in a loop of    operations / rate at its rows (columns, if the matrix is on the left),
+    a cluster               or the bytes of its matrix / bandwidth for a matrix that every iteration
+                            reads, whichever is longer
     every op                plus the time of an op that does nothing
 
 A product or convolution of fewer operations per byte than were measured computes at the rate of
@@ -198,15 +199,23 @@ def _loop_work(
             return computing + times * max(every)
         start = machine.loop_s if repeated else 0.0
         if repeated and loop.op.type in op_kinds.MATRIX_PRODUCTS:
-            matrix = max(map(graph_work.size_bytes, loop.op.inputs))
-            reading = matrix / rate(machine.loop_matrices, matrix)
-            product = max(graph_work.op_flops(loop.op) / machine.loop_products_per_s, reading)
-            return start + computing + product
+            return start + computing + _loop_product_seconds(loop.op, machine)
         if loop.op.type in _WITH_RATES:
             return start + computing + _plain_seconds(loop.op, machine, uses)
         return start + max(computing, _moving_seconds(uses, machine.cluster_streams))
 
     return _Work(op, move, time)
+
+
+def _loop_product_seconds(op: Any, machine: MachineSpeed) -> float:
+    """Returns the time of a product with a matrix that every iteration of a loop reads."""
+    left, right = map(graph_work.size_bytes, op.inputs)
+    matrix = max(left, right)
+    points = machine.loop_products_left if left > right else machine.loop_products_right
+    # The matrix has as many elements as the product has operations for each row, halved.
+    flops = graph_work.op_flops(op)
+    rows = flops * op.inputs[0].dtype.size / (2 * max(matrix, 1))
+    return max(flops / rate(points, rows), matrix / rate(machine.loop_matrices, matrix))
 
 
 def _loops_seconds(graph: Any, machine: MachineSpeed, *, repeated: bool) -> float:

@@ -56,7 +56,7 @@ _SAME = {"strides": [1, 1, 1, 1], "padding": "SAME"}
 _ITERATIONS = 32  # of a loop that XLA compiles
 _MATRIX = 512  # rows and columns of a matrix that stays in the cache of a core
 _LARGER = (1024, 2048)  # of matrices that do not
-_ROWS = (2, 16)  # few: the time is that of reading the matrix; more: that of the operations
+_ROWS = (2, 8, 16)  # few: the time is that of reading the matrix; more: that of the operations
 
 
 def main(kind: str) -> None:
@@ -112,11 +112,7 @@ class Probes(ProbeRuns):
             "streams": streams,
             **self._elementwise_ops(),
             **clusters,
-            "loop_products_per_s": 2 * _ROWS[1] * _MATRIX**2 / self._of_product(_ROWS[1], _MATRIX),
-            "loop_matrices": [
-                (4.0 * size**2, 4 * size**2 / self._of_product(_ROWS[0], size))
-                for size in (_MATRIX, *_LARGER)
-            ],
+            **self._loop_products(),
             "op_s": op_s,
             "product_s": product_s,
             **self._depthwise(),
@@ -350,21 +346,38 @@ class Probes(ProbeRuns):
                 points.append((flops / moved, speed))
         return {"depthwise": forward, "depthwise_filter_gradients": backward}
 
-    def _of_product(self, rows: int, size: int) -> Seconds:
+    def _loop_products(self) -> dict[str, Any]:
+        """Returns fields of `MachineSpeed`: of products in a loop over time."""
+        right = [(rows, self._of_product(rows, _MATRIX)) for rows in _ROWS]
+        left = [(rows, self._of_product(rows, _MATRIX, on_left=True)) for rows in _ROWS]
+        few = _ROWS[0]
+        times = [(_MATRIX, right[0][1]), *((size, self._of_product(few, size)) for size in _LARGER)]
+        return {
+            **{
+                f"loop_products_{side}": [
+                    (float(rows), 2 * rows * _MATRIX**2 / time) for rows, time in found
+                ]
+                for side, found in (("left", left), ("right", right))
+            },
+            "loop_matrices": [(4.0 * size**2, 4 * size**2 / time) for size, time in times],
+        }
+
+    def _of_product(self, rows: int, size: int, *, on_left: bool = False) -> Seconds:
         """Returns the time of a product with the same matrix in every iteration of a loop."""
         import tensorflow as tf
 
         def loop(x: Any, w: Any) -> Any:
             return tf.while_loop(
                 lambda i, _: i < _ITERATIONS,
-                lambda i, x: (i + 1, tf.matmul(x, w)),
+                lambda i, x: (i + 1, tf.matmul(w, x) if on_left else tf.matmul(x, w)),
                 (tf.constant(0), x),
                 maximum_iterations=_ITERATIONS,
             )[1]
 
         # Orthogonal rows, so that the numbers neither grow nor vanish.
         matrix = tf.linalg.eye(size)[::-1]
-        return self.seconds(self._compiled(loop), array(rows, size), matrix) / _ITERATIONS
+        x = array(size, rows) if on_left else array(rows, size)
+        return self.seconds(self._compiled(loop), x, matrix) / _ITERATIONS
 
 
 def _moving_seconds(shape: Sequence[int], times: int, streams: Speeds) -> Seconds:

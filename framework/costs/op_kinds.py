@@ -10,8 +10,9 @@ SAME_MEMORY = frozenset(
 )
 """Ops whose output is their input, in the same memory."""
 
-BATCH_PRODUCTS = frozenset({"BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"})
-MATRIX_PRODUCTS = BATCH_PRODUCTS | {"MatMul", "Einsum"}
+BATCH_PRODUCTS = frozenset({"BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum"})
+"""Products of many matrices; an Einsum is one of them, also if it multiplies only two."""
+MATRIX_PRODUCTS = BATCH_PRODUCTS | {"MatMul"}
 _FORWARD_CONVOLUTIONS = frozenset({"Conv2D", "Conv3D", "DepthwiseConv2dNative"})
 PRODUCTS = MATRIX_PRODUCTS | _FORWARD_CONVOLUTIONS
 """Ops that multiply matrices, or convolve."""

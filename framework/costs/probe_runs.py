@@ -25,9 +25,9 @@ _REPEATS = 3
 _MOST_REPEATS = 9  # if measurements differ
 _SCATTER = 0.05  # of two measurements that confirm each other
 _LEAST = 0.1  # least share of a call that its ops take, if other programs disturb a measurement
+_LEAST_OF_PAIR = 0.02  # the same of a pair with the small ops after it
 _MANY_TIMES = 256  # repetitions of an op that does nothing
 _PAUSE_OPS = 40  # small ops between two that use all threads
-_TINY = 1e-9
 
 
 class ProbeRuns:
@@ -75,7 +75,7 @@ class ProbeRuns:
     ) -> Seconds:
         """Returns the time of a function of two tensors, which are not in the cache."""
         whole = self._of_pairs(function, a, b, times)
-        return np.maximum(whole - self._arguments_s(), _TINY)
+        return rest(whole, self._pause_s() + self._arguments_s(), least=_LEAST_OF_PAIR)
 
     @functools.cache  # noqa: B019  # the process ends after the probes
     def _arguments_s(self) -> Seconds:
@@ -84,12 +84,12 @@ class ProbeRuns:
 
         small = tf.ones([4])
         one = self.of_chain(lambda x: x + small, small)
-        return np.maximum(self._of_pairs(tf.add, small, small, TIMES) - one, 0.0)
+        whole = self._of_pairs(tf.add, small, small, TIMES)
+        return np.maximum(whole - self._pause_s() - one, 0.0)
 
     def _of_pairs(self, function: Callable[[Any, Any], Any], a: Any, b: Any, times: int) -> Seconds:
         pairs = [(a * (1.0 + 0.01 * i), b * (1.0 + 0.01 * i)) for i in range(times)]
-        whole = self.seconds(functools.partial(self._each, function), *pairs)
-        return np.maximum(whole / times - self._pause_s(), _TINY)
+        return self.seconds(functools.partial(self._each, function), *pairs) / times
 
     @functools.cache  # noqa: B019  # the process ends after the probes
     def _pause_s(self) -> Seconds:

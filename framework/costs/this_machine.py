@@ -51,7 +51,10 @@ class MachineSpeed:
       cluster_functions_per_s: elements of exponentials and similar functions inside one.
       cluster_sums_per_s: elements that a sum of rows inside one adds.
       cluster_column_sums_per_s: the same of a sum of columns.
-      loop_products_per_s: operations of a product in a loop that XLA compiles.
+      loop_products_left: [(columns, operations per second)] of products in a loop that XLA
+        compiles, ascending; the matrix, which is the same in every iteration, is on the left, and
+        the columns are those of the other tensor.
+      loop_products_right: [(rows, operations per second)] of those with the matrix on the right.
       loop_matrices: [(bytes, bytes per second)] of a matrix that every iteration of such a loop
         reads, ascending.
       lanes: channels of a vector, which a convolution computes at the same time.
@@ -79,7 +82,8 @@ class MachineSpeed:
     cluster_functions_per_s: float
     cluster_sums_per_s: float
     cluster_column_sums_per_s: float
-    loop_products_per_s: float
+    loop_products_left: Sequence[tuple[float, float]]
+    loop_products_right: Sequence[tuple[float, float]]
     loop_matrices: Sequence[tuple[float, float]]
     lanes: float
     op_s: float
@@ -92,7 +96,8 @@ class MachineSpeed:
 
 POINTS = (
     "products", "batch_products", "convolutions", "filter_gradients", "depthwise",
-    "depthwise_filter_gradients", "streams", "cluster_streams", "loop_matrices",
+    "depthwise_filter_gradients", "streams", "cluster_streams", "loop_products_left",
+    "loop_products_right", "loop_matrices",
 )  # fmt: skip
 """Fields of `MachineSpeed` that are a speed at several points."""
 

@@ -159,6 +159,18 @@ def test_the_time_of_an_op_is_found_among_those_of_calls_arguments_and_pauses(
             assert list(seconds) == pytest.approx([expected] * 2, rel=0.01)
 
 
+def test_an_op_beside_a_disturbed_pause_keeps_a_share_of_its_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Or else it would count as one that takes no time, at a speed without limits."""
+    probes = Probes(1, is_alone=True)
+    monkeypatch.setattr(Probes, "seconds", lambda *_: np.full(2, 16.0))  # 16 pairs
+    monkeypatch.setattr(Probes, "_pause_s", lambda _: np.full(2, 5.0))
+    monkeypatch.setattr(Probes, "_arguments_s", lambda _: np.zeros(2))
+    x = tf.ones([2, 2])
+    assert list(probes.of_each(tf.matmul, x, x)) == pytest.approx([0.02, 0.02])
+
+
 def _ops_that_run(function: Any, x: Any) -> Counter[str]:
     """Returns {type: number} of the ops of a function after TensorFlow has optimized its graph."""
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})
@@ -259,8 +271,13 @@ def test_the_speeds_of_a_machine_follow_from_the_times_of_its_ops(
     assert list(found["cluster_functions_per_s"]) == pytest.approx([1 / function] * 2, rel=0.01)
     assert list(found["cluster_sums_per_s"]) == pytest.approx([1 / row_sum] * 2, rel=0.01)
     assert list(found["cluster_column_sums_per_s"]) == pytest.approx([1 / column_sum] * 2, rel=0.01)
-    # 32 iterations of a product of 16 rows, and of matrices of 512, 1024 and 2048 rows.
-    assert list(found["loop_products_per_s"]) == pytest.approx([2 * 16 * 512**2 / 1e-3] * 2)
+    # 32 iterations of a product, and of matrices of 512, 1024 and 2048 rows.
+    for side in ("left", "right"):
+        rows, speeds = zip(*found[f"loop_products_{side}"], strict=True)
+        assert rows == (2, 8, 16)
+        assert [list(speed) for speed in speeds] == [
+            pytest.approx([2 * count * 512**2 / 1e-3] * 2) for count in rows
+        ]
     assert [size for size, _ in found["loop_matrices"]] == [1 << 20, 1 << 22, 1 << 24]
     assert [speed[0] * 1e-3 for _, speed in found["loop_matrices"]] == pytest.approx(
         [1 << 20, 1 << 22, 1 << 24]
@@ -344,8 +361,9 @@ def test_the_probes_give_plausible_speeds(tmp_path: Path, monkeypatch: pytest.Mo
         assert 1e-8 < found.op_s < 1e-3
         assert 0 <= found.convolution_s < 0.1 and 1e7 < found.broadcasts_per_s < 1e12
         assert all(1e8 < speed < 1e13 for _, speed in found.convolutions)
-        assert 1e9 < found.loop_products_per_s < 1e13
-        assert all(1e8 < speed < 1e13 for _, speed in found.loop_matrices)
+        loops = (found.loop_products_left, found.loop_products_right, found.loop_matrices)
+        assert all(1e8 < speed < 1e13 for points in loops for _, speed in points)
+        assert 1e7 < found.moved_bytes_per_s < 1e13
     assert 1e-6 < machine.call_s < 0.1
     assert 0 <= machine.array_s < 0.01 and 0 <= machine.variable_s < 0.001
     assert machine.side_by_side.cluster_s + machine.side_by_side.argument_s > 1e-7

@@ -31,9 +31,10 @@ from tekso.framework.run.step_graphs import StepGraphs
 POINTS = [(1.0, 1e9), (3.0, 3e9)]
 SLOWER = [(1.0, 5e8), (3.0, 1e9)]
 STREAMS = [(20000.0, 1e8), (40000.0, 5e7)]  # from a cache, and from memory
+LOOPS = [(1.0, 4e9)]  # products in a compiled loop
 SPEED = MachineSpeed(
     POINTS, SLOWER, POINTS, POINTS, POINTS, POINTS, STREAMS, 1e6, 2e6, 1e7, STREAMS, 1e9, 1e6, 1e7,
-    1e5, 4e9, POINTS, 1.0, 0.25, 0.5, 2.0, 3.0, 0.0, 0.0,
+    1e5, LOOPS, LOOPS, POINTS, 1.0, 0.25, 0.5, 2.0, 3.0, 0.0, 0.0,
 )  # fmt: skip
 """Speeds of which every time below is a multiple that shows where it comes from."""
 MACHINE = ThisMachine(SPEED, SPEED, SPEED, call_s=0.5, array_s=0.0, variable_s=0.125)
@@ -259,19 +260,31 @@ def test_a_compiled_loop_has_its_stack_once_and_copies_nothing_that_stays() -> N
     assert _of_time(50, 20).peak_bytes() == pytest.approx(4 * 50 * 2 * 20, rel=0.01)
 
 
-def test_a_product_in_a_compiled_loop_takes_its_operations_or_the_bytes_of_its_matrix() -> None:
-    def seconds(speed: MachineSpeed) -> float:
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_a_product_in_a_compiled_loop_takes_its_operations_or_the_bytes_of_its_matrix(
+    side: str,
+) -> None:
+    """With the matrix on the left, columns decide its speed, or else rows."""
+    shape = {"left": [20, 2], "right": [2, 20]}[side]
+
+    def seconds(**speeds: Any) -> float:
         function = tf.function(lambda x, w: _powers(x, w), jit_compile=True, autograph=False)
-        return graph_time.seconds(graph(lambda x, w: function(x, w), [2, 20], [20, 20]), speed)
+        machine = dataclasses.replace(SPEED, **speeds)
+        return graph_time.seconds(graph(lambda x, w: function(x, w), shape, [20, 20]), machine)
 
     def _powers(x: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
-        return tf.while_loop(lambda x: True, lambda x: x @ w, [x], maximum_iterations=9)[0]
+        def multiply(x: tf.Tensor) -> tf.Tensor:
+            return w @ x if side == "left" else x @ w
+
+        return tf.while_loop(lambda x: True, multiply, [x], maximum_iterations=9)[0]
 
     flops, matrix = 2 * 2 * 20 * 20, 4 * 20 * 20
-    whole = dataclasses.replace(SPEED, loop_products_per_s=flops / 10.0)
-    assert seconds(whole) == pytest.approx(2.0 + 9 * 10.0, rel=0.01)
-    slow = dataclasses.replace(SPEED, loop_matrices=[(1.0, matrix / 20.0)])
-    assert seconds(slow) == pytest.approx(2.0 + 9 * 20.0, rel=0.01)
+    points = {f"loop_products_{side}": [(1.0, flops / 30.0), (3.0, flops / 6.0)]}
+    assert seconds(**points) == pytest.approx(2.0 + 9 * 10.0, rel=0.01)  # the mean speed
+    slow = [(1.0, matrix / 20.0)]
+    assert seconds(loop_matrices=slow) == pytest.approx(2.0 + 9 * 20.0, rel=0.01)
+    both = seconds(loop_matrices=slow, **points)
+    assert both == pytest.approx(2.0 + 9 * 20.0, rel=0.01)
 
 
 def test_a_function_is_not_computed_again_for_a_larger_tensor() -> None:
