@@ -14,6 +14,7 @@ one that writes a row writes it in place. Tensors that no iteration changes are 
 
 from __future__ import annotations
 
+import collections
 import math
 from typing import Any, NamedTuple
 
@@ -140,19 +141,36 @@ class CompiledCluster:
     def peak_bytes(self) -> float:
         """Returns the largest number of bytes that the results of loops hold at once.
 
-        A result is freed after the last loop that reads it; outputs of the cluster stay.
+        A result is freed after the last loop that reads it; outputs of the cluster stay. The loops
+        run in breadth-first order, as XLA schedules them so that they could run side by side: first
+        all that read only inputs of the cluster, then those that wait only for them, and so on.
         """
-        last: dict[str, int] = {}
-        for number, loop in enumerate(self.loops):
-            for tensor, _ in self._read_by(loop.op)[0].values():
-                last[tensor.op.name] = number
-        held = peak = 0.0
         sizes = {loop.op.name: math.fsum(_new_bytes(loop.op)) for loop in self.loops}
-        for number, loop in enumerate(self.loops):
-            held += sizes[loop.op.name]
+        reads = {
+            loop.op.name: {t.op.name for t, _ in self._read_by(loop.op)[0].values()} & sizes.keys()
+            for loop in self.loops
+        }
+        readers = collections.Counter(name for names in reads.values() for name in names)
+        readers.update(self._outputs)
+        followers: dict[str, list[str]] = {}
+        for name, names in reads.items():
+            for before in names:
+                followers.setdefault(before, []).append(name)
+        waits = {name: len(names) for name, names in reads.items()}
+        ready = collections.deque(name for name, count in waits.items() if not count)
+        held = peak = 0.0
+        while ready:
+            name = ready.popleft()
+            held += sizes[name]
             peak = max(peak, held)
-            done = [n for n, at in last.items() if at == number and n not in self._outputs]
-            held -= math.fsum(sizes.get(name, 0.0) for name in done)
+            for before in reads[name]:
+                readers[before] -= 1
+                held -= 0.0 if readers[before] else sizes[before]
+            held -= 0.0 if readers[name] else sizes[name]
+            for after in followers.get(name, []):
+                waits[after] -= 1
+                if not waits[after]:
+                    ready.append(after)
         return peak
 
 

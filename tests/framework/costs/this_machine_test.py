@@ -260,6 +260,16 @@ def test_a_compiled_loop_has_its_stack_once_and_copies_nothing_that_stays() -> N
     assert _of_time(50, 20).peak_bytes() == pytest.approx(4 * 50 * 2 * 20, rel=0.01)
 
 
+def test_loops_that_wait_for_nothing_run_before_those_that_wait_for_them() -> None:
+    """XLA multiplies all three before it sums the first one, so it holds all three."""
+
+    def sums(x: tf.Tensor, y: tf.Tensor) -> Any:
+        return [tf.reduce_sum(z, -1) for z in (x * y, x / y, tf.maximum(x, y))]
+
+    found = loops(sums, [20, 50], [20, 50])
+    assert found.peak_bytes() == 3 * 4000 + 80
+
+
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_a_product_in_a_compiled_loop_takes_its_operations_or_the_bytes_of_its_matrix(
     side: str,
