@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tekso.framework.costs import (
+    einsum_copies,
     equal_ops,
     folded_ops,
     graph_work,
@@ -304,8 +305,10 @@ def _overwritten(op: Any, tensors: Tensors, readers: Mapping[str, int], new: flo
 
 
 def _inside_bytes(op: Any, new: float, least: float, live: set[int] | None) -> float:
-    """Returns the bytes that the graphs inside an op need beyond its outputs."""
+    """Returns the bytes that an op needs beyond its outputs, such as for graphs inside it."""
     _, inner = graph_work.inside(op)
+    if op.type == "Einsum":
+        return math.fsum(c.bytes for c in einsum_copies.copies(op) if c.bytes >= least)
     if not inner:
         return 0.0
     if is_cluster(op, inner):

@@ -2,11 +2,14 @@
 
 The speeds are those of one core, or of all cores if one op at a time uses them.
 
-    product                 operations / rate at its operations per byte, plus its tensors
+    product                 operations / rate at its operations per byte, plus its tensors, and
+                            the copies that an Einsum makes of them
     convolution             operations / rate at its operations per byte, or its tensors, whichever
                             is longer; the operations are those for whole vectors of channels
     depthwise convolution   operations / rate at its operations per byte
     copy                    bytes read and written / bandwidth
+    gradient of a slice,    elements / rate
+    cross-entropy
     exponential, …          elements / rate, or its tensors, whichever is longer
     op that repeats an      elements / rate, or its tensors, whichever is longer
     input (broadcast)
@@ -42,7 +45,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from tekso.framework.costs import executor, graph_walks, graph_work, op_kinds
+from tekso.framework.costs import einsum_copies, executor, graph_walks, graph_work, op_kinds
 from tekso.framework.costs.equal_ops import Merged
 from tekso.framework.costs.executor import TimedOps
 from tekso.framework.costs.graph_clusters import ClusterLoop, CompiledCluster
@@ -248,9 +251,14 @@ def _plain_seconds(op: Any, machine: MachineSpeed, uses: Uses) -> float:
             machine.product_s
             + _moving_seconds(uses, machine.streams)
             + graph_work.op_flops(op) / rate(points, _intensity(op))
+            + _copying_seconds(op, machine)
         )
     if op.type in op_kinds.CONVOLUTIONS | op_kinds.FILTER_GRADIENTS:
         return machine.convolution_s + _convolving_seconds(op, machine, uses)
+    if op.type in op_kinds.SLICE_GRADIENTS:
+        return _elements(op.outputs) / machine.slice_gradients_per_s
+    if op.type in op_kinds.CROSS_ENTROPIES:
+        return graph_work.size(op.inputs[0]) / machine.cross_entropies_per_s
     if op.type in op_kinds.COPIES:
         return math.fsum(size for size, _ in uses) / machine.moved_bytes_per_s
     found = _moving_seconds(uses, machine.streams)
@@ -259,6 +267,16 @@ def _plain_seconds(op: Any, machine: MachineSpeed, uses: Uses) -> float:
     if op.type in op_kinds.BROADCASTS and _repeats_an_input(op):
         found = max(found, _elements(op.outputs) / machine.broadcasts_per_s)
     return found
+
+
+def _copying_seconds(op: Any, machine: MachineSpeed) -> float:
+    """Returns the time of the copies around the product of an Einsum."""
+    if op.type != "Einsum":
+        return 0.0
+    return math.fsum(
+        2.0 * copy.bytes / (machine.turned_bytes_per_s if copy.turns else machine.moved_bytes_per_s)
+        for copy in einsum_copies.copies(op)
+    )
 
 
 def _convolving_seconds(op: Any, machine: MachineSpeed, uses: Uses) -> float:

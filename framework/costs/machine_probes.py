@@ -53,6 +53,8 @@ _IMAGES = (8, 32, 32, 32)  # images, height, width and channels, of other convol
 _DEPTHWISE = (3, 5)  # height and width of filters
 _MOST_LANES = 64
 _SAME = {"strides": [1, 1, 1, 1], "padding": "SAME"}
+_TURNED = (6, 421, 421)  # of an array whose last two dims change places
+_SLICED = (64, 128, 32)  # of an array of which a half is a slice
 _ITERATIONS = 32  # of a loop that XLA compiles
 _MATRIX = 512  # rows and columns of a matrix that stays in the cache of a core
 _LARGER = (1024, 2048)  # of matrices that do not
@@ -131,6 +133,36 @@ class Probes(ProbeRuns):
             "functions_per_s": elements / self.of_chain(tf.tanh, array(elements)),
             "broadcasts_per_s": 2 * _SCALED / self.of_chain(lambda x: x * scale + scale, scaled),
             "moved_bytes_per_s": 8 * images.shape.num_elements() / moved_s,
+            **self._slow_kernels(),
+        }
+
+    def _slow_kernels(self) -> dict[str, Any]:
+        """Returns fields of `MachineSpeed`: of kernels that are slower than their bytes."""
+        import tensorflow as tf
+
+        small, turned, logits = array(4), array(*_TURNED), array(512, 512)
+        sliced = array(*_SLICED[:-1], _SLICED[-1] // 2)
+
+        def turn(_: Any, x: Any) -> Any:
+            return tf.raw_ops.Einsum(inputs=[x], equation="abc->acb")
+
+        def slice_gradient(_: Any, x: Any) -> Any:
+            zeros, ones = [0] * x.shape.rank, [1] * x.shape.rank
+            return tf.raw_ops.StridedSliceGrad(
+                shape=list(_SLICED), begin=zeros, end=x.shape, strides=ones, dy=x
+            )
+
+        def cross_entropy(_: Any, x: Any) -> Any:
+            labels = tf.zeros([x.shape[0]], tf.int32)
+            function = tf.raw_ops.SparseSoftmaxCrossEntropyWithLogits
+            return function(features=x, labels=labels).backprop
+
+        return {
+            "turned_bytes_per_s": 8 * math.prod(_TURNED) / self.of_each(turn, small, turned),
+            "slice_gradients_per_s": math.prod(_SLICED)
+            / self.of_each(slice_gradient, small, sliced),
+            "cross_entropies_per_s": logits.shape.num_elements()
+            / self.of_each(cross_entropy, small, logits),
         }
 
     def _clusters(self) -> dict[str, Any]:

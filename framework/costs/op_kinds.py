@@ -26,6 +26,10 @@ INPUT_GRADIENTS = frozenset({"Conv2DBackpropInput", "Conv3DBackpropInputV2", _DE
 FILTER_GRADIENTS = frozenset({"Conv2DBackpropFilter", "Conv3DBackpropFilterV2", _DEPTHWISE_FILTER})
 CONVOLUTIONS = _FORWARD_CONVOLUTIONS | INPUT_GRADIENTS
 
+SLICE_GRADIENTS = frozenset({"StridedSliceGrad"})
+CROSS_ENTROPIES = frozenset(
+    {"SparseSoftmaxCrossEntropyWithLogits", "SoftmaxCrossEntropyWithLogits"}
+)
 SUMS = frozenset({"Sum", "Mean", "Max", "Min", "Prod"})
 FUNCTIONS = frozenset(
     {"Exp", "Expm1", "Log", "Log1p", "Tanh", "Sigmoid", "Erf", "Erfc", "Softplus", "Sin", "Cos",
@@ -49,8 +53,8 @@ REORDERINGS = _PLACES | _ITEMS | {
     "ScatterNd", "Cumsum", "TensorScatterAdd", "UnsortedSegmentSum", "TopKV2",
 }  # fmt: skip
 """Ops that write elements to other places."""
-COPIES = REORDERINGS | _PARTS | _LARGER | _LIST_COPIES | {
-    "StridedSliceGrad", "ReverseV2", "ResizeBilinear",
+COPIES = REORDERINGS | _PARTS | _LARGER | _LIST_COPIES | SLICE_GRADIENTS | {
+    "ReverseV2", "ResizeBilinear",
 }  # fmt: skip
 """Ops that copy elements."""
 SLICES = _PARTS | _ROWS | _ITEMS

@@ -46,7 +46,10 @@ class MachineSpeed:
       broadcasts_per_s: elements of an elementwise op of tensors of different shapes, such as images
         times a scale for each channel.
       moved_bytes_per_s: bytes that transpositions and copies read and write.
-      cluster_streams: the same of a cluster compiled by XLA.
+      turned_bytes_per_s: the same of copies that an Einsum makes, if another dim comes last.
+      slice_gradients_per_s: elements of gradients of slices, zeros except for the slice.
+      cross_entropies_per_s: logits of softmax cross-entropies.
+      cluster_streams: `streams` of a cluster compiled by XLA.
       cluster_elements_per_s: elements of simple ops inside such a cluster.
       cluster_functions_per_s: elements of exponentials and similar functions inside one.
       cluster_sums_per_s: elements that a sum of rows inside one adds.
@@ -77,6 +80,9 @@ class MachineSpeed:
     functions_per_s: float
     broadcasts_per_s: float
     moved_bytes_per_s: float
+    turned_bytes_per_s: float
+    slice_gradients_per_s: float
+    cross_entropies_per_s: float
     cluster_streams: Sequence[tuple[float, float]]
     cluster_elements_per_s: float
     cluster_functions_per_s: float

@@ -266,6 +266,10 @@ def test_the_speeds_of_a_machine_follow_from_the_times_of_its_ops(
     assert list(found["functions_per_s"]) == pytest.approx([1 / function] * 2)
     assert list(found["broadcasts_per_s"]) == pytest.approx([1 / simple] * 2)
     assert list(found["moved_bytes_per_s"]) == pytest.approx([1 / copied] * 2)
+    assert list(found["turned_bytes_per_s"]) == pytest.approx([1 / copied] * 2)
+    # Elements: a gradient has two for each one of the slice.
+    assert list(found["slice_gradients_per_s"]) == pytest.approx([2 / (8 * copied)] * 2)
+    assert list(found["cross_entropies_per_s"]) == pytest.approx([1 / (8 * copied)] * 2)
     assert list(found["cluster_elements_per_s"]) == pytest.approx([1 / simple] * 2)
     # Less the two simple ops of the cluster without them.
     assert list(found["cluster_functions_per_s"]) == pytest.approx([1 / function] * 2, rel=0.01)
@@ -363,7 +367,9 @@ def test_the_probes_give_plausible_speeds(tmp_path: Path, monkeypatch: pytest.Mo
         assert all(1e8 < speed < 1e13 for _, speed in found.convolutions)
         loops = (found.loop_products_left, found.loop_products_right, found.loop_matrices)
         assert all(1e8 < speed < 1e13 for points in loops for _, speed in points)
-        assert 1e7 < found.moved_bytes_per_s < 1e13
+        assert 1e7 < found.moved_bytes_per_s < 1e13 and 1e7 < found.turned_bytes_per_s < 1e13
+        assert 1e6 < found.slice_gradients_per_s < 1e12
+        assert 1e6 < found.cross_entropies_per_s < 1e12
     assert 1e-6 < machine.call_s < 0.1
     assert 0 <= machine.array_s < 0.01 and 0 <= machine.variable_s < 0.001
     assert machine.side_by_side.cluster_s + machine.side_by_side.argument_s > 1e-7

@@ -1,0 +1,109 @@
+"""Tests of the copies of an Einsum: which tensors, and what they cost in time and memory."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from tekso.framework.costs import graph_memory, graph_time
+from tekso.framework.costs.einsum_copies import Copy, copies
+from tests.framework.costs.graph_time_test import SPEED, graph
+
+_SIZES = {"b": 2, "t": 3, "s": 5, "g": 7, "h": 11, "r": 13, "e": 17, "d": 19}
+
+
+def _graph(equation: str) -> Any:
+    shapes = [[_SIZES[x] for x in term] for term in equation.partition("->")[0].split(",")]
+    return graph(lambda *given: tf.raw_ops.Einsum(inputs=given, equation=equation), *shapes)
+
+
+def _op(equation: str) -> Any:
+    (op,) = [op for op in _graph(equation).get_operations() if op.type == "Einsum"]
+    return op
+
+
+def _copy(letters: str, *, turns: bool) -> Copy:
+    size = 4.0
+    for letter in letters:
+        size *= _SIZES[letter]
+    return Copy(size, turns)
+
+
+@pytest.mark.parametrize(
+    ("equation", "expected"),
+    [
+        ("btd,de->bte", []),
+        ("btd,bte->de", []),  # reads the first one as its transpose
+        ("bte,de->btd", []),
+        ("ebtd,edh->ebth", []),  # experts
+        ("ebtd,ebth->edh", []),
+        # Heads move before rows; the last dim stays.
+        ("btgh,bsgh->bgts", [_copy("btgh", turns=False), _copy("bsgh", turns=False)]),
+        (
+            "btgh,bsgh->btgs",
+            [
+                *(_copy("btgh", turns=False), _copy("bsgh", turns=False)),
+                _copy("btgs", turns=False),
+            ],
+        ),
+        # The values have the summed dim last.
+        ("bgts,bsgh->btgh", [_copy("bsgh", turns=True), _copy("btgh", turns=False)]),
+        (
+            "btgrh,bgrts->bsgh",
+            [
+                *(_copy("btgrh", turns=True), _copy("bgrts", turns=True)),
+                _copy("bsgh", turns=True),
+            ],
+        ),
+        ("td,de->et", [_copy("et", turns=True)]),
+        ("td->dt", [_copy("td", turns=True)]),
+        ("td->td", []),
+    ],
+)
+def test_an_einsum_copies_what_has_another_order_than_its_product(
+    equation: str, expected: list[Copy]
+) -> None:
+    assert copies(_op(equation)) == expected
+
+
+def test_copies_take_time_by_whether_another_dim_comes_last() -> None:
+    equation = "bgts,bsgh->btgh"
+    turned, moved = (_copy(letters, turns=False).bytes for letters in ("bsgh", "btgh"))
+    alone = graph_time.seconds(_graph(equation), SPEED)
+    slow = dataclasses.replace(SPEED, turned_bytes_per_s=10.0, moved_bytes_per_s=100.0)
+    found = graph_time.seconds(_graph(equation), slow)
+    assert found - alone == pytest.approx(2 * turned / 10.0 + 2 * moved / 100.0)
+
+
+def test_copies_are_held_beside_the_inputs_and_the_output() -> None:
+    equation = "btgh,bsgh->btgs"
+    copied = [_copy(letters, turns=False).bytes for letters in ("btgh", "bsgh", "btgs")]
+    made = copied[-1]
+    assert graph_memory.peak_bytes(_graph(equation)) == sum(copied) + made
+
+
+@pytest.mark.parametrize(
+    ("function", "elements", "rate"),
+    [
+        (lambda x: x[:, :7], 5 * 11, "slice_gradients_per_s"),
+        (
+            lambda x: tf.nn.sparse_softmax_cross_entropy_with_logits([0, 1, 2, 3, 4], x),
+            5 * 11,
+            "cross_entropies_per_s",
+        ),
+    ],
+)
+def test_slow_kernels_have_rates_of_their_own(function: Any, elements: int, rate: str) -> None:
+    def gradient(x: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = function(x)
+        return tape.gradient(y, x, y)
+
+    speed: dict[str, Any] = {rate: elements / 8.0}
+    made = graph(gradient, [5, 11])
+    found = graph_time.seconds(made, dataclasses.replace(SPEED, **speed))
+    assert found - graph_time.seconds(made, SPEED) == pytest.approx(8.0)
