@@ -12,7 +12,8 @@
 #   make test-matrix                                 every experiment under every execution
 #   make benchmarks                                  compares the speed with other frameworks
 #   make catalogue                                   writes docs/catalogue.md, tests/params/stored
-#   make pictures                                    draws docs/pictures; of runs with ARGS=RUN
+#   make pictures                                    draws docs/pictures; of runs with ARGS=RUN,
+#                                                    of TensorBoard with ARGS=--tensorboard
 #   make docs                                        builds the documentation as a site in site/
 #   make clean                                       removes .venv; to install it again with:
 #   make test PYTHON=/opt/python3.11/bin/python3.11  another interpreter

@@ -309,6 +309,13 @@ TESTED_ELSEWHERE: list[tuple[str, TestedBy]] = [
             "tests/site_test.py::test_the_site_builds_without_warnings_and_has_a_search_index"
         ),
     ),
+    (  # needs a browser
+        r"make pictures ARGS=--tensorboard",
+        TestedBy(
+            "tests/tools/tensorboard_pages_test.py"
+            "::test_the_browser_gets_the_pages_of_a_tensorboard_with_the_run"
+        ),
+    ),
     (
         r"make pictures.*",
         TestedBy(

@@ -78,7 +78,22 @@ def test_the_site_has_every_page() -> None:
 )
 def test_links_out_of_the_docs_become_paths(page: str, text: str, shown: str) -> None:
     place = SimpleNamespace(file=SimpleNamespace(src_uri=page))
-    assert site_hooks.on_page_markdown(text, place) == shown
+    assert site_hooks.on_page_markdown(text, place, {}) == shown
+
+
+def test_screenshots_of_tensorboard_are_shown_if_there_are_some(tmp_path: Path) -> None:
+    place = SimpleNamespace(file=SimpleNamespace(src_uri="measuring.md"))
+    page = (DOCS / "measuring.md").read_text()
+    config = {"docs_dir": str(tmp_path)}
+    assert "](pictures/tensorboard" not in site_hooks.on_page_markdown(page, place, config)
+    (tmp_path / "pictures").mkdir()
+    for name in ("tensorboard.weights.png", "tensorboard.curves.png", "other.png"):
+        (tmp_path / "pictures" / name).touch()
+    shown = re.findall(r"!\[TensorBoard.*", site_hooks.on_page_markdown(page, place, config))
+    assert shown == [
+        "![TensorBoard: curves](pictures/tensorboard.curves.png)",
+        "![TensorBoard: weights](pictures/tensorboard.weights.png)",
+    ]
 
 
 @pytest.mark.slow

@@ -2,14 +2,17 @@
 
     python -m tekso.tools.pictures docs/pictures              schedules, shards and a step
     python -m tekso.tools.pictures docs/pictures runs/small   these runs, too
+    python -m tekso.tools.pictures docs/pictures --tensorboard [--browser=PATH]
 
     schedules.svg     GPipe and 1F1B, simulated
     sharding.svg      a feed-forward layer on a mesh of 2 x 2 devices
     step.svg          a training step, from the batch to the new weights
     KEY.curves.svg    the curves of a run, from the event files that TensorBoard reads
     KEY.time.svg      what the time of the run was spent on, from its metrics.jsonl
+    tensorboard.PAGE.png   with --tensorboard: screenshots of TensorBoard's pages of a new run
 
-TensorBoard shows its page in a browser. These pictures need none: they draw the same points.
+Only screenshots need a browser: Chromium, Chrome or Edge, the first that is on PATH or the program
+of --browser. The curves are drawn from the same points without one.
 """
 
 from __future__ import annotations
@@ -17,10 +20,14 @@ from __future__ import annotations
 import io
 import itertools
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from absl import flags
+
+from tekso.framework import files
 from tekso.framework.execution.mesh.layouts import MeshLayout, MeshShape, Rules
 from tekso.framework.execution.pipeline.actions import FORWARD
 from tekso.framework.execution.pipeline.schedule import schedule_of
@@ -28,7 +35,7 @@ from tekso.framework.planning import timeline_drawing
 from tekso.framework.planning.simulator import simulate
 from tekso.framework.run.logdir import Logdir
 from tekso.framework.run.metrics_log import SECONDS, TRAIN, MetricsLog
-from tekso.tools import command_flags
+from tekso.tools import browser, command_flags, tensorboard_pages
 from tekso.tools.command_errors import OK, UsageError
 
 _STAGES, _MICRO_BATCHES = 4, 4
@@ -39,29 +46,51 @@ _SALT = {"svg.hashsalt": "tekso", "svg.fonttype": "none"}  # the same names in e
 Points = dict[str, dict[str, list[tuple[int, float]]]]
 """{tag: {split: [(step, value)]}}."""
 
+FLAGS: Any = flags.FlagValues()  # type: ignore[no-untyped-call]
+flags.DEFINE_boolean("tensorboard", False, "Take screenshots of TensorBoard.", flag_values=FLAGS)
+flags.DEFINE_string("browser", "", "The browser that takes screenshots.", flag_values=FLAGS)
+command_flags.define_common(FLAGS)
+
 
 def main(argv: Sequence[str]) -> int:
     """Writes the pictures; returns the exit code."""
-    return command_flags.run_words("pictures", argv, _draw, text=__doc__)
+    return command_flags.run(
+        "pictures", FLAGS, argv, _draw, help_text=lambda: (__doc__ or "").strip()
+    )
 
 
 def _draw(arguments: Sequence[str]) -> int:
     if not arguments:
         raise UsageError("a folder to write is missing; runs to draw may follow it")
+    if FLAGS.browser and not FLAGS.tensorboard:
+        raise UsageError("--browser is for screenshots, which --tensorboard takes")
     folder, runs = Path(arguments[0]), [Path(run) for run in arguments[1:]]
-    files = {"schedules": schedules(), "sharding": sharding(), "step": training_step()}
+    drawn = {"schedules": schedules(), "sharding": sharding(), "step": training_step()}
     for run in runs:
         if not (run / "metrics.jsonl").exists():
             raise ValueError(f"{run} is not a run: it has no metrics.jsonl")
         key, points = key_of(run), points_of(run)
         if not points:
             raise ValueError(f"{run} has no curves: there are no scalars in its events")
-        files[f"{key}.curves"] = curves(points, title=key)
-        files[f"{key}.time"] = time_of(seconds_of(run), title=key)
+        drawn[f"{key}.curves"] = curves(points, title=key)
+        drawn[f"{key}.time"] = time_of(seconds_of(run), title=key)
+    screenshots = _screenshots(folder) if FLAGS.tensorboard else {}
     folder.mkdir(parents=True, exist_ok=True)
-    for name, svg in files.items():
-        (folder / f"{name}.svg").write_text(svg)
+    for name, data in ({f"{name}.svg": svg for name, svg in drawn.items()} | screenshots).items():
+        files.write_atomically(str(folder / name), data)
+        print(folder / name)
     return OK
+
+
+def _screenshots(folder: Path) -> dict[str, bytes]:
+    """Returns {file name: screenshot of TensorBoard}; uses a temporary folder in `folder`."""
+    program = browser.found(FLAGS.browser)
+    tensorboard_pages.check_installed()
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(
+        prefix="tensorboard-", dir=folder, ignore_cleanup_errors=True
+    ) as own:
+        return tensorboard_pages.pictures(program, folder=Path(own))
 
 
 # --- schedules and layouts: always the same ---
