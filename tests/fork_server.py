@@ -157,9 +157,9 @@ def _become(request: dict[str, Any]) -> None:
         import tensorflow as tf
 
         tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+        draw_no_pixels()
         if OP_BY_OP.items() <= request["env"].items():
             tf.config.run_functions_eagerly(True)
-            draw_no_pixels()
     # Set sys.path from PYTHONPATH and the command, as `python` does; keep the rest of the server.
     added = [path for path in request["env"].get("PYTHONPATH", "").split(os.pathsep) if path]
     kept = [path for path in sys.path[1:] if path not in added]

@@ -11,9 +11,9 @@ Use `subprocess` for a program that needs other values of the variables that Ten
 its import, or whose imports are tested.
 
 With `optimized=False`, or `GRAPH_OPTIMIZER_OFF` in its environment, a program runs without
-TensorFlow's graph optimizer, which takes longer than a few steps of a small model. With
-`op_by_op=True`, or `OP_BY_OP`, it computes its functions op by op, because tracing takes longer
-than both, and draws no pixels. Exported functions are traced in any case. A program of several
+TensorFlow's graph optimizer, which takes longer than a few steps of a small model, and draws no
+pixels. With `op_by_op=True`, or `OP_BY_OP`, it also computes its functions op by op, because
+tracing takes longer than both. Exported functions are traced in any case. A program of several
 devices cannot do so.
 """
 
@@ -142,7 +142,7 @@ def start(
       input: the standard input of the program.
       merge: whether stderr is redirected to stdout.
       live: whether stdout is a pipe instead of a file, to read it while the program runs.
-      optimized: whether TensorFlow optimizes graphs.
+      optimized: whether TensorFlow optimizes graphs, and pictures have pixels.
       op_by_op: whether functions are computed op by op, instead of traced.
     """
     args = [str(word) for word in command]
