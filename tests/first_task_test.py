@@ -43,12 +43,11 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def trained(folder: Path, name: str, *flags: str) -> list[dict[str, Any]]:
+def trained(folder: Path, name: str, *flags: str, op_by_op: bool = False) -> list[dict[str, Any]]:
     """Trains a run; returns the lines of its metrics.jsonl."""
     command = ["-m", "tekso.tools.trainer", "--import=my_digits", f"--logdir={name}"]
-    done = processes.run(
-        [*command, "--model=my_digits.Digits", *flags], cwd=folder, optimized=False
-    )
+    command += ["--model=my_digits.Digits", *flags]
+    done = processes.run(command, cwd=folder, optimized=False, op_by_op=op_by_op)
     assert done.returncode == 0, done.stdout + done.stderr
     return [json.loads(line) for line in (folder / name / "metrics.jsonl").open()]
 
@@ -78,7 +77,7 @@ def test_scikit_learn_is_needed_by_the_page_alone() -> None:
 @pytest.mark.slow  # cheaper: tests/tasks/classification, and the tests of executions
 def test_every_execution_gives_the_same_losses_and_accuracy(folder: Path) -> None:
     short = ["--steps=4", "--log_every=1", "--set=execution.xla=none"]
-    alone = trained(folder, "alone", *short, *ALONE)
+    alone = trained(folder, "alone", *short, *ALONE, op_by_op=True)
     assert [row["split"] for row in alone] == ["train"] * 4 + ["dev"]
     for name, flags in EXECUTIONS.items():
         rows = trained(folder, name, *short, *flags)

@@ -25,7 +25,7 @@ def train(logdir: Path, limit: int) -> subprocess.CompletedProcess[str]:
     flags = ["--model=small_runs.experiments.Hungry", "--import=small_runs", "--set=*.towers=1"]
     flags += ["--set=execution.xla=none", f"--logdir={logdir}"]
     here = Path(killer.__file__).parent
-    done = processes.run([LIMITED, str(limit), *flags], cwd=here, optimized=False)
+    done = processes.run([LIMITED, str(limit), *flags], cwd=here, op_by_op=True)
     assert "Traceback" not in done.stderr
     return done
 

@@ -21,7 +21,7 @@ PC_GRAD = [
 ]
 
 
-def trainer(logdir: Path, *flags: str) -> processes.Process:
+def trainer(logdir: Path, *flags: str, op_by_op: bool = False) -> processes.Process:
     """Starts 12 steps with an evaluation of both tasks."""
     return processes.start(
         [
@@ -33,6 +33,7 @@ def trainer(logdir: Path, *flags: str) -> processes.Process:
         ],
         cwd=TESTS,
         optimized=False,
+        op_by_op=op_by_op,
     )
 
 
@@ -54,7 +55,7 @@ def figures(logdir: Path) -> dict[tuple[int, str], dict[str, float]]:
 def alone(request: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
     """The logdir of one process, and its settings."""
     logdir = tmp_path_factory.mktemp("alone")
-    clusters.wait_for(trainer(logdir, *request.param))
+    clusters.wait_for(trainer(logdir, *request.param, op_by_op=True))
     return logdir, request.param
 
 

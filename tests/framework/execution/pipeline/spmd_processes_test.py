@@ -54,10 +54,10 @@ class Repeated(Tiny):
 '''
 
 
-def trainer(folder: Path, logdir: str, *args: str) -> processes.Process:
+def trainer(folder: Path, logdir: str, *args: str, op_by_op: bool = False) -> processes.Process:
     command = ["-m", "tekso.tools.trainer", "--import=outside"]
     command += ["--model=outside.experiments.Repeated", f"--logdir={logdir}", *args]
-    return processes.start(command, cwd=folder, optimized=False)
+    return processes.start(command, cwd=folder, optimized=False, op_by_op=op_by_op)
 
 
 def free_addresses(count: int) -> str:
@@ -90,7 +90,7 @@ def test_two_processes_train_as_one(tmp_path: Path) -> None:
             process.kill()
     plain = ["--execution=data_parallel", "--cpu_devices=1"]
     plain += ["--set=execution.towers=1", "--set=execution.xla=none"]
-    alone = trainer(tmp_path, "alone", *plain)
+    alone = trainer(tmp_path, "alone", *plain, op_by_op=True)
     error = alone.communicate(timeout=500)[1]
     assert alone.returncode == 0, error
     assert len(losses(tmp_path / "alone")) == 4
