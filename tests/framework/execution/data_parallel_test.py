@@ -91,16 +91,21 @@ def assert_same_run(run: dict[str, Any], reference: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    sample(
-        [
-            ["--execution", '{"towers": 2, "xla": "clusters"}'],
-            IN_ONE_CALL,
-            COMPILED,
-            ["--execution", '{"towers": 1}', "--accumulation", "4", NO_EVALUATION, UNOPTIMIZED],
+    [
+        *sample(
+            [
+                ["--execution", '{"towers": 2, "xla": "clusters"}'],
+                IN_ONE_CALL,
+                COMPILED,
+                ["--execution", '{"towers": 1}', "--accumulation", "4", NO_EVALUATION, UNOPTIMIZED],
+            ],
+            quick=[["--execution", '{"towers": 2, "xla": "clusters"}'], IN_ONE_CALL],
+        ),
+        pytest.param(  # IN_ONE_CALL has two devices
             ["--cpu_devices", "4", "--execution", '{"xla": "none"}', UNOPTIMIZED],
-        ],
-        quick=[["--execution", '{"towers": 2, "xla": "clusters"}'], IN_ONE_CALL],
-    ),
+            marks=pytest.mark.matrix,
+        ),
+    ],
     ids=" ".join,
 )
 def test_steps_equal_those_of_one_device_with_dropout_padding_and_auxiliary_loss(
@@ -116,10 +121,6 @@ def test_steps_equal_those_of_one_device_with_dropout_padding_and_auxiliary_loss
     [
         *sample(
             [
-                [
-                    *(2, "--accumulation", "2", NO_EVALUATION, UNOPTIMIZED),
-                    *("--execution", '{"towers": 2, "xla": "clusters"}'),
-                ],
                 [2, "--execution", '{"towers": 1, "xla": "none"}'],
                 [2, "--execution", '{"xla": "step"}', ONE_SIZE],
                 [2, "--task", BATCH_NORM, NO_EVALUATION, UNOPTIMIZED],
@@ -128,6 +129,13 @@ def test_steps_equal_those_of_one_device_with_dropout_padding_and_auxiliary_loss
         ),
         # Four also train in data_parallel_processes_test.py, until one of them gets a signal.
         pytest.param([4, "--execution", '{"towers": 1, "xla": "none"}'], marks=pytest.mark.matrix),
+        pytest.param(  # above, without processes; of one tower in parts, below
+            [
+                *(2, "--accumulation", "2", NO_EVALUATION, UNOPTIMIZED),
+                *("--execution", '{"towers": 2, "xla": "clusters"}'),
+            ],
+            marks=pytest.mark.matrix,
+        ),
     ],
     ids=str,
 )
@@ -171,9 +179,14 @@ def test_steps_depend_on_dropout_and_learn() -> None:
     assert first - 1e-2 > second > third
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    "arguments", [["--cpu_devices", "2"], ["--execution", '{"towers": 2}']], ids=" ".join
+    "arguments",
+    [
+        # Two replicas share their statistics in tests/models/image_models_test.py, too.
+        pytest.param(["--cpu_devices", "2"], marks=pytest.mark.matrix),
+        pytest.param(["--execution", '{"towers": 2}'], marks=pytest.mark.slow),
+    ],
+    ids=" ".join,
 )
 def test_batch_statistics_are_those_of_the_global_batch(arguments: list[str]) -> None:
     run = steps(*arguments, "--task", BATCH_NORM)

@@ -54,15 +54,15 @@ def newest(folder: Path, step: int) -> dict[str, np.ndarray]:
     return {key: good.read(key) for key in good.keys}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "legs",
     [
-        LEGS[:2],
-        LEGS[2:5],
-        pytest.param(LEGS[4:], marks=pytest.mark.matrix),  # from replicas to a pipeline again
+        pytest.param(
+            [LEGS[0], LEGS[2], LEGS[4]], marks=pytest.mark.slow, id="pipeline-mesh-replicas"
+        ),
+        pytest.param(LEGS[1:4], marks=pytest.mark.matrix, id="mesh-slots-replicas_of_stages"),
+        pytest.param(LEGS[4:], marks=pytest.mark.matrix, id="replicas-pipeline"),
     ],
-    ids=["pipeline-mesh", "slots-replicas_of_stages-replicas", "replicas-pipeline"],
 )
 def test_run_that_changes_its_execution_every_two_steps_is_that_of_one_device(
     tmp_path: Path, legs: list[dict[str, Any]]

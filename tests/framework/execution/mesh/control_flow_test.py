@@ -135,16 +135,20 @@ def check(report: dict[str, dict[str, Any]]) -> None:
 @pytest.mark.parametrize(
     ("model", "layouts"),
     # "gru" is GruCell(reset="after"), which has one weight more than "repeated_recurrent".
-    [("lstm", RECURRENT), ("repeated_recurrent", RECURRENT), ("gru", RECURRENT[:1])],
+    [("lstm", RECURRENT[1:]), ("repeated_recurrent", RECURRENT), ("gru", RECURRENT[:1])],
 )
 def test_loop_over_time_on_a_mesh_equals_the_plain_one(model: str, layouts: list[str]) -> None:
     check(differences(model, *layouts))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "layouts"),
-    [("repeated", TRANSFORMER), ("repeated_moe", ["model:4 experts:model"])],
+    [
+        pytest.param("repeated", TRANSFORMER, marks=pytest.mark.slow),
+        # Experts in a loop over depth are in ../pipeline/spmd_test.py, over meshes in
+        # equality_test.py.
+        pytest.param("repeated_moe", ["model:4 experts:model"], marks=pytest.mark.matrix),
+    ],
 )
 def test_loop_over_depth_on_a_mesh_equals_the_plain_one(model: str, layouts: list[str]) -> None:
     check(differences(model, *layouts))

@@ -163,7 +163,8 @@ def test_process_killed_in_the_middle_of_a_sharded_write(
     assert json.loads(out)["dev"]["loss"] == pytest.approx(losses(tmp_path, "dev")[10], rel=1e-6)
 
 
-@pytest.mark.slow
+# ../data_parallel_processes_test.py sends a signal to one of four processes.
+@pytest.mark.matrix
 def test_signal_to_one_process_stops_all_at_the_same_step(package: Path, tmp_path: Path) -> None:
     args = arguments(tmp_path, "data:2", 1)
     started = start_together(2, package, args, ending=(1, 9, signal.SIGTERM))
