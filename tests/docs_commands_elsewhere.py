@@ -146,10 +146,7 @@ TESTED_ELSEWHERE: list[tuple[str, TestedBy]] = [
     ),
     (
         r"tekso-trainer --model=lm\.python_source\.Tiny(Mesh|Spmd)Pipeline .*",
-        TestedBy(
-            "tests/framework/execution/pipeline/experiments_test.py"
-            "::test_it_gives_the_figures_of_one_device"
-        ),
+        TestedBy("tests/shrunk_runs_test.py::test_small_experiments_go_through_all_modes"),
     ),
     (
         r"python tests/chaos/kill_runs\.py .*",

@@ -222,12 +222,8 @@ def test_it_trains_as_on_one_device_or_is_refused(key: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("key", "executions"),
-    [(TRAINS_AS_SPMD, OTHERS), ("mt.text_files.Lstm", ["mesh", "pipeline"])],  # it has buckets
-)
-def test_two_experiments_train_as_on_one_device(key: str, executions: list[str]) -> None:
-    check(key, [ALONE, *executions])
+def test_an_experiment_trains_as_on_one_device_under_every_execution() -> None:
+    check(TRAINS_AS_SPMD, [ALONE, *OTHERS])
 
 
 @pytest.mark.parametrize(
@@ -260,13 +256,11 @@ def test_all_executions_compute_in_16_bits(dtype: str, epsilon: float) -> None:
         assert result["steps"][0]["loss"] != pytest.approx(loss, rel=3e-6), execution
 
 
+# framework/execution/classifier_test.py trains in bfloat16 on one device, and takes the same steps
+# under every execution.
+@pytest.mark.matrix
 @pytest.mark.parametrize(
-    ("key", "execution"),
-    [
-        pytest.param("lm.python_source.Tiny", "mesh", marks=pytest.mark.slow),
-        # Activations in bfloat16 of a pipeline and of images are in classifier_test.py.
-        pytest.param("image.digits.Cnn", "pipeline", marks=pytest.mark.matrix),
-    ],
+    ("key", "execution"), [("lm.python_source.Tiny", "mesh"), ("image.digits.Cnn", "pipeline")]
 )
 def test_a_model_learns_in_bfloat16_as_in_float32(key: str, execution: str) -> None:
     names = [ALONE, execution]

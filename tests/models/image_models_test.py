@@ -65,18 +65,19 @@ CASES = [
     ("resnet_basic", "stages", pipeline(2, rematerialize="all")),
     ("groups_of_3", "replicas", REPLICAS),  # a group has examples of both replicas
     ("groups_of_4", "stages", pipeline(2, 2)),  # a group is a micro-batch
-    ("amoebanet", "stages", pipeline(3)),
     ("transformer", "heads", mesh("data:2;model:2", "batch:data;heads:model;mlp:model")),
     ("transformer", "space", mesh("data:2;model:2", "batch:data;height:model")),
-    ("unet", "space", mesh("a:2;b:2", "height:a;width:b")),
     ("unet", "stages", pipeline(3)),
 ]
 
 
-# Other models and tests have what these could find: replicas, dims of a volume (windows_test.py has
-# them for all layers of a U-Net), two dims of an image, values of a U-Net that jump stages, groups
-# of examples that are on several devices, and stages of Transformers.
+# Other models and tests have what these could find: replicas, dims of an image or a volume
+# (windows_test.py has them for all layers of a U-Net), values that jump stages (those of a U-Net
+# above; amoebanet_test.py compares the cells with their formulas), groups of examples that are on
+# several devices, and stages of Transformers.
 MATRIX = [
+    ("amoebanet", "stages", pipeline(3)),
+    ("unet", "space", mesh("a:2;b:2", "height:a;width:b")),
     ("resnet", "replicas", REPLICAS),
     ("resnet_basic", "space", mesh("a:2;b:2", "height:a;width:b")),
     ("unet3d", "depth", mesh("data:2;model:2", "batch:data;depth:model")),

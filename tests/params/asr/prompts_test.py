@@ -32,8 +32,15 @@ def trainer(tmp_path: Path, *arguments: str) -> str:
     return done.stdout
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["Ctc", "Las", "Rnnt"])
+@pytest.mark.parametrize(
+    "name",
+    # The others run in all modes in tests/shrunk_runs_test.py.
+    [
+        pytest.param("Ctc", marks=pytest.mark.slow),
+        pytest.param("Las", marks=pytest.mark.matrix),
+        pytest.param("Rnnt", marks=pytest.mark.matrix),
+    ],
+)
 def test_prompts_are_trained_on_scored_and_transcribed(tmp_path: Path, name: str) -> None:
     asterisk_folder.write(tmp_path, TEXTS)
     start = [f"--model=asr.prompts.{name}", "--logdir=runs/a", "--steps=2"]

@@ -33,7 +33,9 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
     return trained("lm.python_source.Tiny", logdir, *one_device, op_by_op=True)
 
 
-@pytest.mark.slow
+# ../../../shrunk_experiments_test.py compares the steps of these executions with one device, and
+# ../../../shrunk_runs_test.py runs the commands on smaller models.
+@pytest.mark.matrix
 @pytest.mark.parametrize("model", ["TinyMeshPipeline", "TinySpmdPipeline"])
 def test_it_gives_the_figures_of_one_device(
     model: str, alone: dict[str, float], tmp_path: Path
