@@ -50,6 +50,9 @@ def _set(execution: str, *settings: str) -> tuple[str, ...]:
     return f"--execution={execution}", *(f"--set=execution.{s}" for s in settings)
 
 
+NO_EVALUATION = ("--set=eval_inputs={}", "--set=run.keep_best.eval_input=None")
+"""Flags that leave the evaluations out, which are traced too."""
+
 # TensorFlow's graph optimizer takes an eighth to a third of the CPU time of pipelines in one
 # process. The other forms run with it.
 FORMS = {

@@ -30,6 +30,8 @@ def test_a_run_that_is_killed_and_damaged_is_the_same_to_the_last_bit(
     form = killer.FORMS[name]
     if name == "one_device":  # trainer_test.py kills a run that is traced
         form = dataclasses.replace(form, environment=processes.OP_BY_OP)
+    else:  # one device is killed in evaluations, too
+        form = dataclasses.replace(form, flags=(*form.flags, *killer.NO_EVALUATION))
     one = killer.Killer(form, tmp_path, seed=7, damaged_part=damaged_part)
     one.run(kills)
     assert one.kills == kills

@@ -21,7 +21,7 @@ from tekso.framework.exit_codes import ExitCode
 
 def poisoned(name: str, setting: str) -> killer.Form:
     form = killer.FORMS[name]
-    flags = (*form.flags, f"--set=input.{setting}")
+    flags = (*form.flags, *killer.NO_EVALUATION, f"--set=input.{setting}")
     environment = processes.GRAPH_OPTIMIZER_OFF  # it takes longer than the steps
     return dataclasses.replace(form, flags=flags, model=killer.POISONED, environment=environment)
 
