@@ -29,6 +29,8 @@ class Run:
 
     def is_op_by_op(self, command: str) -> bool:
         """Whether a command trains or uses a model on one device, which needs no tracing."""
+        if re.fullmatch(BRIEF_SCRIPT, command):
+            return True
         if self.trains:
             return "towers=1" in self.arguments_for(command, 0)
         on_one = "decode_on=mesh" not in command
@@ -37,22 +39,29 @@ class Run:
     def arguments_for(self, command: str, steps: int) -> str:
         """Returns the arguments for a command that trains up to a number of steps."""
         found = self.arguments.format(steps=steps)
-        if not self.trains or re.search(OTHER_EXECUTION, command):
+        if not self.trains:
             return found
+        if re.search(OTHER_EXECUTION, command):
+            return found if re.search(RESUMED, command) else found.replace(BRIEFLY, NEVER)
         return found.replace("xla=none", "xla=none --set execution.towers=1")
 
 
 STEPS = 2
 """Steps that each command trains."""
+BRIEFLY = "eval_inputs.dev.max_batches=1"
+"""A setting for a short evaluation."""
+NEVER = "eval_inputs={} --set run.keep_best.eval_input=None"
+"""The settings without evaluations, which are traced."""
 # The test is about commands, not sizes: one layer is traced much faster than four.
-SHORT = (
-    "--steps={steps} --set run.decode_at_end=false --set eval_inputs.dev.max_batches=1 "
-    "--set execution.xla=none"
-)
+SHORT = f"--steps={{steps}} --set run.decode_at_end=false --set {BRIEFLY} --set execution.xla=none"
 SMALL = f"{SHORT} --set *.num_layers=1"
 OTHER_EXECUTION = r"--execution=|Pipeline\b|--import=my_(pipeline|mesh|stages)\b"
 """Commands that train, but not under `data_parallel`. All others train with one tower, so a step is
 traced once; tests/tools/trainer_test.py has a run with several."""
+BRIEF_SCRIPT = r"python (session|lab|cell|fine_tune|predict_digits|forced)\.py"
+"""Scripts of few steps; the others train longer, and are traced."""
+RESUMED = r"runs/(fsdp|three)\b"
+"""Runs under another execution that a later command resumes, and evaluates."""
 PAIRS = f"{SMALL} --set task.scoring.pairs=4 --set input.bounds=[]"  # a single bucket
 TWO_STAGES = f"{SHORT} --set *.num_layers=2 --set execution.num_stages=2"
 TESTS = "tests/packaging_test.py"
