@@ -426,15 +426,12 @@ def test_padding_of_packed_texts_takes_no_slot(repeated: bool) -> None:
 
 MESH_RULES = {
     "switch": [
-        {"batch": "data", "experts": "data"},
         {"batch": "data", "experts": "data", "mlp": "model"},
         {"batch": "data", "experts": "model", "expert_batch": "data", "token_experts": "model"},
         {"length": "data", "experts": "model"},
     ],
     "top_2": [
-        {"batch": "data", "experts": "data"},
         {"batch": "data", "experts": "data", "embed": "model"},
-        {"batch": "data", "experts": "model"},
         {"length": "model", "batch": "data", "experts": "data"},
     ],
 }

@@ -61,7 +61,7 @@ def batch(seed: int, size: int) -> dict[str, np.ndarray]:
 
 def main() -> None:
     """Prints {execution: losses and gradient norms of 2 steps, and the sums of an evaluation}."""
-    MeshSharded.Params(mesh="devices:4").instantiate().setup_devices()
+    MeshSharded.Params(mesh="devices:2").instantiate().setup_devices()
     learner = Learner.Params(optimizer=SGD.Params(), schedule=Constant.Params(value=0.5))
     found = {}
     for name, params in EXECUTIONS.items():
@@ -69,14 +69,14 @@ def main() -> None:
         tf.config.run_functions_eagerly(name == "one device")
         execution = params().instantiate()
         if name == "replicas":
-            execution.setup_devices(cpu_devices=4)
+            execution.setup_devices(cpu_devices=2)
         program = execution.build(
             task().instantiate(), learner.instantiate(), seed=3, batch=signature_of(batch(0, 8))
         )
         program.initialize()
         steps = [program.train_step(batch(i, 8), i) for i in range(2)]
         numbers = [float(step[key]) for step in steps for key in ("loss", "gradient_norm")]
-        sums = program.eval_step(batch(9, 6))  # of 4 devices, two have an example more
+        sums = program.eval_step(batch(9, 5))  # of 2 devices, one has an example more
         numbers += [float(x) for key in sorted(sums) for x in sums[key]]
         found[name] = numbers
     print(json.dumps(found))

@@ -73,10 +73,10 @@ def alone(model: str) -> dict[str, Any]:
 ORDINARY = [
     ("dense", "data:2;model:2"),
     ("dense", "data:1"),
-    ("moe", "data:2;model:4"),
+    ("moe", "data:2;model:2"),
     ("lstm", "model:4"),
     ("pairs", "data:2;model:2"),
-    ("images", "data:2;model:4"),
+    ("images", "data:2;model:2"),
 ]
 EVALUATED = {*dict(ORDINARY), "repeated", "sampled", "translation"}
 """Models that are evaluated, in one layout each; the others have no op of their own in it."""

@@ -51,8 +51,7 @@ def pipeline(mesh: str, rules: str, schedule: str, **more: Any) -> dict[str, Any
         (
             "dense",  # its table is tied: both stages read it; in two accumulation steps
             [
-                pipeline("model:2", TENSOR, "1f1b", rematerialize="except_last"),
-                pipeline("data:2", "fsdp", "zero_bubble_h1"),
+                pipeline("data:2", "fsdp", "1f1b", rematerialize="except_last"),
                 pipeline("model:2", TENSOR, "gpipe", num_replicas=2, num_micro_batches=2),
             ],
         ),
