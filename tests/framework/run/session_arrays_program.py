@@ -163,7 +163,7 @@ def executions(found: dict[str, Any]) -> None:
         ({}, None),
         ({}, 2),
         ({"execution": mesh}, None),
-        ({}, 4),
+        ({}, 2),
         ({"execution": mesh.copy().set({"mesh": "data:2"})}, 2),
         ({"run.deterministic": True}, None),
         ({}, None),

@@ -21,6 +21,7 @@ SETTINGS = {
     "run.steps": 2,
     "learner.ema_decay": 0.5,
     "execution.xla": "none",
+    "execution.towers": 1,
 }
 
 

@@ -14,7 +14,8 @@ import pytest
 
 from tekso.framework.run.session_batches import too_many
 
-SETTINGS = ("input.batch_size=4", "*.num_layers=1", "learner.ema_decay=0.5", "execution.xla=none")
+SETTINGS = ("input.batch_size=4", "*.num_layers=1", "learner.ema_decay=0.5")
+SETTINGS += ("execution.xla=none", "execution.towers=1")  # so that a step is traced once
 PROGRAM = Path(__file__).with_name("session_program.py")
 
 
@@ -56,7 +57,7 @@ def test_losses_are_those_of_the_trainer_to_the_last_bit(found: Any, trained: An
 
 
 def test_gradients_and_loss_on_arrays_are_those_of_the_first_step(found: Any, trained: Any) -> None:
-    # One device computes in another order than two towers.
+    # Op by op, sums have another order.
     assert found["before"] == pytest.approx(trained[0]["loss"], rel=1e-5)
     assert found["norm"] == pytest.approx(trained[0]["gradient_norm"], rel=1e-4)
 
