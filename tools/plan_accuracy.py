@@ -169,11 +169,9 @@ def _compare(words: Sequence[str]) -> int:
     print("\n".join(table(_HEADER, rows, right=tuple(range(1, len(_HEADER))))))
     middles = [_middle(measured[text]) for text in complete]
     for name, goal, at in (("time", _TIME_GOAL, 0), ("memory", _MEMORY_GOAL, 2)):
-        errors = [
-            abs(error)
-            for text, middle in zip(complete, middles, strict=True)
-            if (error := _error(planned[text][at], middle[at])) is not None
-        ]
+        both = zip(complete, middles, strict=True)
+        found = [_error(planned[text][at], middle[at]) for text, middle in both]
+        errors = [abs(one) for one in found if one is not None]
         within = sum(error <= goal for error in errors)
         print(f"{name} within {100 * goal:.0f} %: {within} of {len(errors)}")
     return FAILED if failed else OK

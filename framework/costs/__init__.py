@@ -7,7 +7,8 @@
     its memory       `graph_memory`; ops that do not run: `equal_ops`, `folded_ops`; the order of
                      ops: `op_order`, of threads `executor`
     a step           `step_memory`, on TensorFlow's allocator: `graph_run`, `best_fit`
-    this machine     `this_machine`, `memory_limit`; probes: `machine_probes`, `probe_runs`; their
+    this machine     `this_machine`, `memory_limit`; probes: `machine_probes`, `kernel_probes`,
+                     `probe_runs`; their
                      results: `stored_speeds`; whether it is idle: `reference_work`
     other devices    `device_types`, `tpu_time`
     pieces           `piece_traces`, `piece_gradients`, `piece_costs`

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from tekso.framework.cores import num_cores
+from tekso.framework.costs import kernel_probes
 from tekso.framework.costs.probe_runs import TIMES, ProbeRuns, Seconds, array, chain, rest
 from tekso.framework.costs.tensor_reuse import Move, distances
 from tekso.framework.costs.this_machine import filled, rate
@@ -35,7 +36,6 @@ _MOST_COPIES = 8
 _SIMPLE = 16  # multiplications and additions in a cluster
 _IN_CACHE = 1 << 15  # elements of an array that stays in the cache of a core
 _SUMMED = 1 << 17  # elements of rows that are summed
-_SCALED, _CHANNELS = 1 << 16, 16  # elements that are scaled, and number of scales
 _LARGER_ARRAYS = (1 << 17, 1 << 19, 1 << 21, 1 << 22)  # of arrays that it cannot hold
 _LARGE = 1 << 22  # of arrays of which no cache holds one until it is read
 _PRODUCTS = (
@@ -53,8 +53,6 @@ _IMAGES = (8, 32, 32, 32)  # images, height, width and channels, of other convol
 _DEPTHWISE = (3, 5)  # height and width of filters
 _MOST_LANES = 64
 _SAME = {"strides": [1, 1, 1, 1], "padding": "SAME"}
-_TURNED = (6, 421, 421)  # of an array whose last two dims change places
-_SLICED = (64, 128, 32)  # of an array of which a half is a slice
 _ITERATIONS = 32  # of a loop that XLA compiles
 _MATRIX = 512  # rows and columns of a matrix that stays in the cache of a core
 _LARGER = (1024, 2048)  # of matrices that do not
@@ -112,57 +110,13 @@ class Probes(ProbeRuns):
             "products": self._products(_PRODUCTS, product_s, streams),
             "batch_products": self._products(_BATCH_PRODUCTS, product_s, streams),
             "streams": streams,
-            **self._elementwise_ops(),
+            **kernel_probes.speeds(self),
             **clusters,
             **self._loop_products(),
             "op_s": op_s,
             "product_s": product_s,
             **self._depthwise(),
             **self._convolutions(),
-        }
-
-    def _elementwise_ops(self) -> dict[str, Any]:
-        """Returns fields of `MachineSpeed`: of elementwise ops and transpositions."""
-        import tensorflow as tf
-
-        elements = 1 << 20
-        scaled, scale = array(_SCALED // _CHANNELS, _CHANNELS), array(_CHANNELS)
-        images = array(8, 64, 8, 64)
-        moved_s = self.of_each(lambda _, x: tf.transpose(x, [0, 2, 1, 3]), array(4), images)
-        return {
-            "functions_per_s": elements / self.of_chain(tf.tanh, array(elements)),
-            "broadcasts_per_s": 2 * _SCALED / self.of_chain(lambda x: x * scale + scale, scaled),
-            "moved_bytes_per_s": 8 * images.shape.num_elements() / moved_s,
-            **self._slow_kernels(),
-        }
-
-    def _slow_kernels(self) -> dict[str, Any]:
-        """Returns fields of `MachineSpeed`: of kernels that are slower than their bytes."""
-        import tensorflow as tf
-
-        small, turned, logits = array(4), array(*_TURNED), array(512, 512)
-        sliced = array(*_SLICED[:-1], _SLICED[-1] // 2)
-
-        def turn(_: Any, x: Any) -> Any:
-            return tf.raw_ops.Einsum(inputs=[x], equation="abc->acb")
-
-        def slice_gradient(_: Any, x: Any) -> Any:
-            zeros, ones = [0] * x.shape.rank, [1] * x.shape.rank
-            return tf.raw_ops.StridedSliceGrad(
-                shape=list(_SLICED), begin=zeros, end=x.shape, strides=ones, dy=x
-            )
-
-        def cross_entropy(_: Any, x: Any) -> Any:
-            labels = tf.zeros([x.shape[0]], tf.int32)
-            function = tf.raw_ops.SparseSoftmaxCrossEntropyWithLogits
-            return function(features=x, labels=labels).backprop
-
-        return {
-            "turned_bytes_per_s": 8 * math.prod(_TURNED) / self.of_each(turn, small, turned),
-            "slice_gradients_per_s": math.prod(_SLICED)
-            / self.of_each(slice_gradient, small, sliced),
-            "cross_entropies_per_s": logits.shape.num_elements()
-            / self.of_each(cross_entropy, small, logits),
         }
 
     def _clusters(self) -> dict[str, Any]:
