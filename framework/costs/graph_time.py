@@ -8,8 +8,8 @@ The speeds are those of one core, or of all cores if one op at a time uses them.
                             is longer; the operations are those for whole vectors of channels
     depthwise convolution   operations / rate at its operations per byte
     copy                    bytes read and written / bandwidth
-    gradient of a slice,    elements / rate
-    cross-entropy
+    gradient of a slice     its tensors, and the elements of the slice times its dims / rate
+    cross-entropy           elements / rate
     exponential, …          elements / rate, or its tensors, whichever is longer
     op that repeats an      elements / rate, or its tensors, whichever is longer
     input (broadcast)
@@ -256,7 +256,9 @@ def _plain_seconds(op: Any, machine: MachineSpeed, uses: Uses) -> float:
     if op.type in op_kinds.CONVOLUTIONS | op_kinds.FILTER_GRADIENTS:
         return machine.convolution_s + _convolving_seconds(op, machine, uses)
     if op.type in op_kinds.SLICE_GRADIENTS:
-        return _elements(op.outputs) / machine.slice_gradients_per_s
+        *_, of_slice = op.inputs
+        places = graph_work.size(of_slice) * (of_slice.shape.rank or 1)
+        return _moving_seconds(uses, machine.streams) + places / machine.slice_gradients_per_s
     if op.type in op_kinds.CROSS_ENTROPIES:
         return graph_work.size(op.inputs[0]) / machine.cross_entropies_per_s
     if op.type in op_kinds.COPIES:

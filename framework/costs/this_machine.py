@@ -47,7 +47,7 @@ class MachineSpeed:
         times a scale for each channel.
       moved_bytes_per_s: bytes that transpositions and copies read and write.
       turned_bytes_per_s: the same of copies that an Einsum makes, if another dim comes last.
-      slice_gradients_per_s: elements of gradients of slices, zeros except for the slice.
+      slice_gradients_per_s: elements of a slice times its dims, in the gradient of the slice.
       cross_entropies_per_s: logits of softmax cross-entropies.
       cluster_streams: `streams` of a cluster compiled by XLA.
       cluster_elements_per_s: elements of simple ops inside such a cluster.

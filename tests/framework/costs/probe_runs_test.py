@@ -267,8 +267,8 @@ def test_the_speeds_of_a_machine_follow_from_the_times_of_its_ops(
     assert list(found["broadcasts_per_s"]) == pytest.approx([1 / simple] * 2)
     assert list(found["moved_bytes_per_s"]) == pytest.approx([1 / copied] * 2)
     assert list(found["turned_bytes_per_s"]) == pytest.approx([1 / copied] * 2)
-    # Elements: a gradient has two for each one of the slice.
-    assert list(found["slice_gradients_per_s"]) == pytest.approx([2 / (8 * copied)] * 2)
+    # Elements, and for slices three dims of each.
+    assert list(found["slice_gradients_per_s"]) == pytest.approx([3 / (8 * copied)] * 2)
     assert list(found["cross_entropies_per_s"]) == pytest.approx([1 / (8 * copied)] * 2)
     assert list(found["cluster_elements_per_s"]) == pytest.approx([1 / simple] * 2)
     # Less the two simple ops of the cluster without them.
