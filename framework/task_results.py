@@ -16,6 +16,7 @@ import tensorflow as tf
 from tekso.framework.context import StepContext
 from tekso.framework.exports import ExportedFunction, ExportedTexts
 from tekso.framework.input.input import Input
+from tekso.framework.input.unread import UnreadInput, unset_error
 from tekso.framework.layer import Layer
 from tekso.framework.params import Params
 from tekso.framework.params.types import type_name
@@ -80,6 +81,7 @@ def complete(params: Params, input: Input) -> Params:
     Raises:
       TaskError: the Params are not those of a task, or `complete` does not return Params of the
         same type.
+      ValueError: `complete` reads what is not known of the input before its data is read.
     """
     owner = params.owner
     if owner is None or not hasattr(owner, "complete"):
@@ -88,7 +90,13 @@ def complete(params: Params, input: Input) -> Params:
             f"task is Params of {name}, but {name} is not a task: a task contains the model and a "
             "loss, for example Classification.Params(model=Mlp.Params())"
         )
-    found = owner.complete(params, input)
+    try:
+        found = owner.complete(params, input)
+    except AttributeError as error:
+        is_unread = error.obj is input and not isinstance(input, Input)
+        if not is_unread and not isinstance(error.obj, UnreadInput):
+            raise
+        raise unset_error(params, method_of(owner, "complete"), error.name or "") from error
     if isinstance(found, type(params)):
         return found
     raise TaskError(

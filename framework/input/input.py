@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any, Literal
 
 import numpy as np
@@ -15,28 +14,11 @@ from tekso.framework.input.param_checks import check_at_least_1
 from tekso.framework.input.skips import SkipReport
 from tekso.framework.input.splits import Split
 from tekso.framework.input.unchanged_examples import check_examples, spread_over
+from tekso.framework.input.unread import KnownText
 from tekso.framework.params import REQUIRED, Configurable, param
 from tekso.framework.signature import Signature as Signature
 
 Batch = dict[str, np.ndarray]
-
-
-@dataclasses.dataclass(frozen=True)
-class KnownText:
-    """The parts of a text input that are known without its data.
-
-    Attributes:
-      params: Params of the input.
-      tokenizer: its tokenizer.
-    """
-
-    params: Any
-    tokenizer: Any
-
-    @property
-    def vocab_size(self) -> int:
-        """Number of token ids."""
-        return int(self.tokenizer.vocab_size)
 
 
 class Input(Configurable):

@@ -19,16 +19,10 @@ import numpy.typing as npt
 from tekso.framework.input import shuffle
 from tekso.framework.input.errors import InputError
 from tekso.framework.input.forms import form_of, form_text
-from tekso.framework.input.input import (
-    Batch,
-    ExampleInput,
-    Input,
-    KnownText,
-    Signature,
-    check_step,
-)
+from tekso.framework.input.input import Batch, ExampleInput, Input, Signature, check_step
 from tekso.framework.input.param_checks import check_at_least_1
 from tekso.framework.input.skips import SkipReport
+from tekso.framework.input.unread import KnownText
 from tekso.framework.params import REQUIRED, param
 
 _ROTATION = 2654435769  # 2**32 divided by the golden ratio

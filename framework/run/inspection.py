@@ -17,11 +17,12 @@ from tekso.framework.execution.base import signature_of
 from tekso.framework.experiment import Tree
 from tekso.framework.input.errors import InputError
 from tekso.framework.input.task_inputs import KnownTasks, TaskInputs, named
+from tekso.framework.input.unread import UnreadInput
 from tekso.framework.params import REQUIRED, Params
 from tekso.framework.params import tree as params_tree
 from tekso.framework.params.literals import write as literal
 from tekso.framework.params.types import type_name
-from tekso.framework.run import results
+from tekso.framework.run import results, stored_sizes
 from tekso.framework.run.report.lines import WIDTH, size
 from tekso.framework.signature import Signature
 from tekso.framework.tables import table
@@ -80,15 +81,23 @@ def task_of(tree: Tree.Params, *, assets_dir: str | None = None) -> Any:
 
     Args:
       tree: the Params.
-      assets_dir: folder of the assets of a run, if there was one.
+      assets_dir: folder of the assets of a run, if there was one. Sizes that only its data
+        determines are those of its newest checkpoint.
 
     Raises:
-      ValueError: the size of the vocabulary is not set, and only the data determines it.
+      ValueError: a size, such as that of the vocabulary, is not set, and only the data determines
+        it.
     """
-    input: Any = _Unread(tree.input)
+    input: Any = UnreadInput(tree.input)
     if assets_dir is not None:
         input = _known(tree, assets_dir) or input
-    task = task_results.complete(tree.task, input).instantiate()
+    try:
+        params = task_results.complete(tree.task, input)
+    except ValueError:  # an open size that only the data, or a checkpoint, determines
+        if assets_dir is None or (filled := stored_sizes.filled(tree.task, assets_dir)) is None:
+            raise
+        params = task_results.complete(filled, input)
+    task = params.instantiate()
     foreign_variables.check(task)
     return task
 
@@ -120,7 +129,7 @@ def input_if_readable(tree: Tree.Params, assets_dir: str) -> Any:
     except (InputError, OSError):
         if any(value is REQUIRED for _, value, _ in params_tree.walk(tree.task)):
             raise
-        return _Unread(tree.input)
+        return UnreadInput(tree.input)
 
 
 def _known(tree: Tree.Params, assets_dir: str) -> Any:
@@ -193,36 +202,9 @@ def known_parts(
     inputs: Any = tree.input
     own = tree.copy().set(task=tasks.tasks[one_task], input=inputs.inputs[one_task])
     folder = files.join(assets_dir, one_task)
-    known = {name: _Unread(params) for name, params in inputs.inputs.items()}
+    known = {name: UnreadInput(params) for name, params in inputs.inputs.items()}
     known[one_task] = known_input(own, folder)
     return KnownTasks(inputs, known), named(one_task, batch_of(own, assets_dir=folder))
-
-
-class _Unread:
-    """What the Params determine about an input before any data is read."""
-
-    def __init__(self, params: Any) -> None:
-        self.params = params
-
-    @property
-    def inputs(self) -> dict[str, _Unread] | None:
-        """The same for the inputs of several tasks, by name; None: it is one input."""
-        inputs = self.params.inputs if "inputs" in self.params else None
-        if not isinstance(inputs, Mapping):
-            return None
-        return {name: _Unread(own) for name, own in inputs.items()}
-
-    @property
-    def vocab_size(self) -> int | None:
-        """The size that the Params set, or that all tokenizers of this class have."""
-        tokenizer = self.params.tokenizer if "tokenizer" in self.params else None
-        for params in (tokenizer, self.params):
-            given = params.vocab_size if params is not None and "vocab_size" in params else None
-            if given not in (None, REQUIRED):
-                found: int | None = given
-                return found
-        fixed = getattr(getattr(tokenizer, "owner", None), "token_bytes", None)
-        return len(fixed) if isinstance(fixed, tuple) else None
 
 
 def model_record(model: str, task: Task) -> dict[str, Any]:

@@ -17,9 +17,8 @@ from typing import Any
 from absl import logging
 
 from tekso.framework import files, foreign_variables
-from tekso.framework.params import REQUIRED, Params, references
-from tekso.framework.params import tree as params_tree
-from tekso.framework.run import checkpoint_files, inspection, missing_run
+from tekso.framework.params import Params, references
+from tekso.framework.run import checkpoint_files, inspection, missing_run, stored_sizes
 from tekso.framework.run.checkpoint_paths import BEST, LAST, split
 from tekso.framework.run.checkpoints import Checkpoint, CheckpointError, Checkpoints, Description
 from tekso.framework.run.logdir import PARAMS, Logdir
@@ -91,10 +90,7 @@ def completed_tree(description: Description, path: str) -> Any:
     """
     tree = _params_of(description.params, path)
     if description.task:
-        known = _params_of(description.task, path)
-        left = [path for path, value, _ in params_tree.walk(tree.task) if value is REQUIRED]
-        values = {path: known.get(path) for path in left}
-        tree.task.set({path: value for path, value in values.items() if value is not REQUIRED})
+        stored_sizes.fill(tree.task, _params_of(description.task, path))
     return tree
 
 

@@ -1,0 +1,56 @@
+"""Probes of the speed of single kernels of TensorFlow; see `machine_probes.py`.
+
+Some are slower than their bytes: copies of an Einsum, gradients of slices and cross-entropies.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from tekso.framework.costs.probe_runs import ProbeRuns, array
+
+_ELEMENTS = 1 << 20  # of an array of functions
+_SCALED, _CHANNELS = 1 << 16, 16  # elements that are scaled, and number of scales
+_IMAGES = (8, 64, 8, 64)  # whose middle dims change places
+_TURNED = (6, 421, 421)  # whose last two dims do
+_SLICED = (64, 128, 32)  # of which a half is a slice
+_LOGITS = (512, 512)
+
+
+def speeds(probes: ProbeRuns) -> dict[str, Any]:
+    """Returns fields of `MachineSpeed`, with an array for each number."""
+    import tensorflow as tf
+
+    scaled, scale = array(_SCALED // _CHANNELS, _CHANNELS), array(_CHANNELS)
+    small, places = array(4), math.prod(_SLICED) // 2 * len(_SLICED)
+    sliced = array(*_SLICED[:-1], _SLICED[-1] // 2)
+
+    def move(_: Any, x: Any) -> Any:
+        return tf.transpose(x, [0, 2, 1, 3])
+
+    def turn(_: Any, x: Any) -> Any:
+        return tf.raw_ops.Einsum(inputs=[x], equation="abc->acb")
+
+    def slice_gradient(_: Any, x: Any) -> Any:
+        zeros, ones = [0] * x.shape.rank, [1] * x.shape.rank
+        return tf.raw_ops.StridedSliceGrad(
+            shape=list(_SLICED), begin=zeros, end=x.shape, strides=ones, dy=x
+        )
+
+    def cross_entropy(_: Any, x: Any) -> Any:
+        labels = tf.zeros([x.shape[0]], tf.int32)
+        function = tf.raw_ops.SparseSoftmaxCrossEntropyWithLogits
+        return function(features=x, labels=labels).backprop
+
+    def rate(elements: int, function: Any, x: Any) -> Any:
+        return elements / probes.of_each(function, small, x)
+
+    return {
+        "functions_per_s": _ELEMENTS / probes.of_chain(tf.tanh, array(_ELEMENTS)),
+        "broadcasts_per_s": 2 * _SCALED / probes.of_chain(lambda x: x * scale + scale, scaled),
+        "moved_bytes_per_s": rate(8 * math.prod(_IMAGES), move, array(*_IMAGES)),
+        "turned_bytes_per_s": rate(8 * math.prod(_TURNED), turn, array(*_TURNED)),
+        "slice_gradients_per_s": rate(places, slice_gradient, sliced),
+        "cross_entropies_per_s": rate(math.prod(_LOGITS), cross_entropy, array(*_LOGITS)),
+    }
