@@ -22,12 +22,14 @@ from types import FrameType
 
 from tekso.framework import error_advice, files, graph_errors, out_of_memory, out_of_space
 from tekso.framework.exit_codes import ExitCode, exit_code_of
+from tekso.framework.input.example_errors import WHILE_BUILDING
 from tekso.framework.params import Configurable
 from tekso.framework.run.report.console import drop_output
 
 OK, FAILED = ExitCode.OK, ExitCode.FAILED
 _PROJECT = "tekso."
 _EXPERIMENTS = "tekso.params."
+_NOTES = (graph_errors.BEFORE_THAT, WHILE_BUILDING)
 _MORE = "  --traceback prints the whole traceback"
 
 
@@ -152,12 +154,8 @@ def _places(error: BaseException) -> str:
         path = _layer_path(frame)
         if path:
             layer = f"\n  (in the layer {path})"
-    notes = (f"\n  ({note})" for note in getattr(error, "__notes__", ()) if _is_of_layer(note))
-    return users + layer + "".join(notes)
-
-
-def _is_of_layer(note: str) -> bool:
-    return note.startswith(graph_errors.BEFORE_THAT)
+    notes = (note for note in getattr(error, "__notes__", ()) if note.startswith(_NOTES))
+    return users + layer + "".join(f"\n  ({note})" for note in notes)
 
 
 def _unexpected(error: BaseException) -> str:

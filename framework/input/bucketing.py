@@ -9,13 +9,14 @@ directly.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from tekso.framework.input import shuffle
+from tekso.framework.input import example_errors, shuffle
 from tekso.framework.input.errors import InputError
 from tekso.framework.input.input import Batch, ExampleInput, check_step, clear
 from tekso.framework.input.joined import JoinedIndex
@@ -234,11 +235,18 @@ class BucketedInput(ExampleInput):
         """See `Input`; builds only these rows."""
         check_step(step, self.num_batches)
         chosen = self.bucket_batch(step)
-        batch = self.bucket_rows(chosen.examples[begin:end], self._bounds[chosen.bucket])
+        batch = self._rows_built(chosen.examples[begin:end], self._bounds[chosen.bucket])
         if isinstance(batch, dict):
             self._check_can_be_marked(batch)
             clear(batch, ~chosen.real[begin:end], self.padding_keys)
         return batch
+
+    def _rows_built(self, examples: Ints, bound: int) -> Batch:
+        """Returns `bucket_rows(examples, bound)`; an error of it has the examples as a note."""
+        method = f"{type(self).__name__}.bucket_rows"
+        build = functools.partial(self.bucket_rows, bound=bound)
+        found: Batch = example_errors.built(method, build, examples)
+        return found
 
     def _check_can_be_marked(self, batch: Batch) -> None:
         """Checks that a batch has an array that marks padding examples, if a batch has any.

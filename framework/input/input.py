@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tekso.framework.batch_part import BatchPart, RowsOf
-from tekso.framework.input import parts_of_batches, shuffle
+from tekso.framework.input import example_errors, parts_of_batches, shuffle
 from tekso.framework.input.errors import InputError
 from tekso.framework.input.param_checks import check_at_least_1
 from tekso.framework.input.skips import SkipReport
@@ -293,13 +293,14 @@ class ExampleInput(Input):
 
     def batch_rows(self, step: int, begin: int, end: int) -> Batch:
         """See `Input`; builds only these examples."""
+        self.check_has_examples()
         check_step(step, self.num_batches)
         size = self.params.batch_size
         position = np.arange(step * size + begin, step * size + end, dtype=np.int64)
         if self.params.order != "once":
             return self.at(position)
         index = np.minimum(position, self.num_examples - 1)
-        batch = self.examples(index, np.zeros_like(index))
+        batch = self._built(index, np.zeros_like(index))
         if isinstance(batch, dict) and (step + 1) * size > self.num_examples:
             self._check_can_be_marked(batch)
             clear(batch, position != index, self.padding_keys)
@@ -322,14 +323,30 @@ class ExampleInput(Input):
         if self.params.order != "once" or type(self).batch is not ExampleInput.batch or not count:
             return super().excerpt()
         ends = np.array([0, count - 1], np.int64)
-        return [{"num_examples": np.array(count)}, self.examples(ends, np.zeros_like(ends))]
+        return [{"num_examples": np.array(count)}, self._built(ends, np.zeros_like(ends))]
 
     def check_unchanged(self) -> None:
         """See `Input`: compares four examples, unless a subclass overrides `batch`."""
         if type(self).batch is ExampleInput.batch and (count := self.num_examples):
             index = spread_over(count)
             epoch = np.zeros_like(index)
-            check_examples(self, "examples", [count], lambda: [self.examples(index, epoch)])
+            check_examples(self, "examples", [count], lambda: [self._built(index, epoch)])
+
+    def check_has_examples(self) -> None:
+        """Checks that there are examples, if `num_examples` is defined.
+
+        Raises:
+          InputError: there are none; the text names the input and its settings.
+        """
+        is_defined = type(self).num_examples is not ExampleInput.num_examples
+        if is_defined and self.num_examples < 1:
+            raise example_errors.empty(self.params, type(self).__name__, ExampleInput.Params)
+
+    def _built(self, index: npt.NDArray[np.int64], epoch: npt.NDArray[np.int64]) -> Batch:
+        """Returns `examples(index, epoch)`; an error of it has the examples as a note."""
+        method = f"{type(self).__name__}.examples"
+        found: Batch = example_errors.built(method, self.examples, index, epoch)
+        return found
 
     def _check_can_be_marked(self, batch: Batch) -> None:
         """Checks that a batch has an array that marks padding examples.
@@ -356,10 +373,11 @@ class ExampleInput(Input):
           position: [n], not negative
           returns: arrays [n, ...]
         """
+        self.check_has_examples()
         epoch, index = np.divmod(position, self.num_examples)
         if self.params.order == "shuffled":
             index = shuffle.permute(index, self.num_examples, shuffle.fold(self._key, epoch))
-        return self.examples(index, epoch)
+        return self._built(index, epoch)
 
 
 def check_step(step: int, num_batches: int | None) -> None:

@@ -22,7 +22,7 @@ from tekso.framework.execution.base import signature_of
 from tekso.framework.execution.data_parallel_program import DataParallelProgram
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.experiment import Run, Tree
-from tekso.framework.input.input import Input
+from tekso.framework.input.input import ExampleInput, Input
 from tekso.framework.input.prefetch import Prefetch
 from tekso.framework.learning_step import LearnerBase
 from tekso.framework.run import (
@@ -206,6 +206,8 @@ def _checked_signature(
     input_checks.check_ends(eval_inputs)
     batch = input.batch(0)
     for path, one in with_paths(input, eval_inputs).items():
+        if isinstance(one.inner, ExampleInput):
+            one.inner.check_has_examples()
         if one.num_batches != 0:
             input_checks.check_batch(path, one, batch if one is input else one.batch(0))
     input_checks.check_alike(with_paths(input, eval_inputs))

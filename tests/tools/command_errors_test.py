@@ -322,3 +322,16 @@ def test_common_mistakes_are_answered_with_what_to_write(
     lines = shown(tf.function(names["sizes"], autograph=False), capsys)
     assert "but are 3 and 5 for MatMul with input shapes: [2,3], [5,7]; the nu" in lines[0]
     assert shown(names["other"], capsys)[0].endswith("TypeError: 'str' object is not callable")
+
+
+def test_the_example_that_an_input_was_building_is_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = """
+def f():
+    error = ValueError("shapes")
+    error.add_note("while building index 3 of the data, by Cells.examples")
+    raise error
+"""
+    lines = shown(written(tmp_path, "mine.inputs", source)["f"], capsys)
+    assert lines[3] == "  (while building index 3 of the data, by Cells.examples)"

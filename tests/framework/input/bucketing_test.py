@@ -182,3 +182,21 @@ def test_rows_that_are_not_padded_are_named_with_the_array_and_the_method(tmp_pa
     )
     with pytest.raises(InputError, match=said + "one length, the argument bound$"):
         rows.check_unchanged()
+
+
+def test_an_error_of_bucket_rows_has_the_index_of_the_example() -> None:
+    class Broken(BucketedInput):
+        """Example 2 cannot be built."""
+
+        def __init__(self, params: Any, **kwargs: Any) -> None:
+            super().__init__(params, **kwargs)
+            self.assign([3, 3, 3], [4], [3])
+
+        def bucket_rows(self, examples: Any, bound: int) -> dict[str, Any]:
+            if 2 in examples:
+                raise OSError("truncated")
+            return {"x": np.zeros([len(examples), bound])}
+
+    with pytest.raises(OSError, match="truncated") as error:
+        Broken.Params(batch_size=3, order="sequential").instantiate().batch(0)
+    assert error.value.__notes__ == ["while building index 2 of the data, by Broken.bucket_rows"]

@@ -257,3 +257,60 @@ def test_held_out_examples_are_checked_and_own_batches_are_not(
         check_held_out()
     monkeypatch.setattr(Changing, "batch", lambda self, step: {})
     check_held_out()
+
+
+class Folder(ExampleInput):
+    """Examples of a folder that cannot be built in some ways."""
+
+    class Params(ExampleInput.Params):
+        folder: str = param("Where.", default="pictures")
+        count: int = param("How many.", default=6)
+        wrong: str = param("What is wrong with example 3.", default="")
+
+    @property
+    def num_examples(self) -> int:
+        count: int = self.params.count
+        return count
+
+    def examples(self, index: npt.NDArray[np.int64], epoch: npt.NDArray[np.int64]) -> Batch:
+        wrong, images = self.params.wrong, []
+        for i in index:
+            if wrong == "file" and i == 3:
+                raise OSError("truncated")
+            images.append(np.ones([4 if wrong == "shape" and i == 3 else 5, 2]))
+        if wrong == "together" and len(images) > 1:
+            raise KeyError("both")
+        return {"x": np.stack(images), "weights": np.ones(len(index), np.float32)}
+
+
+@pytest.mark.parametrize("order", ["shuffled", "sequential", "once"])
+def test_an_input_without_examples_is_an_error_that_names_its_settings(order: Any) -> None:
+    one = Folder.Params(batch_size=2, count=0, order=order, split="dev").instantiate()
+    with pytest.raises(InputError) as error:
+        one.batch(0)
+    assert str(error.value) == (
+        "an input (Folder) has no examples of the split 'dev': its num_examples is 0. Is this "
+        "right, relative to the working directory: folder = 'pictures'?"
+    )
+
+
+@pytest.mark.parametrize("order", ["sequential", "once"])
+@pytest.mark.parametrize(
+    ("wrong", "note"),
+    [
+        ("file", "index 3 of the data, by Folder.examples"),
+        (
+            "shape",
+            "a batch by Folder.examples: index 3 of the data has x [4, 2], weights [], and others "
+            "have x [5, 2], weights []",
+        ),
+        ("together", "the indices 0, 1, 2, 3, 4 of the data, by Folder.examples"),
+    ],
+)
+def test_an_error_of_examples_has_the_index_of_the_example(
+    wrong: str, note: str, order: Any
+) -> None:
+    one = Folder.Params(batch_size=5, wrong=wrong, order=order).instantiate()
+    with pytest.raises(Exception) as error:
+        one.batch(0)
+    assert error.value.__notes__ == [f"while building {note}"]
