@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -22,6 +24,7 @@ _NAMES_OF_TENSORFLOW = (
     (re.compile(r"\{\{function_node [^}]*\}\}\s*"), ""),
     (re.compile(r"'\{\{node [^}]*\}\} = (\w+)\[[^]]*\]\([^)]*\)'"), r"\1"),
     (re.compile(r"\s*\[Op:\w+\]( name:.*)?\s*$"), ""),
+    (graph_errors.LABEL_VALUES, ""),
     (re.compile(r"\.\s+If you are looking for numpy-related methods.*", re.DOTALL), ""),  # not used
     (re.compile(r"\. You can attempt the following resolutions .*", re.DOTALL), ""),  # unsuitable
 )
@@ -100,8 +103,28 @@ _ANSWERS = (
 _NO_METHOD = re.compile(r"Tensor'? object has no attribute '(\w+)'")
 
 
+EXCLUDED_LABELS = (
+    "tf.nn.sparse_softmax_cross_entropy_with_logits fails for other labels, also if their weight "
+    "is 0: to exclude labels of -1, give it tf.maximum(labels, 0), and multiply the result by "
+    "tf.cast(labels >= 0, tf.float32)"
+)
+"""What to write where some elements have no label."""
+
+
 class IdError(ValueError):
-    """A batch has an id for which a table has no row."""
+    """A batch has an id for which a table has no row, or a label that is no class."""
+
+
+class LabelError(IdError):
+    """A sparse softmax cross-entropy that runs alone was given a label that is no class.
+
+    Attributes:
+      arrays: names of the arrays that have it.
+    """
+
+    def __init__(self, text: str, arrays: Iterable[str]) -> None:
+        super().__init__(text)
+        self.arrays = tuple(arrays)
 
 
 class MissingArrayError(KeyError):
@@ -150,23 +173,36 @@ def text_of(error: BaseException) -> str:
     return f"{text.rstrip('.')}; {hint}" if hint and hint not in text else text
 
 
-def advice_for_ids(text: str, of: str = "the data has the id") -> str:
-    """Returns advice if an error is a lookup of an id for which a table has no row, else ""."""
+def advice_for_ids(text: str, of: str = "the data has the") -> str:
+    """Returns advice if an error is a lookup of an id for which a table has no row, else "".
+
+    The same for a label of a sparse softmax cross-entropy that is no class.
+
+    Args:
+      text: message of the error.
+      of: what has the id or the label: "'x' has the".
+    """
+    if (found := graph_errors.NO_CLASS.search(text)) is not None:
+        label, classes = found.groups()
+        return (
+            f"{of} label {label}, but the loss has {classes} classes: labels are 0 to "
+            f"{int(classes) - 1}. Correct the input or the number of classes. {EXCLUDED_LABELS}"
+        )
     if (found := graph_errors.NO_ROW.search(text)) is None:
         return ""
     given, rows = found.groups()
     return (
-        f"{of} {given}, but the table, such as that of an Embedding, has the rows 0 "
+        f"{of} id {given}, but the table, such as that of an Embedding, has the rows 0 "
         f"to {int(rows) - 1:,}: set its size (vocab_size) to the largest id of all splits + 1, or "
         "replace unknown ids in the input"
     )
 
 
 def id_error(error: BaseException, batches: Mapping[str, Mapping[str, Any]]) -> IdError | None:
-    """Returns an error to raise for the lookup of an id without a row in a traced function.
+    """Returns an error to raise for an id without a row, or a label that is no class.
 
-    It names the line that looks up, and the arrays of the batch that have the id. None: `error` is
-    something else, or was raised by the line itself.
+    It names the line of a traced function that reads it, and the arrays of the batch that have it.
+    None: `error` is something else, or was raised by the line itself.
 
     Args:
       error: the error, of one device, a mesh or a pipeline.
@@ -176,19 +212,38 @@ def id_error(error: BaseException, batches: Mapping[str, Mapping[str, Any]]) -> 
     if not text and error.__cause__ is not None:  # a stage of a pipeline: its ops have no stacks
         where, failed, text = str(error).partition(" failed: ")
         place = graph_errors.parts(error.__cause__)[1] or (failed and f"\n  ({where})")
-    if (found := graph_errors.NO_ROW.search(text)) is None:
+    found = graph_errors.NO_CLASS.search(text) or graph_errors.NO_ROW.search(text)
+    if found is None:
         return None
     for of_batch, batch in batches.items():
-        if names := _arrays_with(int(found[1]), batch, of_batch):
-            of = f"{' and '.join(names)} {'have' if names[1:] else 'has'} the id"
+        if names := _arrays_with(int(found[1]), batch, of_batch, _label_values(error)):
+            of = f"{' and '.join(names)} {'have' if names[1:] else 'has'} the"
             return IdError(advice_for_ids(text, of) + place)
     return IdError(advice_for_ids(text) + place)
 
 
-def _arrays_with(number: int, batch: Mapping[str, Any], of: str) -> list[str]:
-    """Returns the names of the arrays of whole numbers that have a number, with the first place."""
+def _label_values(error: BaseException) -> np.ndarray | None:
+    """Returns the labels that a sparse softmax cross-entropy was given; None: it is not known."""
+    found = graph_errors.LABEL_VALUES.search(str(error))
+    return None if found is None else np.array(found[1].split(), np.int64)
+
+
+def _arrays_with(
+    number: int, batch: Mapping[str, Any], of: str, values: np.ndarray | None = None
+) -> list[str]:
+    """Returns the names of the arrays of whole numbers that have a number, with the first place.
+
+    Args:
+      number: the number.
+      batch: the arrays.
+      of: name of the batch.
+      values: numbers of some examples in a row: if arrays have them, only these are returned.
+    """
     arrays = {name: np.asarray(value) for name, value in batch.items()}
     wrong = {name: a == number for name, a in arrays.items() if a.ndim and a.dtype.kind in "iu"}
+    if values is not None:
+        having = {name: one for name, one in wrong.items() if _has_rows(arrays[name], values)}
+        wrong = having or wrong
     return [
         f"{name!r} (example {example_of(batch, np.argwhere(is_wrong)[0][0])}{of and f' of {of}'})"
         for name, is_wrong in wrong.items()
@@ -196,9 +251,16 @@ def _arrays_with(number: int, batch: Mapping[str, Any], of: str) -> list[str]:
     ]
 
 
+def _has_rows(array: np.ndarray, values: np.ndarray) -> bool:
+    """Returns whether some examples of an array in a row have these numbers."""
+    size, flat = math.prod(array.shape[1:]), array.ravel()
+    firsts = range(0, flat.size - values.size + 1, max(1, size))
+    return any(np.array_equal(flat[i : i + values.size], values) for i in firsts)
+
+
 @contextlib.contextmanager
 def naming_ids(batches: Mapping[str, Mapping[str, Any]]) -> Iterator[None]:
-    """Raises an IdError for the lookup of an id without a row in the block.
+    """Raises an IdError for an id without a row, or a label that is no class, in the block.
 
     Args:
       batches: as of `id_error`.
@@ -209,6 +271,34 @@ def naming_ids(batches: Mapping[str, Mapping[str, Any]]) -> Iterator[None]:
         if (of_ids := id_error(error, batches)) is not None:
             raise of_ids from error
         raise
+
+
+@contextlib.contextmanager
+def naming_labels(batch: Mapping[str, Any], of: str = "") -> Iterator[None]:
+    """Raises a LabelError for a label in the block that is no class; it names the user's line.
+
+    Args:
+      batch: the arrays that the block reads some examples of.
+      of: name of the batch.
+    """
+    try:
+        yield
+    except Exception as error:
+        known = error.arrays if isinstance(error, LabelError) else None
+        cause = error if known is None else error.__cause__ or error
+        found = graph_errors.NO_CLASS.search(str(cause))
+        if found is None:
+            raise
+        own = {n: a for n, a in batch.items() if known is None or n in known}
+        names = _arrays_with(
+            int(found[1]), own, of, _label_values(cause) if known is None else None
+        )
+        says = f"{' and '.join(names)} {'have' if names[1:] else 'has'} the" if names else ""
+        stack = traceback.walk_tb(cause.__traceback__)
+        frames = [(f.f_code.co_filename, line, f.f_code.co_name) for f, line in stack]
+        text = advice_for_ids(str(cause), *([says] if says else []))
+        arrays = [name for name in own if any(one.startswith(repr(name)) for one in names)]
+        raise LabelError(text + graph_errors.place_in(frames), arrays) from cause
 
 
 def advice(error: BaseException) -> str:
@@ -233,7 +323,7 @@ def advice(error: BaseException) -> str:
 def advised(method: Method) -> Method:
     """Wraps a method so that an error gets its advice as a note, which a traceback ends with.
 
-    The lookup of an id without a row raises an IdError instead.
+    An id without a row, or a label that is no class, raises an IdError instead.
     """
 
     @functools.wraps(method)

@@ -20,6 +20,12 @@ _WITHOUT_STACK = re.compile(r"(?:Graph execution error:\s*)?(\S.*?)\n\s*\[\[\{\{
 _PLACE_OF = "tekso_place"  # attribute of an error whose message has no stack
 NO_ROW = re.compile(r"indices\S* = (-?\d+) is not in \[0, (\d+)\)")
 """In the message of a lookup that fails: the id, and the number of rows of the table."""
+NO_CLASS = re.compile(
+    r"Received a label value of (-?\d+) which is outside the valid range of \[0, (\d+)\)"
+)
+"""In the message of a sparse softmax cross-entropy: the label, and the number of classes."""
+LABEL_VALUES = re.compile(r"\.\s+Label values: ([-\d\s]*)")
+"""In the same message: all labels that the op was given."""
 BEFORE_THAT = "before that, "
 """Begin of a note of an error about a layer that returned before it."""
 _NAMES = re.compile(r"\{\{\w+ [^}]*\}\}\s*")
@@ -31,12 +37,14 @@ def parts(error: BaseException) -> tuple[str, str]:
     A part that is unknown is "". The line is that of the user's code if there is any.
     """
     stacks = _MADE.split(str(error))
-    is_lookup = NO_ROW.search(str(error)) is not None  # others may be defects: see the whole error
+    is_lookup = any(kind.search(str(error)) for kind in (NO_ROW, NO_CLASS))
+    # Others may be defects: see the whole error.
     if len(stacks) < 2 and is_lookup and (found := _WITHOUT_STACK.fullmatch(str(error))):
-        return _NAMES.sub("", found[1]).strip(), getattr(error, _PLACE_OF, "")
+        text = LABEL_VALUES.sub("", _NAMES.sub("", found[1]).strip())
+        return text, getattr(error, _PLACE_OF, "")
     if len(stacks) < 2 or (found := _TEXT.search(stacks[-1])) is None:
         return "", ""
-    text = _NAMES.sub("", _FIRST.sub("", found[1])).strip()
+    text = LABEL_VALUES.sub("", _NAMES.sub("", _FIRST.sub("", found[1])).strip())
     return text, place_in(
         (file, int(line), name) for file, line, name in _PLACE.findall(stacks[-1])
     )

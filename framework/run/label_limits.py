@@ -1,9 +1,10 @@
 """Finds the arrays of a batch that a loss reads as classes, and checks their labels.
 
 TensorFlow does not refuse a label that is too large: its `tf.one_hot` is all zeros, and a compiled
-softmax cross-entropy is NaN. Which arrays are labels is known when the ops of a loss run one by
-one, as they do for a few examples before the first step. `LabelWatch` follows the elements of each
-array through these ops; what it finds, `BatchCheck` checks on the host, before each step.
+softmax cross-entropy is NaN, also for a negative label. Which arrays are labels is known when the
+ops of a loss run one by one, as they do for a few examples before the first step. `LabelWatch`
+follows the elements of each array through these ops; what it finds, `BatchCheck` checks on the
+host, before each step.
 
     labels [3, 4]  ─ labels[:, 1:] ─ reshape [9] ─ one_hot 5     elements 1 to 3 of an example: < 5
 """
@@ -19,6 +20,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.framework import op_callbacks
 
+from tekso.framework import error_advice
 from tekso.framework.batch_part import example_of
 from tekso.framework.task import Task
 from tekso.framework.theta import SEPARATOR
@@ -35,6 +37,8 @@ class LabelLimit:
     Attributes:
       name: name of the array.
       classes: number of classes: its labels are below it.
+      takes_negative: whether a negative label is one that the loss does not count, as of
+        `tf.one_hot`. A sparse softmax cross-entropy fails for it, also if its weight is 0.
       elements: the elements of an example that are labels, a bool array of the shape of an example;
         examples of other shapes are not checked. None: all, of examples of any shape.
     """
@@ -42,21 +46,27 @@ class LabelLimit:
     name: str
     classes: int
     elements: np.ndarray | None = None
+    takes_negative: bool = True
 
-    def first_above(self, batch: Mapping[str, Any]) -> tuple[int, ...] | None:
-        """Returns the position of the first label that is too large; None: there is none.
+    def first_wrong(self, batch: Mapping[str, Any]) -> tuple[int, ...] | None:
+        """Returns the position of the first label that is out of range; None: there is none.
 
-        Examples of weight 0 are not checked; see `weights_of`.
+        Examples of weight 0 are not checked if `takes_negative`; see `weights_of`.
         """
         array = batch[self.name]
-        if not array.size or array.max() < self.classes:
+        least = None if self.takes_negative else 0
+        if not array.size or (
+            array.max() < self.classes and (least is None or array.min() >= least)
+        ):
             return None
         is_wrong = array >= self.classes
+        if least is not None:
+            is_wrong |= array < least
         if self.elements is not None:
             if self.elements.shape != array.shape[1:]:
                 return None
             is_wrong &= self.elements
-        if (weights := weights_of(self.name, batch)) is not None:
+        if self.takes_negative and (weights := weights_of(self.name, batch)) is not None:
             is_wrong[weights == 0] = False
         places = np.argwhere(is_wrong)
         return tuple(places[0].tolist()) if len(places) else None
@@ -92,21 +102,30 @@ class BatchCheck:
           batch: the batch.
 
         Raises:
-          ValueError: the task rejects the batch, or a label is too large.
+          ValueError: the task rejects the batch, or a label is out of range.
         """
         self.task.check_batch(what, batch)
         for limit in self.limits:
             name, classes = limit.name, limit.classes
-            if name not in batch or (place := limit.first_above(batch)) is None:
+            if name not in batch or (place := limit.first_wrong(batch)) is None:
                 continue
             kind, label = type(self.task).__name__, batch[name][place]
             raise ValueError(
                 f"{name!r} (example {example_of(batch, place[0])} of {what}) has the label "
                 f"{label}, but the loss of {kind} has {classes} classes for it: labels are "
-                f"0 to {classes - 1}, or -1 for what the loss does not count. Correct the input "
-                "or the number of classes; if the loss excludes larger labels itself, add "
-                f"{name!r} to unchecked_labels of the task"
+                f"0 to {classes - 1}{_cure(limit)}"
             )
+
+
+def _cure(limit: LabelLimit) -> str:
+    """Returns the end of the message about a label that is out of range."""
+    if limit.takes_negative:
+        return (
+            ", or -1 for what the loss does not count. Correct the input or the number of "
+            f"classes; if the loss excludes larger labels itself, add {limit.name!r} to "
+            "unchecked_labels of the task"
+        )
+    return f". Correct the input or the number of classes. {error_advice.EXCLUDED_LABELS}"
 
 
 class _Followed(NamedTuple):
@@ -125,11 +144,41 @@ class _Followed(NamedTuple):
     is_cut: bool = False
 
 
+class _Kind(NamedTuple):
+    """What elements of an array have in common that are read as labels.
+
+    Attributes:
+      name: name of the array.
+      shape: shape of an example.
+      classes, takes_negative: as of `LabelLimit`.
+      is_cut: as of `_Followed`.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    classes: int
+    is_cut: bool
+    takes_negative: bool
+
+
+def _both(one: LabelLimit, other: LabelLimit) -> LabelLimit:
+    """Returns the limit of whole arrays that have two limits."""
+    takes_negative = one.takes_negative and other.takes_negative
+    return LabelLimit(one.name, min(one.classes, other.classes), takes_negative=takes_negative)
+
+
+def _implies(whole: LabelLimit | None, kind: _Kind) -> bool:
+    """Whether the limit of a whole array refuses all labels that a limit of elements refuses."""
+    if whole is None or kind.classes < whole.classes:
+        return False
+    return kind.takes_negative or not whole.takes_negative
+
+
 class LabelWatch:
     """Watches ops that run one by one; `found` has the labels of all blocks that were watched."""
 
     def __init__(self) -> None:
-        self._found: dict[tuple[str, tuple[int, ...], int, bool], np.ndarray] = {}
+        self._found: dict[_Kind, np.ndarray] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}  # of the arrays of the block
         self._followed: dict[int, _Followed] = {}  # by id of the tensor
         self._dims: frozenset[int] = frozenset()  # of all arrays of the block
@@ -140,17 +189,18 @@ class LabelWatch:
 
         A limit of all elements of an array holds for examples of any shape, if no slice was taken.
         """
-        whole: dict[str, int] = {}
-        for (name, _, classes, is_cut), elements in self._found.items():
-            if elements.all() and not is_cut:
-                whole[name] = min(classes, whole.get(name, classes))
+        whole: dict[str, LabelLimit] = {}
+        for kind, elements in self._found.items():
+            if elements.all() and not kind.is_cut:
+                found = LabelLimit(kind.name, kind.classes, takes_negative=kind.takes_negative)
+                whole[kind.name] = _both(found, whole.get(kind.name, found))
         parts = [
-            LabelLimit(name, classes, elements)
-            for (name, _, classes, is_cut), elements in self._found.items()
-            if elements.any() and (is_cut or not elements.all())
-            if classes < whole.get(name, classes + 1)
+            LabelLimit(kind.name, kind.classes, elements, kind.takes_negative)
+            for kind, elements in self._found.items()
+            if elements.any() and (kind.is_cut or not elements.all())
+            if not _implies(whole.get(kind.name), kind)
         ]
-        return (*(LabelLimit(name, classes) for name, classes in whole.items()), *parts)
+        return (*whole.values(), *parts)
 
     @contextlib.contextmanager
     def watching(self, batch: Mapping[str, Any]) -> Iterator[None]:
@@ -190,9 +240,9 @@ class LabelWatch:
         if known is None:
             return
         if kind == _SPARSE:
-            self._limit(known, int(inputs[0].shape[1]))
+            self._limit(known, int(inputs[0].shape[1]), takes_negative=False)
         elif kind == "OneHot":
-            self._limit(known, int(inputs[1]))
+            self._limit(known, int(inputs[1]), takes_negative=True)
         elif all(output.dtype.is_integer for output in outputs):
             moved = _moved(kind, known.numbers, inputs, attrs, outputs)
             is_cut = known.is_cut or _is_cut(kind, inputs, attrs)
@@ -200,7 +250,7 @@ class LabelWatch:
                 if index.shape == tuple(output.shape):
                     self._followed[id(output)] = _Followed(known.name, index, output, is_cut)
 
-    def _limit(self, known: _Followed, classes: int) -> None:
+    def _limit(self, known: _Followed, classes: int, *, takes_negative: bool) -> None:
         """Adds the elements of a tensor to those that have a number of classes.
 
         Only elements that are read of all examples count: others were chosen by their example.
@@ -212,7 +262,7 @@ class LabelWatch:
         shape = self._shapes[known.name]
         is_read = np.zeros(shape, bool)
         is_read.flat[known.numbers.ravel()] = True
-        key = known.name, shape[1:], classes, known.is_cut
+        key = _Kind(known.name, shape[1:], classes, known.is_cut, takes_negative)
         elements = is_read.all(0)
         self._found[key] = self._found.get(key, np.zeros_like(elements)) | elements
 

@@ -97,6 +97,7 @@ def check(
       TaskError: the task does not return sums.
       ForeignVariableError: the task computes other sums each time, because it creates variables,
         as a Keras layer does, or draws random numbers that are not those of the context.
+      LabelError: a label of the examples is no class.
     """
 
     def tried(trial: Trial) -> list[str]:
@@ -105,13 +106,11 @@ def check(
         unused = list(learner.trainable(task.specs()))
         for step in train.steps_of_each_kind():
             batch = train.batch(step)
-            if len(next(iter(batch.values()))) > 1 and not _couples_examples(task):
-                warnings += check_is_sum(trial, batch, "eval")
-                if not any(layer.couples_examples for layer in task.walk()):
-                    check_is_sum(trial, batch, "train")
-            _check_equal(trial, rows_of(batch, [0]))
-            _check_pieces(trial, rows_of(batch, [0, -1]))
-            unused = trial.unused(rows_of(batch, [0, -1]), unused) if unused else []
+            with error_advice.naming_labels(batch, f"input.batch({step})"):
+                warnings += _check_sums(trial, batch)
+                _check_equal(trial, rows_of(batch, [0]))
+                _check_pieces(trial, rows_of(batch, [0, -1]))
+                unused = trial.unused(rows_of(batch, [0, -1]), unused) if unused else []
         if trial.not_finite is not None:
             warnings.append(_not_finite(task, *trial.not_finite))
         warnings += _check_padding(trial, inputs)
@@ -206,7 +205,7 @@ def _noting(failures: list[Exception]) -> Iterator[None]:
     """Keeps an error of user code, which may accept only batches of the full size."""
     try:
         yield
-    except (LossError, InputError, TaskError, ForeignVariableError):
+    except (LossError, InputError, TaskError, ForeignVariableError, error_advice.LabelError):
         raise
     except Exception as error:
         failures.append(error)
@@ -235,6 +234,17 @@ def trial_weights(task: Task, program: Program) -> dict[str, tf.Tensor] | None:
 def _theta(theta: Any, ctx: StepContext) -> Any:
     del ctx
     return theta
+
+
+def _check_sums(trial: Trial, batch: Batch) -> list[str]:
+    """Rejects a task whose loss is not a sum over the examples of a batch; returns warnings."""
+    task = trial.task
+    if len(next(iter(batch.values()))) < 2 or _couples_examples(task):
+        return []
+    warnings = check_is_sum(trial, batch, "eval")
+    if not any(layer.couples_examples for layer in task.walk()):
+        check_is_sum(trial, batch, "train")
+    return warnings
 
 
 def _couples_examples(task: Task) -> bool:
@@ -288,7 +298,8 @@ def _check_padding(trial: Trial, inputs: Mapping[str, Input]) -> list[str]:
             continue
         step, is_padding = found
         real, padded = _with_padding(trial, input, step, is_padding)
-        alone, together = trial.sums(real), trial.sums(padded)
+        with error_advice.naming_labels(input.batch(0), f"{path}.batch(0)"):
+            alone, together = trial.sums(real), trial.sums(padded)
         again = functools.partial(trial.sums, real)
         for what, how in _counted(trial, alone, again, together, TrialSums.named):
             what = what.replace("{}", task_results.source_of_loss(trial.task))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
@@ -10,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tekso.framework import loops, task_results
+from tekso.framework import error_advice, loops, task_results
 from tekso.framework.collected import Pairs
 from tekso.framework.context import Mode, StepContext
 from tekso.framework.execution.workarounds.call_counts import counted_alone
@@ -160,16 +161,23 @@ class Trial:
         self.seen.add(kind_of(batch))
         if not self._has_long_loops:
             try:
-                with self.softmax.watching(), self.labels.watching(examples):
+                with self._watching(batch, examples):
                     return self._run(*arguments, mode=mode, by=by, kind=_OpByOp)
             except _LongLoopError:
                 self._has_long_loops = True
         if is_new:
-            with self.softmax.watching(), self.labels.watching(examples):
+            with self._watching(batch, examples):
                 return self._run(*arguments, mode=mode, by=by)
         traced = self._traced_for((mode, by, *((n, a.shape) for n, a in sorted(batch.items()))))
         found: _Tensors = traced(*arguments, mode=mode, by=by)
         return found
+
+    @contextlib.contextmanager
+    def _watching(self, batch: Batch, examples: Mapping[str, tf.Tensor]) -> Iterator[None]:
+        """Watches the ops of a block that computes the task for a batch, op by op."""
+        naming = error_advice.naming_labels(batch)
+        with self.softmax.watching(), self.labels.watching(examples), naming:
+            yield
 
     def _traced_for(self, kind: tuple[Any, ...]) -> Any:
         """Returns the function for a kind of call. A single one would be retraced for each kind.

@@ -59,6 +59,36 @@ def test_labels_of_a_sparse_cross_entropy_have_as_many_classes_as_there_are_scor
     assert limits_of(loss, other=abs(LABELS).astype(np.int32)) == [("other", 6, None)]
 
 
+def test_a_sparse_cross_entropy_takes_no_negative_label_also_of_weight_0() -> None:
+    def sparse(labels: Any) -> None:
+        tf.nn.sparse_softmax_cross_entropy_with_logits(labels, tf.zeros([2, 7]))
+
+    batch = {"labels": tf.constant(abs(LABELS)), "tags": tf.constant(abs(LABELS))}
+    watch = LabelWatch()
+    with watch.watching(batch):
+        tf.one_hot(batch["labels"], 5)
+        tf.one_hot(batch["tags"], 5)
+        sparse(batch["tags"][:, 2])
+    third = np.array([False, False, True])
+    of_labels, of_tags, of_cut = watch.found
+    assert of_labels == LabelLimit("labels", 5) and of_tags == LabelLimit("tags", 5)
+    assert (of_cut.classes, of_cut.takes_negative) == (7, False)
+    assert of_cut.elements is not None and (of_cut.elements == third).all()
+    for weights in ([1.0, 1.0], [0.0, 0.0]):
+        wrong = {"tags": LABELS, "labels": LABELS, "weights": np.array(weights)}
+        assert of_cut.first_wrong(wrong) == (0, 2)
+        assert of_labels.first_wrong(wrong) is None
+
+
+def test_an_array_of_both_kinds_of_cross_entropy_has_the_limits_of_both() -> None:
+    batch = {"labels": tf.constant(abs(LABELS[0]))}
+    watch = LabelWatch()
+    with watch.watching(batch):
+        tf.one_hot(batch["labels"], 5)
+        tf.nn.sparse_softmax_cross_entropy_with_logits(batch["labels"], tf.zeros([3, 7]))
+    assert watch.found == (LabelLimit("labels", 5, takes_negative=False),)
+
+
 @pytest.mark.parametrize("computed", [lambda x: x + 1, lambda x: x % 5, tf.abs])
 def test_values_that_were_computed_from_an_array_are_not_its_labels(computed: Any) -> None:
     assert limits_of(lambda batch: tf.one_hot(computed(batch["labels"]), 5)) == []
@@ -130,8 +160,8 @@ def test_parts_of_an_array_may_have_different_numbers_of_classes() -> None:
 def test_only_elements_that_are_labels_are_checked() -> None:
     limit = LabelLimit("ids", 5, np.array([False, True, True]))
     ids = np.array([[9, 1, 2], [9, 4, 0]])
-    assert limit.first_above({"ids": ids}) is None
-    assert limit.first_above({"ids": np.where(ids == 4, 5, ids)}) == (1, 1)
+    assert limit.first_wrong({"ids": ids}) is None
+    assert limit.first_wrong({"ids": np.where(ids == 4, 5, ids)}) == (1, 1)
 
 
 @pytest.mark.parametrize(
@@ -149,7 +179,7 @@ def test_of_rows_of_another_length_only_arrays_that_were_read_whole_are_checked(
     taken: Any, is_checked: bool
 ) -> None:
     def found(ids: Any) -> bool:
-        return any(limit.first_above({"ids": np.array(ids)}) is not None for limit in watch.found)
+        return any(limit.first_wrong({"ids": np.array(ids)}) is not None for limit in watch.found)
 
     watch, batch = LabelWatch(), {"ids": tf.constant(LABELS)}
     with watch.watching(batch):
@@ -242,6 +272,13 @@ def test_a_label_that_is_too_large_is_refused_with_its_place_and_the_number_of_c
     with pytest.raises(ValueError, match=r"'tags' \(example 6 of input\.batch\(1\)\) has the lab"):
         check("input.batch(1)", part)
     check("input.batch(1)", {"tags": np.array([-1, 2])})
+    check = BatchCheck(session.task, [LabelLimit("tags", 3, takes_negative=False)])
+    with pytest.raises(ValueError) as error:
+        check("input.batch(1)", {"tags": np.array([2, -1])})
+    assert str(error.value).startswith(
+        "'tags' (example 1 of input.batch(1)) has the label -1, but the loss of Tagging has 3 "
+        "classes for it: labels are 0 to 2. Correct the input or the number of classes. tf.nn."
+    )
     check("input.batch(1)", {"other": np.array([7])})
 
 
@@ -250,7 +287,7 @@ def test_labels_of_examples_of_weight_0_are_not_checked(task: str) -> None:
     limit, labels = LabelLimit(f"{task}labels", 3), np.array([[7, 0], [0, 1], [5, 4]])
 
     def first(weights: Any, name: str = f"{task}weights") -> Any:
-        return limit.first_above({f"{task}labels": labels, name: np.array(weights)})
+        return limit.first_wrong({f"{task}labels": labels, name: np.array(weights)})
 
     assert first([0, 1, 0.5]) == (2, 0)
     assert first([0.0, 1, 0]) is None

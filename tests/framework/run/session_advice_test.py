@@ -14,6 +14,7 @@ from tekso.framework.context import StepContext
 from tekso.framework.error_advice import IdError, naming_ids
 from tekso.framework.execution.pipeline.workers import StageError
 from tekso.framework.experiment import Experiment
+from tekso.framework.initializers import Zeros
 from tekso.framework.input.arrays import Arrays
 from tekso.framework.layer import Layer
 from tekso.framework.learner import Learner
@@ -23,6 +24,7 @@ from tekso.framework.run.label_limits import BatchCheck
 from tekso.framework.run.session import Session
 from tekso.framework.run.session_batches import SessionError
 from tekso.framework.schedules import Constant, Schedule
+from tekso.framework.task import LossSums, Task
 from tekso.models.layers.embedding import Embedding
 from tekso.tasks.classification.task import Classification
 
@@ -143,3 +145,51 @@ def test_an_id_in_a_stage_of_a_pipeline_is_named_with_the_stage() -> None:
 def test_an_execution_by_name_is_answered_with_its_params() -> None:
     with pytest.raises(SessionError, match=r"'pipelined', but must be Params, as in \{'execution'"):
         Session(Classes, {"execution": "pipelined"})
+
+
+class Few(Arrays):
+    """Has a label that is no class in its first batch, and the same number in another array."""
+
+    def load(self, split: str) -> dict[str, Any]:
+        return {"x": np.array([2, 3, 1, 0]), "labels": np.array([3, 0, 2, 1])}
+
+
+class SparseTask(Task):
+    """Uses a sparse cross-entropy."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        self.weight("table", [4, 3], dims=(None, None), init=Zeros.Params())
+
+    def loss_weight(self, batch: Any) -> tf.Tensor:
+        return tf.reduce_sum(batch["weights"])
+
+    def loss(self, theta: Any, batch: Any, ctx: Any) -> LossSums:
+        scores = tf.gather(theta.table, batch["x"])
+        nats = tf.nn.sparse_softmax_cross_entropy_with_logits(batch["labels"], scores)
+        return LossSums(tf.reduce_sum(batch["weights"] * nats))
+
+
+class Sparse(Classes):
+    def task(self) -> Any:
+        return SparseTask.Params()
+
+    def input(self) -> Any:
+        return Few.Params(batch_size=4, order="sequential")
+
+
+@pytest.mark.parametrize("is_checked", [True, False])
+def test_a_label_that_is_no_class_in_the_first_examples_is_named(
+    is_checked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = Session(Sparse)
+    if not is_checked:
+        monkeypatch.setattr(session, "_check_task", lambda: BatchCheck(session.task))
+    said = (
+        r"^'labels' \(example 0 of input\.batch\(0\)\) has the label 3, but the loss has 3 "
+        r"classes: labels are 0 to 2\. Correct .*\n  \(at .*, in loss\)\n    nats = "
+    )
+    with pytest.raises(IdError, match=said) as caught:
+        session.train(1)
+    assert "Label values" not in str(caught.value)
+    assert str(caught.value).count("\n") == 2
