@@ -55,7 +55,13 @@ _ANSWERS = (
         "and most",
     ),
     (
-        re.compile(r"^Dimensions must be equal, but are .* with input shapes: \[\d+,\d"),
+        re.compile(
+            r"Dimensions must be equal, but are|must have the same shape, received|"
+            r"Incompatible shapes: |Dimension \d+ in both shapes must be equal|"
+            r"Dimensions of inputs should match|Shapes of all inputs must match|"
+            r"to broadcast a tensor of shape|Input to reshape is a tensor with|"
+            r"Cannot reshape a tensor with"
+        ),
         "the number of examples in a shape may be below batch_size, because a step computes a "
         "batch in parts",
     ),

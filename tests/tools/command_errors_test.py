@@ -335,3 +335,25 @@ def f():
 """
     lines = shown(written(tmp_path, "mine.inputs", source)["f"], capsys)
     assert lines[3] == "  (while building index 3 of the data, by Cells.examples)"
+
+
+def test_shapes_of_parts_of_a_batch_are_explained(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = (
+        "def weighted():\n"
+        "    x, y = tf.ones([20, 3]), tf.ones([20])\n"
+        "    return tf.nn.weighted_cross_entropy_with_logits(y, x, 2.0)\n"
+        "def sigmoid():\n"
+        "    return tf.nn.sigmoid_cross_entropy_with_logits(tf.ones([20]), tf.ones([20, 3]))\n"
+        "def added():\n    return tf.ones([20, 3]) + tf.ones([20, 4])\n"
+        "def joined():\n    return tf.concat([tf.ones([20, 3]), tf.ones([10, 3])], 1)\n"
+        "def stacked():\n    return tf.stack([tf.ones([20, 3]), tf.ones([10, 3])])\n"
+        "def cast():\n    return tf.broadcast_to(tf.ones([20, 3]), [20, 4])\n"
+        "def reshaped():\n    return tf.reshape(tf.ones([20, 3]), [40, 3])\n"
+    )
+    names = written(tmp_path, "mine.losses", source)
+    for name in ("weighted", "sigmoid", "added", "joined", "stacked", "cast", "reshaped"):
+        for function in (names[name], tf.function(names[name], autograph=False)):
+            lines = shown(function, capsys)
+            assert "because a step computes a batch in parts" in "".join(lines[:2]), lines
