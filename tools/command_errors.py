@@ -74,6 +74,10 @@ def run(program: str, action: Callable[[], int], *, show_traceback: bool = False
         elif is_meant(error):
             hint = of_ids and f"; {of_ids}"
             _report(program, f"{_text(error)}{hint}{_places(error)}")
+        elif isinstance(error, SyntaxError) and os.path.exists(error.filename or ""):
+            file, line = str(error.filename), error.lineno or 0
+            place = f"\n  (at {file}:{line}){graph_errors.code(file, line)}"
+            _report(program, f"{type(error).__name__}: {error.msg}{place}\n{_MORE}")
         elif _is_of_wrong_use(error):
             text = f"{type(error).__name__}: {error_advice.text_of(error)}"
             _report(program, f"{text}{_places(error)}\n{_MORE}")

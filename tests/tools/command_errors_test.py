@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from tekso.framework import error_advice, out_of_memory
+from tekso.framework import error_advice, out_of_memory, registry
 from tekso.framework.context import StepContext
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.layer import Layer
@@ -322,6 +322,19 @@ def test_common_mistakes_are_answered_with_what_to_write(
     lines = shown(tf.function(names["sizes"], autograph=False), capsys)
     assert "but are 3 and 5 for MatMul with input shapes: [2,3], [5,7]; the nu" in lines[0]
     assert shown(names["other"], capsys)[0].endswith("TypeError: 'str' object is not callable")
+
+
+def test_a_syntax_error_of_a_module_of_a_user_is_shown_with_its_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "misspelt.py").write_text("x = 1\n\n\ndef f()\n    return x\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    lines = shown(lambda: registry.import_package("misspelt"), capsys)
+    assert lines[0].startswith("tekso-some: SyntaxError: expected ':'")
+    assert lines[1:3] == [f"  (at {tmp_path}/misspelt.py:4)", "    def f()"]
+    assert len(lines) == 4 and "--traceback" in lines[3]
+    lines = shown(lambda: compile("def", "<string>", "exec"), capsys)
+    assert "invalid syntax" in lines[0]
 
 
 def test_the_example_that_an_input_was_building_is_shown(
