@@ -45,6 +45,12 @@ def deciding_metrics(tree: Any) -> frozenset[str]:
     return frozenset(filter(None, (metric_of(tree, rule) for rule in rules_of(tree))))
 
 
+def declared_metrics(tree: Any) -> frozenset[str]:
+    """Returns the metrics for which the task declares whether larger or smaller is better."""
+    has_goals = hasattr(tree.task.owner, "goals_of")
+    return frozenset(task_results.goals_of(tree.task) if has_goals else ())
+
+
 def where(tree: Any, rule: Rule) -> str:
     """Returns the path of the metric of a rule, and where it was set, for messages."""
     path = f"run.{rule}.metric"

@@ -33,7 +33,7 @@ from tekso.framework.run.following import FollowingCheckpoints, FollowingReport
 from tekso.framework.run.incidents import Incidents
 from tekso.framework.run.job import Job
 from tekso.framework.run.machine_load import MachineLoad
-from tekso.framework.run.metric_choice import deciding_metrics
+from tekso.framework.run.metric_choice import deciding_metrics, declared_metrics
 from tekso.framework.run.process_group import ProcessGroup
 from tekso.framework.run.report import summary
 from tekso.framework.run.report.report import Report
@@ -77,6 +77,7 @@ def _train(job: Job, group: ProcessGroup) -> int:
                 time_use=use,
                 load=MachineLoad() if _is_one_process(job, group) else None,
                 deciding=deciding_metrics(job.tree),
+                declared=declared_metrics(job.tree),
             )
         try:
             return _run(job, group, parts, notices, checkpoints, checkpoint, report)

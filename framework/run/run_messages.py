@@ -12,7 +12,7 @@ from tekso.framework.planning.measured_step import measured_step_of
 from tekso.framework.run.assembly import Assembly
 from tekso.framework.run.checkpoints import Checkpoint
 from tekso.framework.run.job import Job
-from tekso.framework.run.metric_choice import deciding_metrics
+from tekso.framework.run.metric_choice import deciding_metrics, declared_metrics
 from tekso.framework.run.report import summary
 from tekso.framework.run.report.lines import size, wrapped
 from tekso.framework.run.skip_notices import SkipNotices
@@ -113,6 +113,7 @@ def conclude(
         references=references,
         ended_early=outcome.ended_early,
         deciding=deciding_metrics(job.tree),
+        declared=declared_metrics(job.tree),
     )
     lines += [*(f"  {line}" for line in parts.program.summary()), *spent]
     width = job.console.width

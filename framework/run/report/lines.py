@@ -81,6 +81,7 @@ def eval_line(
     seconds: float,
     is_best: bool = False,
     deciding: Collection[str] = (),
+    declared: Collection[str] = (),
     width: int | None = WIDTH,
 ) -> str:
     """Returns the line of an evaluation.
@@ -92,12 +93,14 @@ def eval_line(
       seconds: time of the evaluation.
       is_best: whether it is the best of the run so far.
       deciding: figures that the line has at any width.
+      declared: figures that come before all others, as far as the width allows.
       width: maximum number of columns, as in `train_line`; None: any.
     """
 
     def figure(importance: float, key: str, text: str) -> Part:
         return _part(10 if key in deciding else importance, text)
 
+    others = others_of(values, deciding, declared)
     quality = "bits_per_byte" if "bits_per_byte" in values else "perplexity"
     scores = zip((key for key in _SCORES if key in values), scores_of(values), strict=True)
     parts = [
@@ -106,7 +109,7 @@ def eval_line(
         figure(8, quality, quality_of(values)),
         *(figure(8, key, text) for key, text in scores),
         *(_part(10, text) for text in deciding_of(values, deciding)),
-        *(_part(3 - 0.01 * i, text) for i, text in enumerate(others_of(values, deciding))),
+        *(_part(3 - 0.01 * i, text) for i, text in enumerate(others)),
         _part(2, f"in {duration(seconds)}"),
         _part(7, "best so far" if is_best else ""),
     ]
@@ -141,15 +144,19 @@ def names_of(evaluation: str, metrics: Collection[str]) -> set[str]:
     return {metric.removeprefix(head) for metric in metrics if metric.startswith(head)}
 
 
-def others_of(values: Mapping[str, float], deciding: Collection[str] = ()) -> list[str]:
+def others_of(
+    values: Mapping[str, float], deciding: Collection[str] = (), declared: Collection[str] = ()
+) -> list[str]:
     """Returns figures other than loss, bits per byte, perplexity and scores: "accuracy 0.92".
 
     Args:
       values: all figures.
       deciding: names of figures to omit, which `deciding_of` returns.
+      declared: names of figures to return first.
     """
     shown = {"loss", "bits_per_byte", "perplexity", *_SCORES, *deciding}
-    return [f"{key} {number(value)}" for key, value in values.items() if key not in shown]
+    keys = sorted((key for key in values if key not in shown), key=lambda key: key not in declared)
+    return [f"{key} {number(values[key])}" for key in keys]
 
 
 Part = tuple[float, str, str]

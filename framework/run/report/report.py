@@ -48,6 +48,7 @@ class Report:
       time_use: measures what the time is spent on; every record has its seconds.
       load: measures what other programs use of the machine; None: nothing does.
       deciding: "evaluation/metric" of the figures that a line of an evaluation always has.
+      declared: metrics that it has before others.
 
     Attributes:
       phase: when something happens now; see `phase`.
@@ -63,9 +64,10 @@ class Report:
         time_use: TimeUse | None = None,
         load: MachineLoad | None = None,
         deciding: Collection[str] = (),
+        declared: Collection[str] = (),
     ) -> None:
         self.time_use, self._load = time_use or TimeUse(), load
-        self._deciding = deciding
+        self._deciding, self._declared = deciding, declared
         self._logdir, self._console = logdir, console
         self._title, self._steps = title, steps
         self._log = MetricsLog(logdir.metrics)
@@ -164,6 +166,7 @@ class Report:
             seconds=seconds,
             is_best=is_best,
             deciding=lines.names_of(name, self._deciding),
+            declared=self._declared,
             width=self._console.width,
         )
         self._console.line(line, "evaluation")

@@ -35,6 +35,7 @@ def finished(
     references: Mapping[str, Mapping[str, float]],
     ended_early: str = "",
     deciding: Collection[str] = (),
+    declared: Collection[str] = (),
 ) -> list[str]:
     """Returns lines with the final figures of a run.
 
@@ -45,6 +46,7 @@ def finished(
       references: bits per byte of other methods, {evaluation: {name: bits per byte}}.
       ended_early: why early stopping ended the run, or "".
       deciding: "evaluation/metric" of the figures that decide: they are always listed.
+      declared: metrics that are listed before others.
     """
     lines = [
         "",
@@ -57,7 +59,7 @@ def finished(
         quality = quality_of(values)
         loss = f"loss {number(values['loss'])}"
         own = names_of(name, deciding)
-        others = [*deciding_of(values, own), *others_of(values, own)]
+        others = [*deciding_of(values, own), *others_of(values, own, declared)]
         parts = [f"{name:<{width}}", loss, quality, *scores_of(values), *others[:_MOST_OTHERS]]
         if (more := len(others) - _MOST_OTHERS) > 0:
             parts.append(f"and {more} more, which --mode=eval prints")

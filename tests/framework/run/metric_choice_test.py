@@ -13,7 +13,7 @@ from tekso.framework.run.checkpoint_description import Description
 from tekso.framework.run.checkpoints import Checkpoints
 from tekso.framework.run.job import checkpoints_of
 from tekso.framework.run.logdir import Logdir
-from tekso.framework.run.metric_choice import deciding_metrics, goal_of
+from tekso.framework.run.metric_choice import deciding_metrics, declared_metrics, goal_of
 from tekso.models.mlp import Mlp
 from tekso.models.transformer_lm import TransformerLm
 from tekso.tasks.classification.task import Classification
@@ -109,3 +109,9 @@ def test_a_best_checkpoint_is_known_if_the_rule_keeps_one(count: int, tmp_path: 
     found.prepare()
     assert found.best_step() == (1 if count else None)
     found.close()
+
+
+def test_the_metrics_of_the_goals_are_declared() -> None:
+    tree = Tree.Params(task=Mine.Params())
+    assert declared_metrics(tree) == {"f1", "error", *Classification.goals}
+    assert declared_metrics(Tree.Params(task=Mlp.Params())) == set()

@@ -162,3 +162,15 @@ def test_number(value: float, text: str) -> None:
 )  # fmt: skip
 def test_duration(seconds: float, text: str) -> None:
     assert lines.duration(seconds) == text
+
+
+def test_declared_metrics_come_before_others() -> None:
+    values = {"loss": 1.0, **{f"f1/{i}": 0.25 for i in range(9)}, "macro_f1": 0.5}
+    line = lines.eval_line("dev", 500, values, seconds=1.0, declared={"macro_f1"})
+    assert line.startswith("dev at step 500 loss 1.0000 macro_f1 0.5000 f1/0 0.2500")
+    assert "macro_f1" not in lines.eval_line("dev", 500, values, seconds=1.0)
+    assert lines.others_of(values, declared={"f1/8", "f1/7"})[:3] == [
+        "f1/7 0.2500",
+        "f1/8 0.2500",
+        "f1/0 0.2500",
+    ]

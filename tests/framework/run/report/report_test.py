@@ -80,3 +80,20 @@ def test_a_report_and_a_summary_show_the_figures_that_decide(tmp_path: Path) -> 
         steps=20, seconds=1.0, evaluations={"dev": MANY}, references={}, deciding=deciding
     )
     assert "f1 0.5000" in " ".join(done)
+
+
+def test_a_report_and_a_summary_begin_with_declared_metrics(tmp_path: Path) -> None:
+    stream = io.StringIO()
+    console = PlainConsole(stream)
+    declared = frozenset({"f1"})
+    report = Report(Logdir(str(tmp_path)), console, title="m", steps=20, declared=declared)
+    report.evaluation("dev", 10, MANY, seconds=1.0, is_best=True)
+    assert "bits/byte f1 0.5000 " in " ".join(stream.getvalue().split())
+    done = summary.finished(
+        steps=20,
+        seconds=1.0,
+        evaluations={"dev": MANY},
+        references={},
+        declared=declared,
+    )
+    assert "bits/byte  f1 0.5000" in " ".join(done)
