@@ -31,11 +31,18 @@ def naming_indices(inputs: Mapping[str, Input]) -> Iterator[None]:
         yield
     except ValueError as error:
         if error.args and isinstance(text := error.args[0], str):
-            error.args = (_with_indices(text, inputs), *error.args[1:])
+            error.args = (with_indices(text, inputs), *error.args[1:])
         raise
 
 
-def _with_indices(text: str, inputs: Mapping[str, Input]) -> str:
+def with_indices(text: str, inputs: Mapping[str, Input]) -> str:
+    """Returns a text about examples with their indices.
+
+    Args:
+      text: the text.
+      inputs: as of `naming_indices`.
+    """
+
     def named(found: re.Match[str]) -> str:
         example, path, step = found.groups()
         input = inputs.get(path)

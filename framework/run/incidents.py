@@ -140,6 +140,14 @@ def _array(data: bytes) -> np.ndarray:
     return found
 
 
+def first_not_finite(batch: Mapping[str, np.ndarray]) -> tuple[str, int] | None:
+    """Returns the first array with a number that is not finite, and its first such example."""
+    for name, array in batch.items():
+        if array.dtype.kind in "fc" and not (is_finite := np.isfinite(array)).all():
+            return name, int(np.argwhere(~is_finite)[0][0])
+    return None
+
+
 class Incidents:
     """Writes the folders of incidents. An incident that cannot be written is a warning.
 
@@ -148,6 +156,7 @@ class Incidents:
       batch_of: returns the global batch with a number.
       warn: called with the text of a warning.
       imports: packages of the user that the experiment needs.
+      named: adds indices of the data to a text about an example of the training input.
 
     Attributes:
       last: folder of the last incident of this process; None: there was none.
@@ -161,9 +170,10 @@ class Incidents:
         batch_of: Callable[[int], Mapping[str, np.ndarray]],
         warn: Callable[[str], None],
         imports: Sequence[str] = (),
+        named: Callable[[str], str] = str,
     ) -> None:
         self.folder, self._batch_of, self._warn = folder, batch_of, warn
-        self.imports = tuple(imports)
+        self.imports, self._named = tuple(imports), named
         self.last: str | None = None
 
     def record(
@@ -184,7 +194,7 @@ class Incidents:
         folder = files.join(self.folder, f"step_{step:08d}")
         try:
             self._make_room(folder)
-            self._write(folder, step, metrics, description)
+            cause = self._write(folder, step, metrics, description)
             saved = program is not None and self._save_state(folder, step, description, program)
             state = (
                 "The state before the step is saved here."
@@ -201,7 +211,7 @@ class Incidents:
             )
             files.write_atomically(files.join(folder, "README.txt"), text)
             self.last = folder
-            self._warn(f"step {step + 1} was not finite and is skipped: see {folder}")
+            self._warn(f"step {step + 1} was not finite and is skipped: {cause}see {folder}")
         except (OSError, CheckpointError) as error:
             self._warn(f"cannot write {folder}: {error}")
 
@@ -215,7 +225,8 @@ class Incidents:
 
     def _write(
         self, folder: str, step: int, metrics: Mapping[str, Any], description: Description
-    ) -> None:
+    ) -> str:
+        """Writes what is known of a step; returns what in its batch was not finite, or ""."""
         position = description.position(step)
         figures = {name: float(value) for name, value in metrics.items()}
         record = {
@@ -232,6 +243,11 @@ class Incidents:
             files.write_atomically(files.join(folder, BATCH), buffer.getvalue())
         files.write_atomically(files.join(folder, PARAMS), description.params)
         files.write_atomically(files.join(folder, DESCRIPTION), json.dumps(record, indent=1) + "\n")
+        if (found := first_not_finite(batch)) is None:
+            return ""
+        name, example = found
+        what = f"{name!r} (example {example} of input.batch({position}))"
+        return self._named(f"{what} has a number that is not finite; ")
 
     def _save_state(
         self, folder: str, step: int, description: Description, program: ExecutionProgram

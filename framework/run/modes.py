@@ -28,7 +28,7 @@ from tekso.framework.run.assembly import Assembly, with_paths
 from tekso.framework.run.checkpoint_description import Description
 from tekso.framework.run.checkpoints import Checkpoint, Checkpoints
 from tekso.framework.run.early_stopping import early_stopping_of
-from tekso.framework.run.example_index import naming_indices
+from tekso.framework.run.example_index import naming_indices, with_indices
 from tekso.framework.run.following import FollowingCheckpoints, FollowingReport
 from tekso.framework.run.incidents import Incidents
 from tekso.framework.run.job import Job
@@ -364,7 +364,8 @@ def _profile(job: Job) -> StepProfile | None:
 def _incidents(job: Job, parts: Assembly) -> Incidents:
     warn = functools.partial(job.console.line, style="warning")
     folder, batch_of = job.logdir.file("incidents"), parts.input.batch
-    return Incidents(folder, batch_of=batch_of, warn=warn, imports=job.imports)
+    named = functools.partial(with_indices, inputs={"input": parts.input})
+    return Incidents(folder, batch_of=batch_of, warn=warn, imports=job.imports, named=named)
 
 
 def _references(parts: Assembly) -> dict[str, dict[str, float]]:

@@ -114,6 +114,7 @@ def conclude(
         ended_early=outcome.ended_early,
         deciding=deciding_metrics(job.tree),
         declared=declared_metrics(job.tree),
+        skipped=skipped_steps(outcome, job.logdir.file("incidents")),
     )
     lines += [*(f"  {line}" for line in parts.program.summary()), *spent]
     width = job.console.width
@@ -130,3 +131,12 @@ def conclude(
     )
     for line in lines:
         job.console.line(line)
+
+
+def skipped_steps(outcome: Outcome, folder: str) -> str:
+    """Returns how many steps of the run were not finite, or ""."""
+    if not outcome.num_not_finite:
+        return ""
+    return (
+        f"steps that were not finite and changed no weight: {outcome.num_not_finite}; see {folder}"
+    )

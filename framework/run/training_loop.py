@@ -58,6 +58,7 @@ class Outcome:
       stopped_by: the signal that stopped the loop; None if the run is finished.
       ended_early: why early stopping ended the run before its last step, or "".
       shapes: number of shapes of batches that this process trained on.
+      num_not_finite: steps of the run that were not finite, and changed no weight.
     """
 
     step: int
@@ -66,6 +67,7 @@ class Outcome:
     stopped_by: Any = None
     ended_early: str = ""
     shapes: int = 1
+    num_not_finite: int = 0
 
 
 class TrainingLoop:
@@ -259,7 +261,8 @@ class TrainingLoop:
         self._checkpoints.wait()
         stop.poll()
         shapes = self._calls.num_shapes
-        return Outcome(step, first_step, evaluations, stop.received, ended_early, shapes)
+        skips = int(metrics.get("nonfinite_total", 0))
+        return Outcome(step, first_step, evaluations, stop.received, ended_early, shapes, skips)
 
     def _roll_back(self, error: NonFiniteStepsError) -> int:
         """Restores the checkpoint before the last skipped steps; returns its step.

@@ -36,6 +36,7 @@ def finished(
     ended_early: str = "",
     deciding: Collection[str] = (),
     declared: Collection[str] = (),
+    skipped: str = "",
 ) -> list[str]:
     """Returns lines with the final figures of a run.
 
@@ -47,6 +48,7 @@ def finished(
       ended_early: why early stopping ended the run, or "".
       deciding: "evaluation/metric" of the figures that decide: they are always listed.
       declared: metrics that are listed before others.
+      skipped: which steps changed nothing, or "".
     """
     lines = [
         "",
@@ -54,6 +56,8 @@ def finished(
     ]
     if ended_early:
         lines.append(f"  ended early (run.early_stopping): {ended_early}")
+    if skipped:
+        lines.append(f"  {skipped}")
     width = max(map(len, evaluations), default=0)
     for name, values in evaluations.items():
         quality = quality_of(values)

@@ -271,3 +271,24 @@ def test_a_damaged_or_hostile_batch_is_named_before_memory_is_allocated(
     (tmp_path / "batch.npz").write_bytes(data)
     with pytest.raises(incidents.IncidentError, match=rf"batch\.npz cannot be read: .*{reason}"):
         incidents.read_batch(str(tmp_path))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 1.0])
+def test_the_warning_names_the_example_of_the_batch_that_is_not_finite(
+    tmp_path: Path, value: float
+) -> None:
+    x = np.ones([3, 2], np.float32)
+    x[1, 1] = value
+    batch = {"labels": np.array([1, 2, 3]), "x": x, "y": x}
+    lines: list[str] = []
+    found = Incidents(
+        str(tmp_path),
+        batch_of=lambda number: batch,
+        warn=lines.append,
+        named=lambda text: text.replace("(4)", "(4), index 7 of the data"),
+    )
+    found.record(4, {"loss": np.nan}, Description(step=0, model="a.Model", params=""), None)
+    what = "'x' (example 1 of input.batch(4), index 7 of the data)"
+    cause = "" if value == 1.0 else f"{what} has a number that is not finite; "
+    said = f"step 5 was not finite and is skipped: {cause}see {tmp_path}/step_00000004"
+    assert lines == [said]

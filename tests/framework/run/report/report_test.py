@@ -95,5 +95,7 @@ def test_a_report_and_a_summary_begin_with_declared_metrics(tmp_path: Path) -> N
         evaluations={"dev": MANY},
         references={},
         declared=declared,
+        skipped="2 steps were not finite",
     )
+    assert done[2] == "  2 steps were not finite"
     assert "bits/byte  f1 0.5000" in " ".join(done)

@@ -14,7 +14,7 @@ from loop_runs import FakeProgram, Run, train_batches
 from tekso.framework.execution.shards import Shard, of_arrays
 from tekso.framework.execution.state import Stored
 from tekso.framework.learner import NonFiniteStepsError
-from tekso.framework.run import rollback
+from tekso.framework.run import rollback, run_messages
 from tekso.framework.run.checkpoints import Checkpoints
 from tekso.framework.run.training_loop import Outcome
 from tekso.framework.weight_spec import WeightSpec
@@ -117,6 +117,19 @@ def test_steps_that_only_needed_a_smaller_loss_scale_do_not_make_a_run_fail(tmp_
             return {**super().train_step(batch, step), "nonfinite_counted": 0}
 
     assert rolled_back(Run(tmp_path), range(2), steps=2, program=Scaled()).step == 2
+
+
+@pytest.mark.parametrize("total", [0, 2])
+def test_the_end_of_a_run_has_the_number_of_steps_that_were_not_finite(
+    tmp_path: Path, total: int
+) -> None:
+    class Totalled(CountingProgram):
+        def train_step(self, batch: Any, step: int) -> dict[str, Any]:
+            return {**super().train_step(batch, step), "nonfinite_total": total}
+
+    outcome = rolled_back(Run(tmp_path), [1, 3][:total], steps=5, program=Totalled())
+    line = "steps that were not finite and changed no weight: 2; see runs/a/incidents"
+    assert run_messages.skipped_steps(outcome, "runs/a/incidents") == (line if total else "")
 
 
 def test_a_single_step_that_is_not_finite_is_no_reason_to_roll_back(tmp_path: Path) -> None:
