@@ -188,10 +188,14 @@ def test_a_signal_ends_tensorboard_and_the_command(
     program = stand_in_browser.write(tmp_path)
     monkeypatch.setattr(browser, "screenshot", lambda *_, **__: signal.raise_signal(number))
     flags = ["--tensorboard", f"--browser={program}"]
+    # A shell lets the commands that it runs in the background ignore this signal, tests too.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         ended = pictures.main(["pictures", str(tmp_path / "drawn"), *flags])
     except SystemExit as error:
         ended = error.code
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert ended == code and started[0].returncode == -signal.SIGTERM
     assert [*(tmp_path / "drawn").iterdir()] == []
     assert capsys.readouterr().out == ""
