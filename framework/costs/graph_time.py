@@ -262,7 +262,7 @@ def _plain_seconds(op: Any, machine: MachineSpeed, uses: Uses) -> float:
     if op.type in op_kinds.CROSS_ENTROPIES:
         return graph_work.size(op.inputs[0]) / machine.cross_entropies_per_s
     if op.type in op_kinds.COPIES:
-        return math.fsum(size for size, _ in uses) / machine.moved_bytes_per_s
+        return _moving_seconds(uses, machine.copy_streams)
     found = _moving_seconds(uses, machine.streams)
     if op.type in op_kinds.FUNCTIONS:
         found = max(found, _elements(op.outputs) / machine.functions_per_s)
@@ -275,8 +275,9 @@ def _copying_seconds(op: Any, machine: MachineSpeed) -> float:
     """Returns the time of the copies around the product of an Einsum."""
     if op.type != "Einsum":
         return 0.0
+    far = machine.copy_streams[-1][1]
     return math.fsum(
-        2.0 * copy.bytes / (machine.turned_bytes_per_s if copy.turns else machine.moved_bytes_per_s)
+        2.0 * copy.bytes / (machine.turned_bytes_per_s if copy.turns else far)
         for copy in einsum_copies.copies(op)
     )
 

@@ -45,8 +45,8 @@ class MachineSpeed:
       functions_per_s: elements of exponentials and similar functions.
       broadcasts_per_s: elements of an elementwise op of tensors of different shapes, such as images
         times a scale for each channel.
-      moved_bytes_per_s: bytes that transpositions and copies read and write.
-      turned_bytes_per_s: the same of copies that an Einsum makes, if another dim comes last.
+      copy_streams: `streams` of transpositions and copies.
+      turned_bytes_per_s: bytes that copies of an Einsum read and write, if another dim comes last.
       slice_gradients_per_s: elements of a slice times its dims, in the gradient of the slice.
       cross_entropies_per_s: logits of softmax cross-entropies.
       cluster_streams: `streams` of a cluster compiled by XLA.
@@ -79,7 +79,7 @@ class MachineSpeed:
     streams: Sequence[tuple[float, float]]
     functions_per_s: float
     broadcasts_per_s: float
-    moved_bytes_per_s: float
+    copy_streams: Sequence[tuple[float, float]]
     turned_bytes_per_s: float
     slice_gradients_per_s: float
     cross_entropies_per_s: float
@@ -102,8 +102,8 @@ class MachineSpeed:
 
 POINTS = (
     "products", "batch_products", "convolutions", "filter_gradients", "depthwise",
-    "depthwise_filter_gradients", "streams", "cluster_streams", "loop_products_left",
-    "loop_products_right", "loop_matrices",
+    "depthwise_filter_gradients", "streams", "copy_streams", "cluster_streams",
+    "loop_products_left", "loop_products_right", "loop_matrices",
 )  # fmt: skip
 """Fields of `MachineSpeed` that are a speed at several points."""
 

@@ -73,7 +73,9 @@ def test_copies_take_time_by_whether_another_dim_comes_last() -> None:
     equation = "bgts,bsgh->btgh"
     turned, moved = (_copy(letters, turns=False).bytes for letters in ("bsgh", "btgh"))
     alone = graph_time.seconds(_graph(equation), SPEED)
-    slow = dataclasses.replace(SPEED, turned_bytes_per_s=10.0, moved_bytes_per_s=100.0)
+    slow = dataclasses.replace(
+        SPEED, turned_bytes_per_s=10.0, copy_streams=[(1.0, 1e6), (2.0, 100.0)]
+    )
     found = graph_time.seconds(_graph(equation), slow)
     assert found - alone == pytest.approx(2 * turned / 10.0 + 2 * moved / 100.0)
 

@@ -24,7 +24,7 @@ SPEED = MachineSpeed(
     streams=FREE,
     functions_per_s=math.inf,
     broadcasts_per_s=math.inf,
-    moved_bytes_per_s=math.inf,
+    copy_streams=FREE,
     turned_bytes_per_s=math.inf,
     slice_gradients_per_s=math.inf,
     cross_entropies_per_s=math.inf,
@@ -130,6 +130,24 @@ def test_a_convolution_computes_whole_vectors_of_channels(
     rates = {"filter_gradients": [(1.0, 1e9)], "lanes": 16.0}
     found = graph_time.seconds(made, changed(**rates))
     assert found == pytest.approx(expected, rel=1e-3)
+
+
+def test_a_copy_of_what_was_just_written_takes_less_time() -> None:
+    speed = dataclasses.replace(SPEED, copy_streams=[(1e3, 100.0), (1e6, 10.0)])
+
+    def after(other: int) -> Any:
+        def function(x: Any, y: Any) -> Any:
+            first = x + 1.0
+            with tf.control_dependencies([first]):
+                between = y + 1.0  # moves 8 bytes for each of its numbers
+            with tf.control_dependencies([between]):
+                return tf.transpose(first), between
+
+        return graph(function, [4, 8], [other])
+
+    near, far = (graph_time.seconds(after(other), speed) for other in (1, 1 << 20))
+    assert near == pytest.approx(2 * 128 / 100, rel=0.05)  # the new order of the dims is 8 bytes
+    assert far == pytest.approx(128 / 10 + 128 / 100, rel=0.1)  # the result is written to a cache
 
 
 def test_depthwise_convolutions_and_their_gradients_have_rates_of_their_own() -> None:
