@@ -108,6 +108,7 @@ _GROUPS = {
     "stages_on_meshes": STAGES_ON_MESHES,
 }
 _LEAST_WARMUP, _MOST_WARMUP, _WARMUP_S = 3, 100, 5.0  # steps, steps, seconds
+_LEAST_STEPS, _MOST_STEPS, _STEPS_S = 15, 300, 1.5  # the same of the measured steps
 _TIME_GOAL, _MEMORY_GOAL = 0.25, 0.15
 
 _HEADER = (
@@ -186,8 +187,8 @@ def _planned(key: str, words: Sequence[str]) -> _Figures:
 
 def _measured(key: str, words: Sequence[str], planned_s: float) -> _Figures:
     devices = [f.replace("--devices=", "--cpu_devices=") for f in _flags(key, words)]
-    warmup = f"--warmup={_warmup_steps(planned_s)}"
-    found = record_of("benchmark", *devices, "--steps=15", warmup)
+    counts = f"--steps={_measured_steps(planned_s)}", f"--warmup={_warmup_steps(planned_s)}"
+    found = record_of("benchmark", *devices, *counts)
     step_s, core_s = (found[name]["median"] / 1e3 for name in ("step_ms", "cpu_ms"))
     return _Figures(step_s, core_s, found["step_memory_bytes"] or None)
 
@@ -240,6 +241,14 @@ def _text(figure: float | None, scale: float, unit: str) -> str:
 
 def _error(planned: float | None, measured: float | None) -> float | None:
     return None if planned is None or not measured else planned / measured - 1
+
+
+def _measured_steps(step_s: float) -> int:
+    """Returns the number of measured steps: 1.5 seconds of them, at least 15 and at most 300.
+
+    Steps of 2 ms take 1 to 5 ms one by one, because their threads wait for each other.
+    """
+    return min(_MOST_STEPS, max(_LEAST_STEPS, int(_STEPS_S / max(step_s, 1e-9))))
 
 
 def _warmup_steps(step_s: float) -> int:
