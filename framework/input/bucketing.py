@@ -52,6 +52,7 @@ class Buckets:
     Attributes:
       members: indices of the examples of each bucket.
       batch_sizes: as given.
+      num_batches_each: batches per epoch of each bucket.
     Raises:
       ValueError: bounds are not ascending, an example is too long or has length 0, or a batch size
         is below 1.
@@ -83,11 +84,11 @@ class Buckets:
         lows = [0, *bounds[:-1]]
         self.members = [_between(sizes, low, high) for low, high in zip(lows, bounds, strict=True)]
         self.batch_sizes = list(batch_sizes)
-        counts = [
+        self.num_batches_each = [
             -(-len(members) // size)
             for members, size in zip(self.members, self.batch_sizes, strict=True)
         ]
-        self._index = JoinedIndex(counts)
+        self._index = JoinedIndex(self.num_batches_each)
 
     @property
     def num_batches(self) -> int:
@@ -226,6 +227,24 @@ class BucketedInput(ExampleInput):
         found = [(bound * size, bound, size, members) for members, bound, size in buckets]
         _, bound, size, members = max((one for one in found if len(one[3])), key=lambda one: one[0])
         return self.bucket_rows(np.resize(members, size).astype(np.int64), bound)
+
+    def bucket_batches(self) -> list[tuple[float, Batch]]:
+        """Returns the share of the batches of an epoch, and a batch, of each bucket with examples.
+
+        For estimates; nothing if the batches of a subclass are not those of the buckets.
+        """
+        if type(self).batch is not BucketedInput.batch:
+            return []
+        own = self._buckets
+        buckets = zip(own.members, self._bounds, own.batch_sizes, own.num_batches_each, strict=True)
+        return [
+            (
+                number / own.num_batches,
+                self.bucket_rows(np.resize(members, size).astype(np.int64), bound),
+            )
+            for members, bound, size, number in buckets
+            if number
+        ]
 
     def num_rows(self, step: int) -> int:
         """See `Input`."""

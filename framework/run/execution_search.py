@@ -101,7 +101,7 @@ def _mesh_plan(parts: StepParts, ranked: Ranked) -> StepPlan:
             return found
         return step_plan.priced(one, ranked.layout, dtype)
 
-    return parts.of_each_task(planned)
+    return parts.of_each_kind(planned)
 
 
 def _pipeline_over(

@@ -10,13 +10,13 @@ import os
 import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from tekso.framework import files, foreign_variables, task_results
 from tekso.framework.execution.base import signature_of
 from tekso.framework.experiment import Tree
 from tekso.framework.input.errors import InputError
-from tekso.framework.input.task_inputs import KnownTasks, TaskInputs, named
+from tekso.framework.input.task_inputs import KnownTasks, named
 from tekso.framework.input.unread import UnreadInput
 from tekso.framework.params import REQUIRED, Params
 from tekso.framework.params import tree as params_tree
@@ -153,37 +153,6 @@ def batch_of(tree: Tree.Params, *, assets_dir: str | None = None) -> Signature:
         return found
     input = tree.input.instantiate(seed=tree.run.seed, assets_dir=assets_dir)
     return signature_of(input.largest_batch())
-
-
-class TaskBatch(NamedTuple):
-    """The batches of a task, if a step trains one of several tasks.
-
-    Attributes:
-      task: name of the task.
-      share: share of the steps that train it.
-      batch: signature of its largest batch.
-    """
-
-    task: str
-    share: float
-    batch: Signature
-
-
-def task_batches(tree: Tree.Params, *, assets_dir: str | None = None) -> list[TaskBatch]:
-    """Returns the batches of all tasks, if a step trains one of several; else nothing.
-
-    Args:
-      tree: the Params.
-      assets_dir: folder of the assets of a run, if there was one.
-    """
-    if not issubclass(tree.input.owner, TaskInputs) or tree.input.get("unit") != "one_task":
-        return []
-    input: Any = tree.input.instantiate(seed=tree.run.seed, assets_dir=assets_dir)
-    largest = input.largest_batches()
-    return [
-        TaskBatch(name, share, signature_of(named(name, largest[name])))
-        for name, share in input.shares(tree.run.steps).items()
-    ]
 
 
 def known_parts(

@@ -10,6 +10,7 @@ programs (`planning/mesh_stage_graphs.py`).
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -65,6 +66,11 @@ def pipelined(
     Raises:
       ExecutionError: the step is impossible.
     """
+    if parts.kinds.are_buckets:
+        plan = functools.partial(
+            pipelined, tree=tree, simulates_memory=simulates_memory, layouts=layouts
+        )
+        return parts.of_each_kind(plan)
     execution, device = tree.execution.instantiate(), parts.device
     own = pipeline_plan.stage_layout(execution, parts.task, parts.batch, parts.learner)
     layouts = layouts or ([own] if own is not None else [])
@@ -185,7 +191,9 @@ def _pipelined_step(
     if figures.on_mesh is not None and figures.mesh_size > 1:
         where += f", {layout_ranking.layout_text(figures.on_mesh.layout)}"
     notes = [*_pipeline_notes(figures, device, time, dtype, shares=shares)]
-    if parts.task_batches:
+    if parts.kinds.note:
+        notes.insert(0, parts.kinds.note)
+    if parts.kinds.kinds:
         notes.insert(0, "a step trains one task: this plan is for the largest batch of all tasks")
     return StepPlan(
         where,

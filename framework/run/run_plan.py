@@ -18,7 +18,7 @@ from tekso.framework.costs.stored_speeds import Condition
 from tekso.framework.costs.this_machine import THIS_MACHINE
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.experiment import Tree
-from tekso.framework.run import checkpoint_size, inspection, metric_names, run_start
+from tekso.framework.run import batch_kinds, checkpoint_size, inspection, metric_names, run_start
 from tekso.framework.run.early_stopping import early_stopping_of
 from tekso.framework.run.execution_search import other_plans
 from tekso.framework.run.logdir import Logdir
@@ -145,7 +145,7 @@ def plan(
         schedules.end_with_run(tree.learner, tree.run.steps).instantiate(),
         {} if invalid else inspection.batch_of(tree, assets_dir=assets_dir),
         this_machine.find(device),
-        () if invalid else inspection.task_batches(tree, assets_dir=assets_dir),
+        batch_kinds.ONE_KIND if invalid else batch_kinds.of_experiment(tree, assets_dir=assets_dir),
     )
     step, problem = None, ""
     try:

@@ -16,8 +16,8 @@ from tekso.framework.experiment import Tree
 from tekso.framework.learning_step import LearnerBase
 from tekso.framework.planning.collectives import Collective
 from tekso.framework.run import step_graphs
+from tekso.framework.run.batch_kinds import ONE_KIND, BatchKind, BatchKinds
 from tekso.framework.run.forward_flops import forward_flops
-from tekso.framework.run.inspection import TaskBatch
 from tekso.framework.signature import Signature
 from tekso.framework.step import Step
 from tekso.framework.task import Task
@@ -107,7 +107,7 @@ class StepParts:
       learner: the learner.
       batch: signature of the global batch.
       device: type of the devices.
-      task_batches: the batches of all tasks, if a step trains one of several; else nothing.
+      kinds: the kinds of batches.
     """
 
     tree: Tree.Params
@@ -115,7 +115,7 @@ class StepParts:
     learner: LearnerBase
     batch: Signature
     device: DeviceType
-    task_batches: Sequence[TaskBatch] = ()
+    kinds: BatchKinds = ONE_KIND
 
     def dtype(self, execution: Execution) -> str:
         """Returns the type in which layers compute under an execution."""
@@ -124,40 +124,38 @@ class StepParts:
 
     @functools.cached_property
     def forward_flops(self) -> dict[str, float]:
-        """See `forward_flops.py`: of the batch, or the mean of steps that train one task each."""
+        """See `forward_flops.py`: of the batch, or the mean of the kinds of batches."""
         found: dict[str, float] = {}
-        for _, share, batch in self.task_batches or [TaskBatch("", 1.0, self.batch)]:
+        for _, share, batch in self.kinds.kinds or [BatchKind("", 1.0, self.batch)]:
             for name, flops in forward_flops(self.task, batch).items():
                 found[name] = found.get(name, 0.0) + share * flops
         return found
 
-    def of_each_task(self, plan: Callable[[StepParts], StepPlan]) -> StepPlan:
-        """Returns a step, or what is planned for steps that train one task each.
+    def of_each_kind(self, plan: Callable[[StepParts], StepPlan]) -> StepPlan:
+        """Returns a step, or what is planned for all kinds of batches.
 
         Args:
-          plan: plans a step, given the parts with the batch of a task.
+          plan: plans a step, given the parts with the batch of a kind.
         """
-        if not self.task_batches:
-            return plan(self)
-        steps = [
-            plan(dataclasses.replace(self, batch=one.batch, task_batches=()))
-            for one in self.task_batches
-        ]
-        shares = [one.share for one in self.task_batches]
+        kinds, what, note, _ = self.kinds
+        if not kinds:
+            step = plan(self)
+            return dataclasses.replace(step, notes=(note, *step.notes)) if note else step
+        steps = [plan(dataclasses.replace(self, batch=one.batch, kinds=ONE_KIND)) for one in kinds]
+        shares = [one.share for one in kinds]
         largest = max(range(len(steps)), key=lambda n: steps[n].bytes_together)
 
         def mean(values: Sequence[float]) -> float:
             return math.fsum(map(operator.mul, shares, values))
 
         texts = [
-            f"{one.task} {one.share:.0%} ({seconds_text(step.seconds)}, "
+            f"{one.name} {one.share:.0%} ({seconds_text(step.seconds)}, "
             f"{bytes_text(step.total_bytes)})"
-            for one, step in zip(self.task_batches, steps, strict=True)
+            for one, step in zip(kinds, steps, strict=True)
         ]
         note = (
-            f"a step trains one task: {', '.join(texts)}, each with its largest batch; time and "
-            "operations, also of the forward pass, are the mean, and memory and the other notes "
-            f"are of {self.task_batches[largest].task}"
+            f"{what}: {', '.join(texts)}; time and operations, also of the forward pass, are the "
+            f"mean, and memory and the other notes are of {kinds[largest].name}"
         )
         cores = [step.core_seconds for step in steps]
         known = [one for one in cores if one is not None]

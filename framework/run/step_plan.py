@@ -49,7 +49,7 @@ def step_plan(parts: StepParts, num_devices: int | None = None) -> StepPlan:
         own = f"has its own number of devices, {found.devices}: --devices={num_devices} counts only"
         return dataclasses.replace(found, notes=(f"{own} for --auto", *found.notes))
     if issubclass(owner, MeshSharded):
-        return parts.of_each_task(lambda one: _on_mesh(one, num_devices))
+        return parts.of_each_kind(lambda one: _on_mesh(one, num_devices))
     if issubclass(owner, DataParallel):
         return data_parallel(parts, num_devices or 1)
     raise ExecutionError(
@@ -81,7 +81,7 @@ def data_parallel(parts: StepParts, devices: int) -> StepPlan:
     Raises:
       ExecutionError: the step is impossible.
     """
-    return parts.of_each_task(lambda one: _data_parallel_batch(one, devices))
+    return parts.of_each_kind(lambda one: _data_parallel_batch(one, devices))
 
 
 def _data_parallel_batch(parts: StepParts, devices: int) -> StepPlan:

@@ -102,6 +102,24 @@ def test_the_largest_batch_is_of_the_bucket_with_most_elements_that_has_examples
     assert inspection.batch_of(OfRows().tree())["x"][0] == (2, 9)
 
 
+def test_the_buckets_have_the_shares_of_an_epoch() -> None:
+    rows = Rows.Params(batch_size=1).instantiate()
+    found = [(share, batch["x"].shape) for share, batch in rows.bucket_batches()]
+    assert found == [(1 / 3, (4, 2)), (1 / 3, (3, 5)), (1 / 3, (2, 9))]
+    rows.assign([1] * 9 + [7], BOUNDS, BATCH_SIZES)  # three batches of 4, and one of 2
+    rows.lengths = (1,) * 9 + (7,)
+    found = [(share, batch["x"].shape) for share, batch in rows.bucket_batches()]
+    assert found == [(0.75, (4, 2)), (0.25, (2, 9))]
+
+
+def test_an_input_with_batches_of_its_own_has_no_buckets() -> None:
+    class Own(Rows):
+        def batch(self, step: int) -> Any:
+            return super().batch(0)
+
+    assert Own.Params(batch_size=1).instantiate().bucket_batches() == []
+
+
 def test_an_own_input_whose_copies_would_count_is_refused() -> None:
     class Unmarked(Rows):
         names = ("x",)

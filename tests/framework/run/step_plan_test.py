@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import operator
 import re
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from tekso.framework.execution.pipelined import Pipelined
 from tekso.framework.learner import Learner
 from tekso.framework.optimizers.adam import Adam
 from tekso.framework.run import (
+    batch_kinds,
     execution_search,
     inspection,
     plan_text,
@@ -230,8 +232,8 @@ def test_steps_of_one_task_each_have_the_mean_time_and_the_largest_memory(tmp_pa
     both.set({"*.num_layers": 1})
     both.set({"input.mixing.weights": {"lm": 3.0}, "run.steps": 40})
     plan = run_plan.plan("m", both, logdir=str(tmp_path / "none"), device="v100")
-    batches = inspection.task_batches(both)
-    assert [one.task for one in batches] == ["lm", "mt"]
+    batches = batch_kinds.of_experiment(both).kinds
+    assert [one.name for one in batches] == ["lm", "mt"]
     shares = [one.share for one in batches]
     assert shares[0] == pytest.approx(0.75, abs=0.05) and sum(shares) == 1.0
     parts = StepParts(
@@ -250,6 +252,64 @@ def test_steps_of_one_task_each_have_the_mean_time_and_the_largest_memory(tmp_pa
     assert plan.step.seconds == pytest.approx(sum(share * step.seconds for share, step in pairs))
     assert plan.step.flops == pytest.approx(sum(share * step.flops for share, step in pairs))
     assert plan.step.total_bytes == max(step.total_bytes for step in steps)
-    assert plan.step.notes[0].startswith(f"a step trains one task: lm {shares[0]:.0%} (")
+    begin = f"a step trains one task, each with its largest batch: lm {shares[0]:.0%} ("
+    assert plan.step.notes[0].startswith(begin)
     of_layers = [flops for name, flops in plan.forward_flops.items() if "stack" in name]
     assert len(of_layers) == 2 and min(of_layers) > 0
+
+
+def test_a_step_of_several_buckets_has_the_mean_time_and_the_largest_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = registry.get("mt.cldr.EnDe")().tree()
+    found.set({"input.corpus.num_pairs": 3000, "*.num_layers": 1, "run.steps": 40})
+
+    def plan(tree: Any) -> Any:
+        found = run_plan.plan("m", tree, logdir=str(tmp_path / "none"), device="v100").step
+        assert found is not None
+        return found
+
+    kinds = batch_kinds.of_experiment(found).kinds
+    assert [one.name for one in kinds] == ["128 × 16", "64 × 32", "32 × 64"]
+    input = found.input.instantiate(seed=found.run.seed)
+    epoch = [input.num_rows(n) for n in range(input.batches_per_epoch)]
+    shares = [epoch.count(rows) / len(epoch) for rows in (128, 64, 32)]
+    assert [one.share for one in kinds] == pytest.approx(shares) and min(shares) > 0
+    step, alone = plan(found), []
+    for one in kinds:
+        with monkeypatch.context() as patch:
+            patch.setattr(batch_kinds, "_of_buckets", lambda *_: batch_kinds.ONE_KIND)
+            patch.setattr(inspection, "batch_of", lambda *_, one=one, **__: one.batch)
+            alone.append(plan(found))
+    times = [one.seconds for one in alone]
+    assert step.seconds == pytest.approx(sum(map(operator.mul, shares, times)))
+    assert min(times) < step.seconds < max(times)
+    assert step.total_bytes == max(one.total_bytes for one in alone)
+    note = f"batches have 3 sizes: 128 × 16 {shares[0]:.0%} ("
+    assert step.notes[0].startswith(note)
+    found.execution = Pipelined.Params(num_stages=2, num_micro_batches=4)
+    assert plan(found).notes[0].startswith(note)
+
+
+def test_buckets_whose_data_is_not_read_are_planned_for_the_largest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, target = tmp_path / "a.en", tmp_path / "a.de"
+    for path in (source, target):
+        path.write_text("one two\n" * 50)
+    found = registry.get("mt.text_files.Lstm")().tree()
+    found.set({"input.corpus.source_files": str(source), "input.corpus.target_files": str(target)})
+    assert not batch_kinds.of_experiment(found).note
+    monkeypatch.setattr(batch_kinds, "_MOST_BYTES", 100)
+    step = run_plan.plan("m", found, logdir=str(tmp_path / "none"), device="v100").step
+    assert step is not None
+    largest = "the plan is for the largest batch: "
+    assert step.notes[0] == f"{largest}files of 800 bytes are not read for other lengths"
+    found.execution = Pipelined.Params(num_stages=2, num_micro_batches=4)
+    step = run_plan.plan("m", found, logdir=str(tmp_path / "none"), device="v100").step
+    assert step is not None and step.notes[0].startswith(largest)
+    monkeypatch.undo()
+    source.write_text("one\n")  # of 50 lines
+    kinds = batch_kinds.of_experiment(found)
+    assert not kinds.kinds
+    assert kinds.note.startswith(f"{largest}the data cannot be read for other lengths (")

@@ -1,0 +1,114 @@
+"""The kinds of batches of an experiment: of several tasks, or of several buckets.
+
+The steps of a run have several programs if each step trains one of several tasks, or if the rows of
+a batch have the length of a bucket. The time of a step is then the mean over them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from tekso.framework import files
+from tekso.framework.execution.base import signature_of
+from tekso.framework.experiment import Tree
+from tekso.framework.input.bucketing import BucketedInput
+from tekso.framework.input.errors import InputError
+from tekso.framework.input.task_inputs import TaskInputs, named
+from tekso.framework.params import tree as params_tree
+from tekso.framework.signature import Signature, num_examples
+
+_MOST_BYTES = 1 << 26  # of files that are read for the shares of buckets
+
+
+class BatchKind(NamedTuple):
+    """Batches of one shape.
+
+    Attributes:
+      name: name of the task, or the rows and their length, as "128 × 16".
+      share: share of the steps.
+      batch: signature of the largest of these batches.
+    """
+
+    name: str
+    share: float
+    batch: Signature
+
+
+class BatchKinds(NamedTuple):
+    """The batches of an experiment.
+
+    Attributes:
+      kinds: the kinds, if there are several; else nothing.
+      what: what differs between them, as a note of a plan begins.
+      note: why the kinds are not known, as a note of a plan; "" if they are.
+      are_buckets: whether they differ in shape only.
+    """
+
+    kinds: tuple[BatchKind, ...] = ()
+    what: str = ""
+    note: str = ""
+    are_buckets: bool = False
+
+
+ONE_KIND = BatchKinds()
+
+
+def of_experiment(tree: Tree.Params, *, assets_dir: str | None = None) -> BatchKinds:
+    """Returns the kinds of batches, with their shares of the steps.
+
+    Shares are known only with the data. For buckets, it is read if it is not in files of more than
+    64 MiB.
+
+    Args:
+      tree: the Params.
+      assets_dir: folder of the assets of a run, if there was one.
+
+    Raises:
+      InputError: the data of several tasks cannot be read.
+      OSError: the same.
+    """
+    owner: Any = tree.input.owner
+    if issubclass(owner, TaskInputs) and tree.input.get("unit") == "one_task":
+        return _of_tasks(tree, assets_dir)
+    return _of_buckets(tree, assets_dir) if issubclass(owner, BucketedInput) else ONE_KIND
+
+
+def _of_tasks(tree: Tree.Params, assets_dir: str | None) -> BatchKinds:
+    input: Any = tree.input.instantiate(seed=tree.run.seed, assets_dir=assets_dir)
+    largest = input.largest_batches()
+    kinds = tuple(
+        BatchKind(name, share, signature_of(named(name, largest[name])))
+        for name, share in input.shares(tree.run.steps).items()
+    )
+    return BatchKinds(kinds, "a step trains one task, each with its largest batch")
+
+
+def _of_buckets(tree: Tree.Params, assets_dir: str | None) -> BatchKinds:
+    largest = "the plan is for the largest batch: "
+    size = sum(_file_sizes(tree))
+    if size > _MOST_BYTES:
+        return BatchKinds(note=f"{largest}files of {size:,} bytes are not read for other lengths")
+    try:
+        input: Any = tree.input.instantiate(seed=tree.run.seed, assets_dir=assets_dir)
+        batches = [(share, signature_of(one)) for share, one in input.bucket_batches()]
+    except (InputError, OSError) as error:
+        return BatchKinds(note=f"{largest}the data cannot be read for other lengths ({error})")
+    kinds = tuple(BatchKind(_shape_text(batch), share, batch) for share, batch in batches)
+    if len(kinds) < 2:
+        return ONE_KIND
+    return BatchKinds(kinds, f"batches have {len(kinds)} sizes", are_buckets=True)
+
+
+def _file_sizes(tree: Tree.Params) -> Iterator[int]:
+    for path, value, _ in params_tree.walk(tree.input):
+        if path.endswith("files") and isinstance(value, str) and value:
+            for one in files.glob(value, what=path):
+                yield os.path.getsize(one) if files.is_local(one) else _MOST_BYTES + 1
+
+
+def _shape_text(batch: Signature) -> str:
+    """Returns the number of rows and their largest length."""
+    lengths = [shape[1] for shape, _ in batch.values() if len(shape) > 1]
+    return " × ".join(map(str, [num_examples(batch), *([max(lengths)] if lengths else [])]))
