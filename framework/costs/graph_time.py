@@ -10,6 +10,9 @@ The speeds are those of one core, or of all cores if one op at a time uses them.
     copy                    bytes read and written / bandwidth
     gradient of a slice     its tensors, and the elements of the slice times its dims / rate
     cross-entropy           elements / rate
+    running sum             elements / rate
+    Fourier transform       elements times the binary logarithm of their number / rate
+    power, tangent, …       elements / rate, which is that of a function without vector instructions
     exponential, …          elements / rate, or its tensors, whichever is longer
     op that repeats an      elements / rate, or its tensors, whichever is longer
     input (broadcast)
@@ -18,8 +21,8 @@ The speeds are those of one core, or of all cores if one op at a time uses them.
     cluster of XLA          its inputs and outputs, and its loops; a loop takes the time of its
                             tensors, or of the elements of its ops, whichever is longer
     product in a loop of    operations / rate at its rows (columns, if the matrix is on the left),
-    a cluster               or the bytes of its matrix / bandwidth for a matrix that every iteration
-                            reads, whichever is longer
+    a cluster               which is lower if 8 does not divide them; or the bytes of its matrix /
+                            bandwidth for a matrix that every iteration reads, whichever is longer
     every op                plus the time of an op that does nothing
 
 A product or convolution of fewer operations per byte than were measured computes at the rate of
@@ -45,6 +48,8 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+import tensorflow as tf
+
 from tekso.framework.costs import einsum_copies, executor, graph_walks, graph_work, op_kinds
 from tekso.framework.costs.equal_ops import Merged
 from tekso.framework.costs.executor import TimedOps
@@ -52,6 +57,8 @@ from tekso.framework.costs.graph_clusters import ClusterLoop, CompiledCluster
 from tekso.framework.costs.tensor_reuse import Move, distances
 from tekso.framework.costs.this_machine import MachineSpeed, filled, rate
 
+_VECTOR = 8  # rows or columns that XLA computes at once
+_SIMPLE_POWERS = (-1.0, -0.5, 0.0, 0.5, 1.0, 2.0, 3.0)  # Grappler replaces them
 _WITH_RATES = op_kinds.MATRIX_PRODUCTS | op_kinds.CONVOLUTIONS | op_kinds.FILTER_GRADIENTS
 Uses = Sequence[tuple[float, float]]
 """[(bytes, distance)] of the tensors of an op; see tensor_reuse.py."""
@@ -218,6 +225,8 @@ def _loop_product_seconds(op: Any, machine: MachineSpeed) -> float:
     # The matrix has as many elements as the product has operations for each row, halved.
     flops = graph_work.op_flops(op)
     rows = flops * op.inputs[0].dtype.size / (2 * max(matrix, 1))
+    is_full = rows % _VECTOR == 0  # otherwise XLA computes the last ones one by one
+    points = [point for point in points if (point[0] % _VECTOR == 0) == is_full] or points
     return max(flops / rate(points, rows), matrix / rate(machine.loop_matrices, matrix))
 
 
@@ -261,6 +270,12 @@ def _plain_seconds(op: Any, machine: MachineSpeed, uses: Uses) -> float:
         return _moving_seconds(uses, machine.streams) + places / machine.slice_gradients_per_s
     if op.type in op_kinds.CROSS_ENTROPIES:
         return graph_work.size(op.inputs[0]) / machine.cross_entropies_per_s
+    if op.type in op_kinds.SCALAR_FUNCTIONS and not _is_simple_power(op):
+        return _elements(op.outputs) / machine.scalar_functions_per_s
+    if op.type in op_kinds.RUNNING_SUMS:
+        return _elements(op.outputs) / machine.running_sums_per_s
+    if op.type in op_kinds.TRANSFORMS:
+        return _transformed(op) / machine.transforms_per_s
     if op.type in op_kinds.COPIES:
         return _moving_seconds(uses, machine.copy_streams)
     found = _moving_seconds(uses, machine.streams)
@@ -269,6 +284,22 @@ def _plain_seconds(op: Any, machine: MachineSpeed, uses: Uses) -> float:
     if op.type in op_kinds.BROADCASTS and _repeats_an_input(op):
         found = max(found, _elements(op.outputs) / machine.broadcasts_per_s)
     return found
+
+
+def _is_simple_power(op: Any) -> bool:
+    """Returns whether TensorFlow computes a power by products or roots."""
+    exponent = tf.get_static_value(op.inputs[1]) if op.type == "Pow" else None
+    return exponent is not None and exponent.size == 1 and float(exponent) in _SIMPLE_POWERS
+
+
+def _transformed(op: Any) -> float:
+    """Returns the elements of a Fourier transform, times the binary logarithm of their length."""
+    x, y = op.inputs[0], op.outputs[0]
+    dims = {"2D": 2, "3D": 3}.get(op.type[-2:], 1)
+    # Of a real transform, one side has only half of the frequencies.
+    longer = max((x, y), key=graph_work.size)
+    length = math.prod(dim or 1 for dim in longer.shape[-dims:].as_list())
+    return graph_work.size(longer) * math.log2(max(length, 2))
 
 
 def _copying_seconds(op: Any, machine: MachineSpeed) -> float:

@@ -1,6 +1,7 @@
 """Probes of the speed of single kernels of TensorFlow; see `machine_probes.py`.
 
-Some are slower than their bytes: copies of an Einsum, gradients of slices and cross-entropies.
+Some are slower than their bytes: copies of an Einsum, gradients of slices, cross-entropies, running
+sums, Fourier transforms, and functions for which there are no vector instructions.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ _IMAGES = (4, 32, 32, 64)  # whose middle dims change places
 _TURNED = (6, 421, 421)  # whose last two dims do
 _SLICED = (64, 128, 32)  # of which a half is a slice
 _LOGITS = (512, 512)
+_FEW = 1 << 16  # elements of functions without vector instructions
+_SUMMED = (512, 64)
+_TRANSFORMED = (128, 512)
 
 
 def speeds(probes: ProbeRuns) -> dict[str, Any]:
@@ -43,6 +47,9 @@ def speeds(probes: ProbeRuns) -> dict[str, Any]:
         function = tf.raw_ops.SparseSoftmaxCrossEntropyWithLogits
         return function(features=x, labels=labels).backprop
 
+    def transform(_: Any, x: Any) -> Any:
+        return tf.math.real(tf.signal.rfft(x))
+
     def rate(elements: int, function: Any, x: Any) -> Any:
         return elements / probes.of_each(function, small, x)
 
@@ -61,4 +68,13 @@ def speeds(probes: ProbeRuns) -> dict[str, Any]:
         "turned_bytes_per_s": rate(8 * math.prod(_TURNED), turn, array(*_TURNED)),
         "slice_gradients_per_s": rate(places, slice_gradient, sliced),
         "cross_entropies_per_s": rate(math.prod(_LOGITS), cross_entropy, array(*_LOGITS)),
+        "scalar_functions_per_s": rate(_FEW, lambda _, x: tf.abs(x) ** 1.7, array(_FEW)),
+        "running_sums_per_s": rate(
+            math.prod(_SUMMED), lambda _, x: tf.cumsum(x, 1), array(*_SUMMED)
+        ),
+        "transforms_per_s": rate(
+            math.prod(_TRANSFORMED) * int(math.log2(_TRANSFORMED[-1])),
+            transform,
+            array(*_TRANSFORMED),
+        ),
     }

@@ -57,7 +57,7 @@ _SAME = {"strides": [1, 1, 1, 1], "padding": "SAME"}
 _ITERATIONS = 32  # of a loop that XLA compiles
 _MATRIX = 512  # rows and columns of a matrix that stays in the cache of a core
 _LARGER = (1024, 2048)  # of matrices that do not
-_ROWS = (2, 8, 16)  # few: the time is that of reading the matrix; more: that of the operations
+_ROWS = (2, 8, 12, 16)  # few: the time is that of reading the matrix; more: that of the operations
 
 
 def main(kind: str) -> None:

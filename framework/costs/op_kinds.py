@@ -36,6 +36,15 @@ FUNCTIONS = frozenset(
      "Pow", "Softmax", "LogSoftmax", "Rsqrt", "Sqrt", "Elu", "Selu"}
 )  # fmt: skip
 """Exponentials and similar functions."""
+SCALAR_FUNCTIONS = frozenset(
+    {"Pow", "Tan", "Sinh", "Cosh", "Asinh", "Acosh", "Atanh", "Lgamma", "Digamma", "FloorMod"}
+)
+"""Functions that TensorFlow computes without vector instructions."""
+RUNNING_SUMS = frozenset({"Cumsum", "Cumprod", "CumulativeLogsumexp"})
+TRANSFORMS = frozenset(
+    f"{kind}FFT{dims}" for kind in ("", "I", "R", "IR") for dims in ("", "2D", "3D")
+)
+"""Fourier transforms."""
 
 BROADCASTS = frozenset(
     {"Add", "AddV2", "Sub", "Mul", "RealDiv", "Maximum", "Minimum", "SquaredDifference", "SelectV2"}

@@ -49,6 +49,9 @@ class MachineSpeed:
       turned_bytes_per_s: bytes that copies of an Einsum read and write, if another dim comes last.
       slice_gradients_per_s: elements of a slice times its dims, in the gradient of the slice.
       cross_entropies_per_s: logits of softmax cross-entropies.
+      scalar_functions_per_s: elements of powers and of other functions without vector instructions.
+      running_sums_per_s: elements of running sums and products.
+      transforms_per_s: elements of Fourier transforms, times the binary logarithm of their length.
       cluster_streams: `streams` of a cluster compiled by XLA.
       cluster_elements_per_s: elements of simple ops inside such a cluster.
       cluster_functions_per_s: elements of exponentials and similar functions inside one.
@@ -83,6 +86,9 @@ class MachineSpeed:
     turned_bytes_per_s: float
     slice_gradients_per_s: float
     cross_entropies_per_s: float
+    scalar_functions_per_s: float
+    running_sums_per_s: float
+    transforms_per_s: float
     cluster_streams: Sequence[tuple[float, float]]
     cluster_elements_per_s: float
     cluster_functions_per_s: float

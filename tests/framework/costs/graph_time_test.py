@@ -28,6 +28,9 @@ SPEED = MachineSpeed(
     turned_bytes_per_s=math.inf,
     slice_gradients_per_s=math.inf,
     cross_entropies_per_s=math.inf,
+    scalar_functions_per_s=math.inf,
+    running_sums_per_s=math.inf,
+    transforms_per_s=math.inf,
     cluster_streams=FREE,
     cluster_elements_per_s=math.inf,
     cluster_functions_per_s=math.inf,
@@ -148,6 +151,32 @@ def test_a_copy_of_what_was_just_written_takes_less_time() -> None:
     near, far = (graph_time.seconds(after(other), speed) for other in (1, 1 << 20))
     assert near == pytest.approx(2 * 128 / 100, rel=0.05)  # the new order of the dims is 8 bytes
     assert far == pytest.approx(128 / 10 + 128 / 100, rel=0.1)  # the result is written to a cache
+
+
+def test_functions_without_vector_instructions_and_running_sums_have_rates_of_their_own() -> None:
+    speed = changed(scalar_functions_per_s=10.0, running_sums_per_s=20.0)
+
+    def seconds(function: Any) -> float:
+        return graph_time.seconds(graph(function, [4, 5]), speed)
+
+    for slow in (lambda x: x**1.7, tf.math.lgamma, tf.tan, lambda x: x % 3.0):
+        assert seconds(slow) == pytest.approx(20 / 10)
+    for simple in (lambda x: x**2.0, lambda x: x**0.5, tf.tanh):
+        assert seconds(simple) == 0
+    assert seconds(lambda x: tf.cumsum(x, 1)) == seconds(tf.math.cumprod) == 20 / 20
+
+
+@pytest.mark.parametrize(
+    ("function", "shape", "elements"),
+    [
+        (tf.signal.rfft, [3, 16], 48 * 4),
+        (lambda x: tf.signal.irfft(tf.cast(x, tf.complex64)), [3, 9], 48 * 4),
+        (lambda x: tf.math.real(tf.signal.fft2d(tf.cast(x, tf.complex64))), [3, 4, 8], 96 * 5),
+    ],
+)
+def test_a_fourier_transform_takes_n_log_n(function: Any, shape: list[int], elements: int) -> None:
+    slow = changed(transforms_per_s=2.0)
+    assert graph_time.seconds(graph(function, shape), slow) == pytest.approx(elements / 2.0)
 
 
 def test_depthwise_convolutions_and_their_gradients_have_rates_of_their_own() -> None:

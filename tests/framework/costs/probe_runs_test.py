@@ -300,6 +300,9 @@ def test_the_speeds_of_a_machine_follow_from_the_times_of_its_ops(
     # Elements, and for slices three dims of each.
     assert list(found["slice_gradients_per_s"]) == pytest.approx([3 / (8 * copied)] * 2)
     assert list(found["cross_entropies_per_s"]) == pytest.approx([1 / (8 * copied)] * 2)
+    assert list(found["scalar_functions_per_s"]) == pytest.approx([1 / (8 * copied)] * 2)
+    assert list(found["running_sums_per_s"]) == pytest.approx([1 / (8 * copied)] * 2)
+    assert list(found["transforms_per_s"]) == pytest.approx([9 / (8 * copied)] * 2)  # of 2^9
     assert list(found["cluster_elements_per_s"]) == pytest.approx([1 / simple] * 2)
     # Less the two simple ops of the cluster without them.
     assert list(found["cluster_functions_per_s"]) == pytest.approx([1 / function] * 2, rel=0.01)
@@ -308,7 +311,7 @@ def test_the_speeds_of_a_machine_follow_from_the_times_of_its_ops(
     # 32 iterations of a product, and of matrices of 512, 1024 and 2048 rows.
     for side in ("left", "right"):
         rows, speeds = zip(*found[f"loop_products_{side}"], strict=True)
-        assert rows == (2, 8, 16)
+        assert rows == (2, 8, 12, 16)
         assert [list(speed) for speed in speeds] == [
             pytest.approx([2 * count * 512**2 / 1e-3] * 2) for count in rows
         ]
@@ -401,6 +404,8 @@ def test_the_probes_give_plausible_speeds(tmp_path: Path, monkeypatch: pytest.Mo
         assert 1e7 < found.turned_bytes_per_s < 1e13
         assert 1e6 < found.slice_gradients_per_s < 1e12
         assert 1e6 < found.cross_entropies_per_s < 1e12
+        rates = (found.scalar_functions_per_s, found.running_sums_per_s, found.transforms_per_s)
+        assert all(1e6 < rate < 1e12 for rate in rates)
     assert 1e-6 < machine.call_s < 0.1
     assert 0 <= machine.array_s < 0.01 and 0 <= machine.variable_s < 0.001
     assert machine.side_by_side.cluster_s + machine.side_by_side.argument_s > 1e-7
