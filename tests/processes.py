@@ -30,6 +30,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -64,9 +65,9 @@ class Process:
         self.args, self.pid = args, pid
         self.stdout, self.stderr = output, errors  # files, which can be read at any time
         self.returncode: int | None = None
-
-    def __del__(self) -> None:
-        self._close()
+        # Unlike __del__, this is called before the files of a reference cycle are finalized. A
+        # traceback makes such a cycle.
+        self._close = weakref.finalize(self, _close, output, errors)
 
     def poll(self) -> int | None:
         """Returns the exit code, -N for signal N, or None while it runs."""
@@ -103,11 +104,6 @@ class Process:
         self._close()
         return stdout, stderr
 
-    def _close(self) -> None:
-        self.stdout.close()
-        if self.stderr is not None:
-            self.stderr.close()
-
     def send_signal(self, number: int) -> None:
         """Sends a signal to the process if it is still running."""
         if self.poll() is None:
@@ -121,6 +117,12 @@ class Process:
     def terminate(self) -> None:
         """Asks the process to end."""
         self.send_signal(signal.SIGTERM)
+
+
+def _close(output: IO[str], errors: IO[str] | None) -> None:
+    output.close()
+    if errors is not None:
+        errors.close()
 
 
 def start(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import select
 import signal
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import processes
@@ -78,6 +80,19 @@ def test_a_program_that_lasts_too_long_is_killed_and_its_last_words_reported() -
     with pytest.raises(subprocess.TimeoutExpired) as error:
         processes.run(["-c", FOREVER], timeout=1.0)
     assert ends(int(error.value.output))
+
+
+def test_the_files_of_a_program_in_a_traceback_are_closed_without_a_warning() -> None:
+    def run_too_long() -> None:
+        with pytest.raises(subprocess.TimeoutExpired) as error:
+            processes.run(["-c", FOREVER], timeout=0.01)
+        assert any("process" in entry.locals for entry in error.traceback)  # and a cycle
+
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        run_too_long()
+        gc.collect()
+    assert [str(one.message) for one in found] == []
 
 
 def test_a_signal_reaches_a_program_and_its_number_is_the_code() -> None:
