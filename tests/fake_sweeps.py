@@ -81,6 +81,7 @@ class FakeOptuna:
 
         trial = SimpleNamespace(
             number=number, _trial_id=number, state="running", value=None, params=params,
+            user_attrs={},
             suggest_float=lambda path, low, high, log: chosen(path, low * (number + 1)),
             suggest_int=lambda path, low, high, log: chosen(path, low + number),
             suggest_categorical=lambda path, values: chosen(path, values[number % len(values)]),

@@ -15,6 +15,7 @@ from tekso.framework.counting import counted
 from tekso.framework.spelling import close_matches
 from tekso.tools import command_flags
 from tekso.tools.command_errors import OK, UsageError
+from tekso.tools.comparison.runs import Best
 
 PROGRAM = "tekso-compare"
 _MOST_FIELDS = 30  # that are printed
@@ -68,13 +69,16 @@ def _run(words: list[str]) -> int:
     return compare(words, output=output, metric=FLAGS.metric)
 
 
-def compare(paths: Sequence[str], *, output: str, metric: str | None = None) -> int:
+def compare(
+    paths: Sequence[str], *, output: str, metric: str | None = None, best: Best | None = None
+) -> int:
     """Prints a comparison of runs, and writes it as HTML and CSV; returns the exit code.
 
     Args:
       paths: logdirs of the runs.
       output: file to write, *.html.
       metric: the curve to compare; None: see `main_metric`.
+      best: which values of the curve are best; None: the last values are compared.
 
     Raises:
       UsageError: a folder has no run, or no run has the metric.
@@ -96,7 +100,7 @@ def compare(paths: Sequence[str], *, output: str, metric: str | None = None) -> 
         )
     groups = runs.groups(found)
     different = runs.differences([run for group in groups for run in group.runs])
-    shown = [tables.results(groups, metric), tables.cost(groups)]
+    shown = [tables.results(groups, metric, best), tables.cost(groups)]
     width = terminal_width(sys.stdout)
     for one in shown:
         print(f"{one.title}\n")

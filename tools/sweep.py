@@ -129,6 +129,7 @@ def _run(words: list[str]) -> int:
         raise UsageError(f"--logdir={folder}: a sweep requires a folder on a local file system")
     _describe(folder)
     trainer = Trainer(files.join(folder, TRIALS), _flags_of_trials())
+    study: search.Study | None = None
     if is_grid:
         trials = [
             SweepTrial(folder_name(i, seed, settings), settings, seed)
@@ -143,8 +144,8 @@ def _run(words: list[str]) -> int:
     else:
         study = search.Study(folder, FLAGS.search, varied, goal=FLAGS.goal, seed=0, steps=steps)
         trials, failed = _search(trainer, study)
-    code = _compare(folder, trainer, trials, failed)
-    if not is_grid and study.best is not None:
+    code = _compare(folder, trainer, trials, failed, study)
+    if study is not None and study.best is not None:
         _show_best(folder, trainer, *study.best)
     return code
 
@@ -323,7 +324,12 @@ def _search(trainer: Trainer, study: search.Study) -> tuple[list[SweepTrial], li
         return math.fsum(found) / len(found) if len(found) == len(values) else math.nan
 
     total = min(FLAGS.trials, study.num_settings or FLAGS.trials)
-    study.run(FLAGS.trials, train)
+    if not study.run(FLAGS.trials, train):
+        print(
+            f"the search ended after {counted(study.num_tried, 'setting')}: the last "
+            f"{search.MOST_REPEATED} that Optuna chose were tried before",
+            flush=True,
+        )
     if total < FLAGS.trials:
         print(f"all {counted(total, 'setting')} of the search were tried", flush=True)
     known = {trial.name: trial for trial in trials}
@@ -339,16 +345,30 @@ def _number(name: str) -> tuple[str, str]:
 
 
 def _compare(
-    folder: str, trainer: Trainer, trials: Sequence[SweepTrial], failed: Sequence[SweepTrial]
+    folder: str,
+    trainer: Trainer,
+    trials: Sequence[SweepTrial],
+    failed: Sequence[SweepTrial],
+    study: search.Study | None,
 ) -> int:
-    """Compares the finished trials; returns FAILED if some failed."""
+    """Compares the finished trials; returns FAILED if some failed.
+
+    The trials of a search are compared by the values by which the search judged them.
+    """
     from tekso.tools import compare
+    from tekso.tools.comparison.runs import Best
 
     done = [trainer.logdir(trial) for trial in trials if trainer.code(trial) is not None]
     if not done:
         raise StoppedSweepError("no trial finished: all of them failed", ExitCode.FAILED)
     print(f"\n{counted(len(done), 'trial')} finished\n", flush=True)
-    compare.compare(done, output=files.join(folder, "comparison.html"), metric=FLAGS.metric)
+    best = None
+    if study is not None:
+        numbers = {f"{number:03d}": end for number, end in study.ends.items()}
+        ends = {t.name: numbers.get(t.name.partition("_")[0]) for t in trials}
+        best = Best(FLAGS.goal, {name: end for name, end in ends.items() if end is not None})
+    output = files.join(folder, "comparison.html")
+    compare.compare(done, output=output, metric=FLAGS.metric, best=best)
     for trial in failed:
         print(f"failed: {trial.title}: {trainer.last_words(trial)}", file=sys.stderr)
     return ExitCode.FAILED if failed else OK

@@ -67,6 +67,19 @@ class Point:
 
 
 @dataclasses.dataclass(frozen=True)
+class Best:
+    """Says that the best value of each run is compared, instead of the last one.
+
+    Attributes:
+      goal: "min" or "max": whether the smallest or the largest value is best.
+      ends: {name of a logdir: last step whose values count}; in other runs, all count.
+    """
+
+    goal: str
+    ends: Mapping[str, int]
+
+
+@dataclasses.dataclass(frozen=True)
 class ComparedRun:
     """A run to compare.
 
@@ -99,6 +112,13 @@ class ComparedRun:
         """Returns the last point of a curve; None if there is none."""
         points = self.curves.get(curve)
         return points[-1] if points else None
+
+    def best(self, curve: str, best: Best) -> Point | None:
+        """Returns the best point of a curve that counts; None if there is none."""
+        end = best.ends.get(os.path.basename(self.path), math.inf)
+        points = [point for point in self.curves.get(curve, ()) if point.step <= end]
+        pick = min if best.goal == "min" else max
+        return pick(points, key=lambda point: point.value, default=None)
 
 
 def read(path: str) -> ComparedRun:

@@ -13,7 +13,7 @@ from tekso.framework.counting import counted
 from tekso.framework.run.report.lines import duration, magnitude, number
 from tekso.framework.run.time_use import ACTIVITIES
 from tekso.tools.comparison import statistics
-from tekso.tools.comparison.runs import ComparedRun, Group
+from tekso.tools.comparison.runs import Best, ComparedRun, Group, Point
 
 _LEAST_SHARE = 0.005  # of the time of a run, for a column
 
@@ -37,14 +37,15 @@ class ComparisonTable:
     notes: Sequence[str] = ()
 
 
-def results(groups: Sequence[Group], metric: str) -> ComparisonTable:
-    """Returns the last value of a curve in every group, compared with the first group.
+def results(groups: Sequence[Group], metric: str, best: Best | None = None) -> ComparisonTable:
+    """Returns the last or best value of a curve in every group, compared with the first group.
 
     Args:
       groups: groups of runs.
       metric: name of the curve, "dev/loss".
+      best: which values are best; None: the last value of each run is compared.
     """
-    values = [_values(group, metric) for group in groups]
+    values = [_values(group, metric, best) for group in groups]
     rows, notes = [], []
     for i, (group, own) in enumerate(zip(groups, values, strict=True)):
         if not own:
@@ -59,39 +60,40 @@ def results(groups: Sequence[Group], metric: str) -> ComparisonTable:
         p = "-" if test.p is None else f"{test.p:.3g}"
         rows.append([*row, f"{test.difference:+.4g}", p, _seeds(test)])
         notes.append(_sentence(groups[0].name, group.name, test))
-    notes += _warnings(groups, metric)
+    notes += _warnings(groups, metric, best)
     notes.append(
         "Spread: sample standard deviation. p: Welch's t test, two-sided. Seeds to decide: runs "
         "that each group needs, to find a difference of this size at the level of 5 % with a "
         "probability of 80 %."
     )
     header = ("group", "runs", "mean", "spread", "difference", "p", "seeds to decide")
-    return ComparisonTable(f"{metric} at the end", header, rows, (1, 2, 3, 4, 5, 6), notes)
+    title = f"best {metric}" if best else f"{metric} at the end"
+    return ComparisonTable(title, header, rows, (1, 2, 3, 4, 5, 6), notes)
 
 
-def _warnings(groups: Sequence[Group], metric: str) -> list[str]:
+def _warnings(groups: Sequence[Group], metric: str, best: Best | None) -> list[str]:
     """Returns sentences about runs that make the table misleading."""
     found = []
     steps = {point.step for g in groups for r in g.runs if (point := r.last(metric))}
-    if len(steps) > 1:
+    if len(steps) > 1 and best is None:
         found.append(f"The runs end at different steps: {', '.join(map(str, sorted(steps)))}.")
-    tasks = dict.fromkeys(_task(r) for g in groups for r in g.runs if r.last(metric))
+    tasks = dict.fromkeys(_task(r) for g in groups for r in g.runs if _point(r, metric, best))
     if len(tasks) > 1:
         found.append(
             f"The tasks differ ({', '.join(tasks)}), so their {metric} may not measure the same."
         )
     for group in groups:
         for run in group.runs:
-            last = run.last(metric)
-            if last is None:
+            shown = _point(run, metric, best)
+            if shown is None:
                 kind = "finite " if metric in run.not_finite else ""
                 found.append(f"{run.path} has no {kind}{metric}, and is left out.")
             elif metric in run.not_finite:
                 found.append(
                     f"The last {metric} of {run.path} is not finite; the table has the value at "
-                    f"step {last.step}."
+                    f"step {shown.step}."
                 )
-        seeds = collections.Counter(run.seed for run in group.runs if run.last(metric))
+        seeds = collections.Counter(run.seed for run in group.runs if _point(run, metric, best))
         repeated = sorted(seed for seed, count in seeds.items() if count > 1)
         if repeated:
             found.append(
@@ -107,8 +109,13 @@ def _task(run: ComparedRun) -> str:
     return text.rpartition(":")[2].strip('")')
 
 
-def _values(group: Group, metric: str) -> list[float]:
-    return [point.value for run in group.runs if (point := run.last(metric)) is not None]
+def _values(group: Group, metric: str, best: Best | None) -> list[float]:
+    points = (_point(run, metric, best) for run in group.runs)
+    return [point.value for point in points if point is not None]
+
+
+def _point(run: ComparedRun, metric: str, best: Best | None) -> Point | None:
+    return run.last(metric) if best is None else run.best(metric, best)
 
 
 def _or_dash(value: float | None) -> str:

@@ -91,3 +91,9 @@ def pruner(optuna: Any, steps: int) -> Any:
       steps: training steps of a trial.
     """
     return optuna.pruners.SuccessiveHalvingPruner(min_resource=max(steps // 100, 1))
+
+
+def ends(study: Any) -> dict[int, int]:
+    """Returns {number of a trial: the step at which it was ended}, without other trials."""
+    trials = study.get_trials(deepcopy=False)
+    return {t.number: t.user_attrs[_ENDED_AT] for t in trials if _ENDED_AT in t.user_attrs}

@@ -28,7 +28,9 @@ from tekso.tools.sweeping.space import Varied
 
 SEARCHES = ("random", "tpe", "halving")
 _STUDY = "sweep"
-_MOST_REPEATED = 10  # settings in a row that were tried before; then, Optuna is given untried ones
+_FEW_REPEATED = 10  # settings in a row that were tried before; then, Optuna is given untried ones
+MOST_REPEATED = 100
+"""Settings in a row that were tried before, after which a search of a range of floats ends."""
 _Train = Callable[[int, Mapping[str, str], halving.Judge], float | None]
 
 
@@ -108,8 +110,16 @@ class Study:
         value, settings = (max if self._is_max else min)(found, key=lambda one: one[0])
         return settings, value
 
-    def run(self, trials: int, train: _Train) -> None:
+    @property
+    def ends(self) -> dict[int, int]:
+        """The step at which successive halving ended a trial, by the number of the trial."""
+        return halving.ends(self._study)
+
+    def run(self, trials: int, train: _Train) -> bool:
         """Runs trials until enough settings were tried, or all that there are.
+
+        Returns False if it ends earlier because Optuna chose tried settings `MOST_REPEATED` times
+        in a row. It chooses from a range of floats, so no untried setting is known.
 
         Args:
           trials: number of settings to try in the whole sweep.
@@ -123,10 +133,13 @@ class Study:
             self._train(self._optuna.trial.Trial(self._study, frozen._trial_id), train)
         size, repeated = self.num_settings, 0
         while self.num_tried < min(trials, size or trials):
-            if repeated == _MOST_REPEATED and size is not None:
+            if repeated == MOST_REPEATED:
+                return False
+            if repeated == _FEW_REPEATED and size is not None:
                 self._study.enqueue_trial(self._untried(size))
             self._draw_for(len(self._study.get_trials(deepcopy=False)))
             repeated = 0 if self._train(self._study.ask(), train) else repeated + 1
+        return True
 
     def _draw_for(self, number: int) -> None:
         """Draws the next settings with the random numbers of a trial."""

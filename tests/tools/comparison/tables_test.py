@@ -26,6 +26,21 @@ def test_a_decided_difference_is_distinguished_from_one_that_the_spread_may_expl
     assert outcomes[far].rows[1][4] == "+1.95"
 
 
+def test_the_best_values_of_a_search_are_compared_up_to_the_step_at_which_it_ended_a_run(
+    tmp_path: Path,
+) -> None:
+    groups = runs.groups([runs.read(path) for path in two_groups(tmp_path, [1.0], [5.0])])
+    for goal, ends, means in (
+        ("min", {}, ["1.0000", "5.0000"]),
+        ("max", {}, ["3.0000", "7.0000"]),  # at step 2, of 4
+        ("min", {"a0": 3, "other": 1}, ["3.0000", "5.0000"]),
+    ):
+        found = tables.results(groups, "dev/loss", runs.Best(goal, ends))
+        assert found.title == "best dev/loss"
+        assert [row[2] for row in found.rows] == means
+    assert tables.results(groups, "dev/loss").title == "dev/loss at the end"
+
+
 def test_a_table_has_the_cost_of_each_run(tmp_path: Path) -> None:
     paths = two_groups(tmp_path, [1.0], [2.0])
     (tmp_path / "b0" / "metrics.jsonl").unlink()

@@ -151,6 +151,28 @@ def test_settings_that_were_tried_get_their_value_again_and_others_are_chosen(
     assert results[seen[2]] == ("complete", math.inf)
 
 
+def test_a_search_that_is_given_the_same_float_again_and_again_ends_with_a_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Stuck(FakeOptuna):
+        def ask(self) -> Any:
+            trial = super().ask()
+            trial.suggest_float = lambda path, low, high, log: trial.params.setdefault(path, low)
+            return trial
+
+    optuna = Stuck()
+    monkeypatch.setattr(search, "check_installed", lambda: None)
+    monkeypatch.setitem(sys.modules, "optuna", optuna)  # type: ignore[arg-type]
+    fake = FakeTrainer(monkeypatch)
+    words = ["tekso-sweep", TINY, f"--logdir={tmp_path}", "--search=tpe", "--metric=dev/loss",
+             f"--sweep={RATE}=1e-3:1e-2", "--trials=3"]  # fmt: skip
+    assert sweep.main(words) == ExitCode.OK
+    assert len(fake.trained) == 1 and len(optuna.trials) == 1 + search.MOST_REPEATED
+    out = capsys.readouterr().out
+    assert "the search ended after 1 setting: the last 100 that Optuna chose were tried" in out
+    assert "1 trial finished" in out
+
+
 @pytest.mark.parametrize("kind", ["random", "tpe"])
 def test_a_search_that_is_killed_chooses_the_same_settings(kind: str, tmp_path: Path) -> None:
     pytest.importorskip("optuna", reason="the extra `sweep` is not installed")
