@@ -299,7 +299,7 @@ def _output(step: int) -> str:
 
 
 def _report(output: str, chosen: Sequence[Checkpoint]) -> None:
-    from tekso.framework.run.report.lines import size
+    from tekso.framework.units import bytes_text
 
     steps = ", ".join(str(one.step) for one in chosen)
     written = sum(files.size_bytes(files.join(output, name)) for name in files.names(output))
@@ -308,7 +308,7 @@ def _report(output: str, chosen: Sequence[Checkpoint]) -> None:
         used = [one.path for one in chosen]
         _print_json({"output": output, "step": chosen[-1].step, "averaged": used})
         return
-    print(f"averaged {len(chosen)} checkpoints, of steps {steps}: {output} ({size(written)})")
+    print(f"averaged {len(chosen)} checkpoints, of steps {steps}: {output} ({bytes_text(written)})")
     print("the state of the learner is copied from the last of them")
     packages = [f"--import={name}" for name in FLAGS["import"].value]
     given = [*packages, "--mode=eval", f"--logdir={logdir}", f"--checkpoint={output}"]

@@ -96,7 +96,7 @@ def _lengths_of_outputs(outputs: Mapping[str, Any]) -> str:
 
 
 def _report(exported: Any, checkpoint: Checkpoint) -> None:
-    from tekso.framework.run.report.lines import size
+    from tekso.framework.units import bytes_text
 
     print(f"exported {checkpoint.path} to {exported.path}:")
     for name, one in exported.functions.items():
@@ -108,7 +108,7 @@ def _report(exported: Any, checkpoint: Checkpoint) -> None:
         if has_rows:
             print(f"      {_lengths_of_outputs(one.outputs)}")
     for path, file in exported.litert.items():
-        print(f"  {path}: {size(len(file.data))}")
+        print(f"  {path}: {bytes_text(len(file.data))}")
         for line in file.lines():
             print(f"      {line}")
     if exported.not_litert:

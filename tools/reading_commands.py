@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tekso.framework.counting import counted
 from tekso.framework.exit_codes import ExitCode
-from tekso.framework.run.report.lines import number, size
+from tekso.framework.run.report.lines import number
 from tekso.framework.tables import table, terminal_width
+from tekso.framework.units import bytes_text
 from tekso.tools.command_errors import UsageError
 
 if TYPE_CHECKING:  # they import NumPy, which takes a while
@@ -99,13 +100,13 @@ def grep(pattern: str, path: str) -> Found:
     rows = [_about(tensor, stored) for tensor in found]
     cells = [
         (row["key"], _shape(row["shape"]), ", ".join(d or "-" for d in row["dims"]), row["dtype"],
-         size(row["size_bytes"]))
+         bytes_text(row["size_bytes"]))
         for row in rows
     ]  # fmt: skip
     header = ("tensor", "shape", "dims", "dtype", "size")
     lines = table(header, cells, right=(4,), width=terminal_width())
     elements, size_bytes = (sum(row[name] for row in rows) for name in ("size", "size_bytes"))
-    lines += ["", f"{elements:,} numbers in {len(rows)} tensors, {size(size_bytes)}"]
+    lines += ["", f"{elements:,} numbers in {len(rows)} tensors, {bytes_text(size_bytes)}"]
     return Found({"path": stored.path, "tensors": rows}, "\n".join(lines))
 
 
@@ -135,8 +136,8 @@ def show(path: str) -> Found:
             f"{row.weights:,}",
             f"{100 * row.weights / max(every.weights, 1):.1f}%",
             str(row.tensors),
-            size(row.weight_bytes),
-            size(row.slot_bytes),
+            bytes_text(row.weight_bytes),
+            bytes_text(row.slot_bytes),
         )
         for row in totals
     ]

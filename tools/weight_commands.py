@@ -18,7 +18,6 @@ from tekso.framework.run import inspection
 from tekso.framework.run.checkpoints import CheckpointError
 from tekso.framework.run.new_run import NewRun
 from tekso.framework.run.opened import OpenedRun, completed_tree, open_run
-from tekso.framework.run.report.lines import size
 from tekso.framework.run.weight_files import (
     SUFFIX,
     StoredWeights,
@@ -31,6 +30,7 @@ from tekso.framework.run.weight_scales import scale_problem, stored_scales
 from tekso.framework.run.weights import read_weight
 from tekso.framework.state import WEIGHTS
 from tekso.framework.task import Task
+from tekso.framework.units import bytes_text
 from tekso.models.adapters import merged_weights, without_adapters
 from tekso.models.gpt2_layout import METADATA, Gpt2Layout, Gpt2LayoutError
 from tekso.tools import experiment_flags
@@ -125,7 +125,7 @@ def _export(run: OpenedRun, output: str, match: str, layout: str | None) -> Done
         description = dataclasses.replace(description, tensors={})
     write_weights(output, weights, metadata, description=description)
     written = os.path.getsize(output)
-    text = f"wrote {len(weights)} tensors of {checkpoint.path}: {output} ({size(written)})"
+    text = f"wrote {len(weights)} tensors of {checkpoint.path}: {output} ({bytes_text(written)})"
     return Done({"output": output, "tensors": len(weights), "size_bytes": written}, text)
 
 

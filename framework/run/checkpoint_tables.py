@@ -11,9 +11,10 @@ from tekso.framework.run.checkpoint_check import check_files
 from tekso.framework.run.checkpoint_description import describe
 from tekso.framework.run.checkpoint_errors import DamagedCheckpointError, DeletedCheckpointError
 from tekso.framework.run.lease import Lease
-from tekso.framework.run.report.lines import number, size
+from tekso.framework.run.report.lines import number
 from tekso.framework.run.stored_state import read_stored
 from tekso.framework.tables import table
+from tekso.framework.units import bytes_text
 
 GOOD, DAMAGED = "good", "damaged"
 _MOST_METRICS = 3  # columns
@@ -89,7 +90,7 @@ def _table(rows: Sequence[Mapping[str, Any]], names: Sequence[str], width: int |
             row["name"],
             "-" if row["step"] is None else str(row["step"]),
             row["created"] or "-",
-            size(row["size_bytes"]),
+            bytes_text(row["size_bytes"]),
             row["state"],
             *(number(row["metrics"][n]) if n in row["metrics"] else "-" for n in names),
         )

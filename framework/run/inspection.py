@@ -23,10 +23,11 @@ from tekso.framework.params import tree as params_tree
 from tekso.framework.params.literals import write as literal
 from tekso.framework.params.types import type_name
 from tekso.framework.run import results, stored_sizes
-from tekso.framework.run.report.lines import WIDTH, size
+from tekso.framework.run.report.lines import WIDTH
 from tekso.framework.signature import Signature
 from tekso.framework.tables import table
 from tekso.framework.task import Task
+from tekso.framework.units import bytes_text
 
 _INDENT = "  "
 _VALUE_WIDTH = 24  # columns
@@ -240,7 +241,8 @@ def model_text(record: Mapping[str, Any], *, max_rows: int = 400, width: int | N
     fixed = record["total_weights"] - record["trainable_weights"]
     lines.append(
         f"total: {record['total_weights']:,} weights in {len(weights)} tensors, "
-        f"{size(record['total_bytes'])}" + (f"; {fixed:,} of them are not trained" if fixed else "")
+        + bytes_text(record["total_bytes"])
+        + (f"; {fixed:,} of them are not trained" if fixed else "")
     )
     return "\n".join(lines)
 

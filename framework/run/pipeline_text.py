@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 from tekso.framework.planning.mesh_figures import MeshFigures
 from tekso.framework.planning.stage_figures import PipelineFigures, StageFigures
 from tekso.framework.planning.timeline_drawing import draw_png, draw_text
-from tekso.framework.run.report.lines import WIDTH, magnitude, size
+from tekso.framework.run.report.lines import WIDTH, magnitude
 from tekso.framework.tables import table
+from tekso.framework.units import bytes_text
 
 UNIT = "the time of the slowest stage for one micro-batch"
 _INDENT = "  "
@@ -145,11 +146,11 @@ def _stages(figures: PipelineFigures, width: int | None) -> list[str]:
             (each.stage.index, each.device),
             (
                 f"{each.weights:,}",
-                size(each.weight_bytes + each.copy_bytes),
-                size(each.slot_bytes),
+                bytes_text(each.weight_bytes + each.copy_bytes),
+                bytes_text(each.slot_bytes),
                 _flops(each.flops),
                 _flops(each.flops_with_backward),
-                size(each.handed_bytes),
+                bytes_text(each.handed_bytes),
                 f"{share:.1%}",
             ),
             each.stage.piece_names,
@@ -168,7 +169,7 @@ def _notes(figures: PipelineFigures, width: int) -> list[str]:
     ]
     notes += [
         f"stage {each.stage.index} gets copies of {', '.join(each.copies)} from an earlier stage "
-        f"({size(each.copy_bytes)}, included in its bytes)"
+        f"({bytes_text(each.copy_bytes)}, included in its bytes)"
         for each in figures.stages
         if each.copies
     ]
@@ -182,8 +183,8 @@ def _devices(figures: PipelineFigures, width: int | None) -> list[str]:
     rows = []
     for device, held in enumerate(figures.timeline.held):
         fixed = sum(each.state_bytes for each in figures.on_device(device))
-        saved, peak = size(figures.held_bytes[device]), size(figures.peak_bytes[device])
-        cells = size(fixed), f"{held:.4g}", saved, peak
+        saved, peak = bytes_text(figures.held_bytes[device]), bytes_text(figures.peak_bytes[device])
+        cells = bytes_text(fixed), f"{held:.4g}", saved, peak
         rows.append(_Row((device,), cells))
     return _table(header, rows, width)
 
@@ -200,7 +201,7 @@ def _shards(on_mesh: MeshFigures, width: int | None) -> list[str]:
         )
     header = ("stage", "weights", "copies", "optimizer", "gradients")
     rows = [
-        _Row((i,), tuple(map(size, (each.weights, each.copies, each.slots, each.gradients))))
+        _Row((i,), tuple(map(bytes_text, (each.weights, each.copies, each.slots, each.gradients))))
         for i, each in enumerate(on_mesh.stages)
     ]
     return [*textwrap.wrap(said, width or WIDTH), *_table(header, rows, width)]

@@ -14,9 +14,10 @@ from tekso.framework.run.checkpoints import Checkpoint
 from tekso.framework.run.job import Job
 from tekso.framework.run.metric_choice import deciding_metrics, declared_metrics
 from tekso.framework.run.report import summary
-from tekso.framework.run.report.lines import size, wrapped
+from tekso.framework.run.report.lines import wrapped
 from tekso.framework.run.skip_notices import SkipNotices
 from tekso.framework.run.training_loop import Outcome
+from tekso.framework.units import bytes_text
 
 
 def introduce(job: Job, checkpoint: Checkpoint | None) -> None:
@@ -46,7 +47,7 @@ def introduce_parts(job: Job, parts: Assembly, notices: SkipNotices) -> None:
     size_bytes = sum(spec.size_bytes for spec in specs.values())
     frozen = sum(spec.size for path, spec in specs.items() if parts.learner.is_frozen(path))
     of_them = f"; {frozen:,} of them are frozen" if frozen else ""
-    job.console.line(f"  model: {weights:,} weights, {size(size_bytes)}{of_them}")
+    job.console.line(f"  model: {weights:,} weights, {bytes_text(size_bytes)}{of_them}")
     for name, input in {"input": parts.input, **parts.eval_inputs}.items():
         for line in wrapped(f"  {name}: {input.describe()}", job.console.width):
             job.console.line(line)

@@ -10,8 +10,9 @@ from tekso.framework.planning import layout_drawing
 from tekso.framework.planning.collectives import StepCollectives
 from tekso.framework.planning.sharding import ShardedWeight, Sharding
 from tekso.framework.run import weight_groups
-from tekso.framework.run.report.lines import WIDTH, size
+from tekso.framework.run.report.lines import WIDTH
 from tekso.framework.tables import table
+from tekso.framework.units import bytes_text
 
 HOW_COUNTED = "in the program that TensorFlow compiles for this mesh, without running it"
 
@@ -49,7 +50,7 @@ def collectives_text(found: StepCollectives, *, width: int | None = None) -> str
     lines = ["", *textwrap.wrap(heading, width or WIDTH)]
     if not found.collectives:
         return "\n".join([*lines, f"{_INDENT}none"])
-    rows = [(c.kind, c.axis, f"{c.count:,}", size(c.bytes)) for c in found.collectives]
+    rows = [(c.kind, c.axis, f"{c.count:,}", bytes_text(c.bytes)) for c in found.collectives]
     header = ("kind", "axis", "tensors", "bytes")
     lines += table(header, rows, right=(2, 3), width=width, indent=_INDENT)
     lines += [f"note: a loop of unknown length counts once: {name}" for name in found.unknown_loops]
@@ -91,8 +92,8 @@ def _weight_table(weights: Sequence[ShardedWeight], width: int | None) -> list[s
             (
                 weight_groups.joined(w.spec.path for w in alike),
                 f"{many}{part}",
-                size(held),
-                size(slots),
+                bytes_text(held),
+                bytes_text(slots),
                 _placed(first),
             )
         )
@@ -136,12 +137,12 @@ def _totals(sharding: Sharding) -> list[str]:
     whole = [w for w in sharding.weights if not any(w.layout)]
     held = sum(w.bytes_per_device for w in whole)
     lines = [
-        f"a device stores {size(sharding.weight_bytes_per_device)} of "
-        f"{size(sharding.weight_bytes)} of weights, and "
-        f"{size(sharding.optimizer_bytes_per_device)} of {size(sharding.optimizer_bytes)} of the "
-        "optimizer"
+        f"a device stores {bytes_text(sharding.weight_bytes_per_device)} of "
+        f"{bytes_text(sharding.weight_bytes)} of weights, and "
+        f"{bytes_text(sharding.optimizer_bytes_per_device)} of "
+        f"{bytes_text(sharding.optimizer_bytes)} of the optimizer"
     ]
     if whole and sharding.layout.mesh.size > 1:
         of = f"{len(whole)} of {counted(len(sharding.weights), 'weight')}"
-        lines.append(f"replicated on every device: {of}, {size(held)}")
+        lines.append(f"replicated on every device: {of}, {bytes_text(held)}")
     return lines

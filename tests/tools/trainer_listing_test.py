@@ -99,7 +99,7 @@ def test_inspect_model_counts_without_allocating(
         "trainable": True,
     }  # fmt: skip
     assert main(*flags) == 0
-    assert "total: 1,000,000,000,000 weights in 1 tensors, 4.0 TB" in capsys.readouterr().out
+    assert "total: 1,000,000,000,000 weights in 1 tensors, 4 TB" in capsys.readouterr().out
 
 
 def inspect_sharding(package: Path, *args: str) -> subprocess.CompletedProcess[str]:

@@ -248,11 +248,3 @@ def duration(seconds: float) -> str:
     if seconds < 86400:
         return f"{seconds // 3600}h{seconds % 3600 // 60:02d}m"
     return f"{seconds // 86400}d{seconds % 86400 // 3600:02d}h"
-
-
-def size(num_bytes: float) -> str:
-    """Returns a size with its unit: 512 B, 3.4 MB."""
-    for limit, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if num_bytes >= limit:
-            return f"{num_bytes / limit:.1f} {unit}"
-    return f"{num_bytes:.0f} B"
