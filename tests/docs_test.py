@@ -133,7 +133,7 @@ def folder(tmp_path: Path) -> Path:
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A user's cache folder after the first plan, which measures the machine for about 100 s.
 
-    The speeds are made up. this_machine_test.py measures the machine.
+    The speeds are made up. probe_runs_test.py measures the machine.
     """
     folder = tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patch:

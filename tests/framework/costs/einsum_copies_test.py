@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 import tensorflow as tf
+from priced_graphs import graph
 
 from tekso.framework.costs import graph_memory, graph_time
 from tekso.framework.costs.einsum_copies import Copy, copies
-from tests.framework.costs.graph_time_test import SPEED, graph
+from tests.framework.costs.graph_time_test import SPEED
 
 _SIZES = {"b": 2, "t": 3, "s": 5, "g": 7, "h": 11, "r": 13, "e": 17, "d": 19}
 

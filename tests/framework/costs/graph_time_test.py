@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import tensorflow as tf
+from priced_graphs import graph
 
 from tekso.framework.costs import graph_time
 from tekso.framework.costs.this_machine import MachineSpeed
@@ -48,11 +49,6 @@ SPEED = MachineSpeed(
     loop_s=0.0,
 )
 """Only products and convolutions take time."""
-
-
-def graph(function: Any, *shapes: list[int]) -> Any:
-    specs = [tf.TensorSpec(shape) for shape in shapes]
-    return tf.function(function, autograph=False).get_concrete_function(*specs).graph
 
 
 def compiled(function: Any, *shapes: list[int]) -> Any:

@@ -1,45 +1,27 @@
-"""Tests of the measured speed of a machine, and of the time and memory of a graph."""
+"""Tests of the measured speed of a machine, and of the time of a graph on it."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import math
-import statistics
 from pathlib import Path
 from typing import Any
 
-import processes
 import pytest
 import tensorflow as tf
+from priced_graphs import POINTS, SLOWER, SPEED, STREAMS, graph
 
 from tekso.framework.costs import (
     executor,
-    graph_memory,
     graph_time,
-    graph_work,
     reference_work,
     stored_speeds,
     this_machine,
 )
-from tekso.framework.costs.graph_clusters import CompiledCluster
 from tekso.framework.costs.reference_work import Reference
-from tekso.framework.costs.this_machine import MachineSpeed, ThisMachine, rate
+from tekso.framework.costs.this_machine import ThisMachine, rate
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.run.step_graphs import StepGraphs
-
-POINTS = [(1.0, 1e9), (3.0, 3e9)]
-SLOWER = [(1.0, 5e8), (3.0, 1e9)]
-STREAMS = [(20000.0, 1e8), (40000.0, 5e7)]  # from a cache, and from memory
-LOOPS = [(1.0, 4e9)]  # products in a compiled loop
-SPEED = MachineSpeed(
-    POINTS, SLOWER, POINTS, POINTS, POINTS, POINTS, STREAMS, 1e6, 2e6, 1e7, 1e6, 1e5, 1e5,
-    STREAMS, 1e9, 1e6, 1e7,
-    1e5, LOOPS, LOOPS, POINTS, 1.0, 0.25, 0.5, 2.0, 3.0, 0.0, 0.0,
-)  # fmt: skip
-"""Speeds of which every time below is a multiple that shows where it comes from."""
-MACHINE = ThisMachine(SPEED, SPEED, SPEED, call_s=0.5, array_s=0.0, variable_s=0.125)
-
 
 OF_REAL_STEPS = ("cluster_s", "argument_s", "loop_s")
 """Times that are measured in real steps only."""
@@ -48,12 +30,6 @@ STARTS = {
     "loop_s": 60.0, "call_s": 70.0, "array_s": 80.0, "variable_s": 90.0,
 }  # fmt: skip
 """What the probes of real steps print."""
-
-
-def graph(function: Any, *shapes: list[int], compiled: bool = False) -> Any:
-    specs = [tf.TensorSpec(shape) for shape in shapes]
-    made = tf.function(function, autograph=False, jit_compile=compiled)
-    return made.get_concrete_function(*specs).graph
 
 
 def test_a_rate_lies_between_the_measured_points() -> None:
@@ -140,205 +116,6 @@ def test_a_loop_counts_once_per_iteration() -> None:
     assert 7 * once < found < 7 * once + 20 * 7 * 0.25
 
 
-def test_a_cluster_reads_and_writes_only_its_inputs_and_outputs() -> None:
-    compiled = tf.function(lambda x: (x * 2.0 + 1.0) * x, jit_compile=True, autograph=False)
-    found = graph_time.seconds(graph(lambda x: compiled(x), [1000]), SPEED)
-    assert found == pytest.approx(2.0 + 8000 / 1e8)
-
-
-def test_a_cluster_takes_longer_with_each_input_and_output() -> None:
-    compiled = tf.function(lambda *x: (x[0] + x[1], x[1] * x[2]), jit_compile=True, autograph=False)
-    made = graph(lambda *x: compiled(*x), [10], [10], [10])
-    found = graph_time.seconds(made, dataclasses.replace(SPEED, argument_s=0.5))
-    assert found - graph_time.seconds(made, SPEED) == pytest.approx((3 + 2) * 0.5)
-
-
-def loops(function: Any, *shapes: list[int]) -> CompiledCluster:
-    made = graph(function, *shapes)
-    return CompiledCluster(made)
-
-
-def _softmax_gradient(d: tf.Tensor, p: tf.Tensor) -> tf.Tensor:
-    return p * (d - tf.reduce_sum(d * p, -1, keepdims=True))
-
-
-def test_a_loop_of_a_cluster_ends_at_what_is_summed_and_at_its_sum() -> None:
-    """The gradient of a softmax: p * (d - sum(d * p))."""
-    found = loops(_softmax_gradient, [20, 50], [20, 50])
-    product, total, result = found.loops
-    assert [loop.op.type for loop in found.loops] == ["Mul", "Sum", "Mul"]
-    assert product.move.bytes == 3 * 4000 and (product.elements, product.sums) == (1000, 0)
-    assert total.move.bytes == 4000 + 80 and (total.elements, total.sums) == (0, 1000)
-    assert result.move.bytes == 3 * 4000 + 80 and result.elements == 2000  # both are one loop
-
-
-def test_sums_of_columns_have_their_own_speed() -> None:
-    """The gradient of a bias, and the sums of rows."""
-    for axes, is_of_columns in (
-        ([0], True),
-        ([0, 1], True),
-        ([-3], True),
-        ([-1], False),
-        ([0, 2], False),
-    ):
-        (loop,) = loops(lambda x, axes=axes: tf.reduce_sum(x, axes), [5, 10, 20]).loops
-        assert (loop.sums, loop.column_sums) == ((0, 1000) if is_of_columns else (1000, 0))
-    compiled = tf.function(lambda x: tf.reduce_sum(x, 0), jit_compile=True, autograph=False)
-    found = graph_time.seconds(graph(lambda x: compiled(x), [10, 20]), SPEED)
-    assert found == pytest.approx(2.0 + 200 / 1e5)
-
-
-def test_a_function_that_several_loops_need_is_computed_once() -> None:
-    """A softmax: the exponentials are written for their sum and for the quotient."""
-
-    def softmax(x: tf.Tensor) -> tf.Tensor:
-        e = tf.exp(x - tf.reduce_max(x, -1, keepdims=True))
-        return e / tf.reduce_sum(e, -1, keepdims=True)
-
-    found = loops(softmax, [20, 50])
-    assert [loop.op.type for loop in found.loops] == ["Max", "Exp", "Sum", "RealDiv"]
-    assert math.fsum(loop.functions for loop in found.loops) == 1000
-    assert found.peak_bytes() == 8000 + 80  # the exponentials, the result and a sum
-    cheap = loops(lambda x: (x * 2.0 + 1.0, x * 2.0 + 3.0), [20, 50])
-    assert len(cheap.loops) == 2
-
-
-def test_a_broadcast_is_read_as_what_it_repeats_and_written_if_it_is_an_output() -> None:
-    """The gradient of a sum repeats a number; here it is an output, and part of a product."""
-    (only,) = loops(lambda x: tf.broadcast_to(x, [20, 50]), [20, 1]).loops
-    assert (only.op.type, only.move.bytes) == ("BroadcastTo", 80 + 4000)
-    product = loops(lambda x, y: y * tf.broadcast_to(tf.exp(x), [20, 50]), [20, 1], [20, 50])
-    exp, result = product.loops  # of 20 elements, not of 1000
-    assert (exp.functions, exp.move.bytes) == (20, 80 + 80)
-    assert (result.elements, result.move.bytes) == (1000, 80 + 4000 + 4000)
-    (zeros,) = loops(tf.zeros_like, [20, 50]).loops
-    assert zeros.move.bytes == 4000 and not zeros.move.reads
-    compiled = tf.function(lambda x: tf.broadcast_to(x, [20, 50]), jit_compile=True)
-    assert graph_memory.peak_bytes(graph(lambda x: tf.abs(compiled(x)), [20, 1])) == 4000
-
-
-def _of_time(length: int, units: int) -> CompiledCluster:
-    """A cluster whose loop over time reads a row, multiplies by a matrix and writes a row."""
-
-    def run(rows: tf.Tensor, w: tf.Tensor) -> Any:
-        def body(t: tf.Tensor, stack: tf.Tensor) -> Any:
-            y = tf.matmul(rows[t], w)
-            return t + 1, tf.tensor_scatter_nd_update(stack, [[t]], [y])
-
-        start = (tf.constant(0), tf.zeros([length, 2, units]))
-        return tf.while_loop(lambda t, _: t < length, body, start, maximum_iterations=length)[1]
-
-    return loops(run, [length, 2, units], [units, units])
-
-
-def test_an_iteration_of_a_compiled_loop_reads_and_writes_a_row() -> None:
-    (loop,) = [one for one in _of_time(50, 20).loops if one.op.type == "StatelessWhile"]
-    (body,) = graph_work.inside(loop.op)[1]
-    found = {one.op.type: one.move.bytes for one in CompiledCluster(body).loops}
-    row = 4 * 2 * 20
-    assert found["MatMul"] == row + 4 * 20 * 20 + row  # the row is copied for it
-    assert found["TensorScatterUpdate"] == 2 * row + 4  # and an index
-    assert graph_work.count(body).flops < 2 * 2 * 20 * 20 + 3 * 2 * 20  # not the 50 rows
-
-
-def test_each_iteration_of_a_compiled_loop_starts_its_own_loops() -> None:
-    def run(x: tf.Tensor) -> tf.Tensor:
-        def body(i: tf.Tensor, x: tf.Tensor) -> Any:
-            return i + 1, tf.tanh(x - tf.reduce_sum(x * x, -1, keepdims=True))
-
-        return tf.while_loop(lambda i, _: i < 9, body, (0, x), maximum_iterations=9)[1]
-
-    compiled = tf.function(lambda x: run(tf.exp(x)), jit_compile=True, autograph=False)
-    made = graph(lambda x: compiled(x), [2, 20])
-    found = graph_time.seconds(made, dataclasses.replace(SPEED, loop_s=0.5))
-    # The squares, their sum, the result and two counters, of which TensorFlow adds one; the
-    # exponential is not repeated.
-    assert found - graph_time.seconds(made, SPEED) == pytest.approx(9 * 5 * 0.5)
-
-
-def test_a_compiled_loop_has_its_stack_once_and_copies_nothing_that_stays() -> None:
-    """Neither the rows nor the matrix, which the loop passes on from iteration to iteration."""
-    assert _of_time(50, 20).peak_bytes() == pytest.approx(4 * 50 * 2 * 20, rel=0.01)
-
-
-def test_loops_that_wait_for_nothing_run_before_those_that_wait_for_them() -> None:
-    """XLA multiplies all three before it sums the first one, so it holds all three."""
-
-    def sums(x: tf.Tensor, y: tf.Tensor) -> Any:
-        return [tf.reduce_sum(z, -1) for z in (x * y, x / y, tf.maximum(x, y))]
-
-    found = loops(sums, [20, 50], [20, 50])
-    assert found.peak_bytes() == 3 * 4000 + 80
-
-
-@pytest.mark.parametrize("side", ["left", "right"])
-def test_a_product_in_a_compiled_loop_takes_its_operations_or_the_bytes_of_its_matrix(
-    side: str,
-) -> None:
-    """With the matrix on the left, columns decide its speed, or else rows."""
-    shape = {"left": [20, 2], "right": [2, 20]}[side]
-
-    def seconds(**speeds: Any) -> float:
-        function = tf.function(lambda x, w: _powers(x, w), jit_compile=True, autograph=False)
-        machine = dataclasses.replace(SPEED, **speeds)
-        return graph_time.seconds(graph(lambda x, w: function(x, w), shape, [20, 20]), machine)
-
-    def _powers(x: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
-        def multiply(x: tf.Tensor) -> tf.Tensor:
-            return w @ x if side == "left" else x @ w
-
-        return tf.while_loop(lambda x: True, multiply, [x], maximum_iterations=9)[0]
-
-    flops, matrix = 2 * 2 * 20 * 20, 4 * 20 * 20
-    points = {f"loop_products_{side}": [(1.0, flops / 30.0), (3.0, flops / 6.0)]}
-    assert seconds(**points) == pytest.approx(2.0 + 9 * 10.0, rel=0.01)  # the mean speed
-    slow = [(1.0, matrix / 20.0)]
-    assert seconds(loop_matrices=slow) == pytest.approx(2.0 + 9 * 20.0, rel=0.01)
-    both = seconds(loop_matrices=slow, **points)
-    assert both == pytest.approx(2.0 + 9 * 20.0, rel=0.01)
-
-
-def test_a_function_is_not_computed_again_for_a_larger_tensor() -> None:
-    found = loops(lambda x, y: x * tf.math.rsqrt(y), [20, 50], [20, 1])
-    assert [loop.op.type for loop in found.loops] == ["Rsqrt", "Mul"]
-    assert math.fsum(loop.functions for loop in found.loops) == 20
-
-
-def test_the_memory_of_a_cluster_is_part_of_the_peak() -> None:
-    compiled = tf.function(_softmax_gradient, jit_compile=True, autograph=False)
-    found = graph_memory.peak_bytes(graph(lambda d, p: compiled(d, p), [20, 50], [20, 50]))
-    assert found == 4000 + 80  # the product is freed before the result is written
-
-
-def test_tensors_that_the_statistics_leave_out_do_not_count() -> None:
-    made = graph(lambda x, y: (tf.exp(x) * 2.0, tf.exp(y) * 2.0), [100], [10])
-    assert graph_memory.peak_bytes(made) == 440
-    assert graph_memory.peak_bytes(made, least=400) == 400
-
-
-def test_an_op_whose_inputs_are_ready_early_frees_them_early() -> None:
-    """In the order of the graph, the large tensor would stay until the last product: 68,804."""
-
-    def function(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-        large = tf.matmul(x, x)
-        first = tf.reduce_sum(large)
-        later = tf.matmul(tf.matmul(tf.matmul(y, y), y), y)
-        return first + tf.reduce_sum(later) * tf.reduce_max(large)
-
-    found = graph_memory.peak_bytes(graph(function, [100, 100], [60, 60]))
-    assert found == 40000 + 14400 + 2 * 4  # without the second product: the large one is freed
-
-
-def test_equal_ops_are_one_tensor_as_tensorflow_measures() -> None:
-    done = processes.run([Path(__file__).with_name("equal_ops_program.py")])
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
-    # The product, one difference and the second product; with both differences 4 MiB.
-    assert found["planned"] == pytest.approx(3 * 4 * 512 * 512, rel=0.01)
-    # Beside other programs, threads sometimes run the ops in another order.
-    assert statistics.median(found["measured"]) == pytest.approx(found["planned"], rel=0.01)
-
-
 def test_ops_that_do_not_depend_on_each_other_run_on_several_cores() -> None:
     whole = graph(lambda a, b: (a @ a @ a, b @ b), [100, 100], [100, 100])
     one = graph_time.seconds(graph(lambda a: a @ a, [100, 100]), SPEED)
@@ -410,46 +187,6 @@ def test_a_loop_whose_ops_are_all_short_is_short_however_long_it_runs() -> None:
     assert graph_time.seconds(short, fast) > executor.SHORT_S
     assert graph_time.short_seconds(short, fast) == graph_time.seconds(short, fast)
     assert graph_time.short_seconds(long, fast) == 0.0
-
-
-def test_the_simulated_memory_is_that_which_tensorflow_measures() -> None:
-    def function(x: tf.Tensor, c: tf.Tensor) -> tf.Tensor:
-        parts = tf.stack([tf.sin(x * (c + float(i))) for i in range(8)])
-        return tf.reduce_sum(tf.cumsum(parts))
-
-    size = 1 << 18
-    run = tf.function(function, autograph=False)
-    x, c = tf.ones([size]), tf.constant(0.5)
-    run(x, c)
-    before = tf.config.experimental.get_memory_info("CPU:0")["current"]
-    tf.config.experimental.reset_memory_stats("CPU:0")
-    run(x, c).numpy()
-    measured = tf.config.experimental.get_memory_info("CPU:0")["peak"] - before
-    found = graph_memory.peak_bytes(graph(function, [size], []))
-    assert found == pytest.approx(measured, rel=0.25)  # the order of the ops is TensorFlow's
-
-
-def test_a_loop_keeps_what_its_gradient_needs_and_an_unchanged_weight_once() -> None:
-    def function(x: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
-        with tf.GradientTape() as tape:
-            tape.watch(w)
-            y = tf.while_loop(
-                lambda i, y: i < 20,
-                lambda i, y: (i + 1, tf.tanh(y @ w)),
-                (0, x),
-                maximum_iterations=20,
-            )[1]
-        return tape.gradient(y, w)
-
-    run = tf.function(function, autograph=False)
-    x, w = tf.ones([1024, 256]), tf.zeros([256, 256])
-    run(x, w)
-    before = tf.config.experimental.get_memory_info("CPU:0")["current"]
-    tf.config.experimental.reset_memory_stats("CPU:0")
-    run(x, w).numpy()
-    measured = tf.config.experimental.get_memory_info("CPU:0")["peak"] - before
-    found = graph_memory.peak_bytes(graph(function, [1024, 256], [256, 256]))
-    assert found == pytest.approx(measured, rel=0.25)
 
 
 def test_the_speed_is_that_of_four_programs_and_is_stored(

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import tensorflow as tf
+from priced_graphs import graph
 
 from tekso.framework import ops
 from tekso.framework.costs import graph_memory, this_machine
@@ -113,11 +114,6 @@ def test_the_gradient_of_a_batch_does_not_count() -> None:
 def test_a_step_that_no_execution_runs_has_no_graphs() -> None:
     with pytest.raises(ExecutionError, match=r"compiled as a whole.*execution.towers=1"):
         traced(towers=2, xla="step")
-
-
-def graph(function: Any, *shapes: list[int]) -> Any:
-    specs = [tf.TensorSpec(shape) for shape in shapes]
-    return tf.function(function, autograph=False).get_concrete_function(*specs).graph
 
 
 def of_one_weight(towers: int, parts: int) -> step_graphs.StepGraphs:
