@@ -110,7 +110,9 @@ def test_a_later_batch_that_the_parts_do_not_divide_is_used_whole(size: int) -> 
         )
         program.initialize()
         metrics = program.train_step(batch, 0)
+        evaluated = program.eval_step(batch).values()
         found.append([float(metrics[name]) for name in ("loss", "gradient_norm")])
+        found[-1] += [float(number) for pair in evaluated for number in pair]
         before = program.state()
         broken = {**batch, "x": np.where(np.arange(size)[:, None] < 1, np.inf, batch["x"])}
         broken["x"] = broken["x"].astype(np.float32)  # in one part only

@@ -28,6 +28,7 @@ UNOPTIMIZED = "--unoptimized"
 IN_ONE_CALL = ["--deterministic", "--in_one_call", *TWO_DEVICES, UNOPTIMIZED]
 COMPILED = ["--deterministic", "--in_one_call", "--execution", '{"towers": 2, "xla": "step"}']
 COMPILED += [ONE_SIZE]
+CLUSTERS = ["--execution", '{"towers": 2, "xla": "clusters"}', ONE_SIZE]
 # LLVM takes longer to optimize than the steps take.
 XLA_FLAGS = {"XLA_FLAGS": "--xla_backend_optimization_level=0"}
 
@@ -80,12 +81,12 @@ def assert_same_run(run: dict[str, Any], reference: dict[str, Any]) -> None:
     [
         *sample(
             [
-                ["--execution", '{"towers": 2, "xla": "clusters"}'],
+                CLUSTERS,
                 IN_ONE_CALL,
                 COMPILED,
                 ["--execution", '{"towers": 1}', "--accumulation", "4", NO_EVALUATION, UNOPTIMIZED],
             ],
-            quick=[["--execution", '{"towers": 2, "xla": "clusters"}'], IN_ONE_CALL],
+            quick=[CLUSTERS, IN_ONE_CALL],
         ),
         pytest.param(  # IN_ONE_CALL has two devices
             ["--cpu_devices", "4", "--execution", '{"xla": "none"}', UNOPTIMIZED],
