@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import operator
 import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import recurrent_tasks
 from planned_runs import planned, tree
@@ -19,6 +19,7 @@ from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.mesh.layouts import MeshLayout, MeshShape, Rules
 from tekso.framework.execution.mesh_sharded import MeshSharded
 from tekso.framework.execution.pipelined import Pipelined
+from tekso.framework.input.bucketing import BucketedInput
 from tekso.framework.learner import Learner
 from tekso.framework.optimizers.adam import Adam
 from tekso.framework.run import (
@@ -30,7 +31,7 @@ from tekso.framework.run import (
     step_plan,
 )
 from tekso.framework.run.run_plan import RunPlan
-from tekso.framework.run.step_parts import StepParts
+from tekso.framework.run.step_parts import StepParts, StepPlan
 from tekso.models.layers.stack import RepeatedStack
 
 
@@ -258,37 +259,57 @@ def test_steps_of_one_task_each_have_the_mean_time_and_the_largest_memory(tmp_pa
     assert len(of_layers) == 2 and min(of_layers) > 0
 
 
+class RowsOfTwoLengths(BucketedInput):
+    """Three batches of 8 rows of 3 vectors, and one of 4 rows of 9."""
+
+    def __init__(self, params: Any, **kwargs: Any) -> None:
+        super().__init__(params, **kwargs)
+        self.assign([3] * 24 + [9] * 4, [3, 5, 9], [8, 6, 4])
+
+    def bucket_rows(self, examples: Any, bound: int) -> Any:
+        return {"x": np.zeros([len(examples), bound, recurrent_tasks.INPUTS], np.float32)}
+
+
 def test_a_step_of_several_buckets_has_the_mean_time_and_the_largest_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = registry.get("mt.cldr.EnDe")().tree()
-    found.set({"input.corpus.num_pairs": 3000, "*.num_layers": 1, "run.steps": 40})
+    found = tree()
+    found.task = recurrent_tasks.Recurrence.Params(kind="unrolled")
+    found.input = RowsOfTwoLengths.Params(batch_size=4)
+    found.eval_inputs = {}
+    found.learner.optimizer = Adam.Params()
 
-    def plan(tree: Any) -> Any:
-        found = run_plan.plan("m", tree, logdir=str(tmp_path / "none"), device="v100").step
-        assert found is not None
-        return found
+    def plan() -> Any:
+        step = run_plan.plan("m", found, logdir=str(tmp_path / "none"), device="v100").step
+        assert step is not None
+        return step
 
     kinds = batch_kinds.of_experiment(found).kinds
-    assert [one.name for one in kinds] == ["128 × 16", "64 × 32", "32 × 64"]
-    input = found.input.instantiate(seed=found.run.seed)
-    epoch = [input.num_rows(n) for n in range(input.batches_per_epoch)]
-    shares = [epoch.count(rows) / len(epoch) for rows in (128, 64, 32)]
-    assert [one.share for one in kinds] == pytest.approx(shares) and min(shares) > 0
-    step, alone = plan(found), []
+    assert [(one.name, one.share) for one in kinds] == [("8 × 3", 0.75), ("4 × 9", 0.25)]
+    step, alone = plan(), []
     for one in kinds:
         with monkeypatch.context() as patch:
             patch.setattr(batch_kinds, "_of_buckets", lambda *_: batch_kinds.ONE_KIND)
             patch.setattr(inspection, "batch_of", lambda *_, one=one, **__: one.batch)
-            alone.append(plan(found))
-    times = [one.seconds for one in alone]
-    assert step.seconds == pytest.approx(sum(map(operator.mul, shares, times)))
-    assert min(times) < step.seconds < max(times)
+            alone.append(plan())
+    assert alone[0].flops != alone[1].flops
+    for name in ("flops", "seconds"):
+        first, second = (getattr(one, name) for one in alone)
+        assert getattr(step, name) == pytest.approx(0.75 * first + 0.25 * second)
     assert step.total_bytes == max(one.total_bytes for one in alone)
-    note = f"batches have 3 sizes: 128 × 16 {shares[0]:.0%} ("
-    assert step.notes[0].startswith(note)
+    assert step.notes[0].startswith("batches have 2 sizes: 8 × 3 75% (")
+
+
+@pytest.mark.slow
+def test_a_pipeline_with_buckets_has_the_mean_time(tmp_path: Path) -> None:
+    found = registry.get("mt.cldr.EnDe")().tree()
+    found.set({"input.corpus.num_pairs": 3000, "*.num_layers": 1, "run.steps": 40})
     found.execution = Pipelined.Params(num_stages=2, num_micro_batches=4)
-    assert plan(found).notes[0].startswith(note)
+    step = run_plan.plan("m", found, logdir=str(tmp_path / "none"), device="v100").step
+    assert step is not None
+    kinds = batch_kinds.of_experiment(found).kinds
+    assert [one.name for one in kinds] == ["128 × 16", "64 × 32", "32 × 64"]
+    assert step.notes[0].startswith(f"batches have 3 sizes: 128 × 16 {kinds[0].share:.0%} (")
 
 
 def test_buckets_whose_data_is_not_read_are_planned_for_the_largest(
@@ -297,18 +318,19 @@ def test_buckets_whose_data_is_not_read_are_planned_for_the_largest(
     source, target = tmp_path / "a.en", tmp_path / "a.de"
     for path in (source, target):
         path.write_text("one two\n" * 50)
+    files = {"source_files": str(source), "target_files": str(target)}
     found = registry.get("mt.text_files.Lstm")().tree()
-    found.set({"input.corpus.source_files": str(source), "input.corpus.target_files": str(target)})
+    found.set({f"input.corpus.{name}": path for name, path in files.items()})
     assert not batch_kinds.of_experiment(found).note
-    monkeypatch.setattr(batch_kinds, "_MOST_BYTES", 100)
-    step = run_plan.plan("m", found, logdir=str(tmp_path / "none"), device="v100").step
-    assert step is not None
     largest = "the plan is for the largest batch: "
-    assert step.notes[0] == f"{largest}files of 800 bytes are not read for other lengths"
-    found.execution = Pipelined.Params(num_stages=2, num_micro_batches=4)
-    step = run_plan.plan("m", found, logdir=str(tmp_path / "none"), device="v100").step
-    assert step is not None and step.notes[0].startswith(largest)
-    monkeypatch.undo()
+    with monkeypatch.context() as patch:
+        patch.setattr(batch_kinds, "_MOST_BYTES", 100)
+        kinds = batch_kinds.of_experiment(found)
+    note = f"{largest}files of 800 bytes are not read for other lengths"
+    assert kinds == batch_kinds.BatchKinds(note=note)
+    parts: Any = StepParts(tree(), None, None, {}, device_types.find("v100"), kinds)  # type: ignore[arg-type]
+    planned_step = StepPlan("x", 1, {}, 1.0, 2.0, notes=("other",))
+    assert parts.of_each_kind(lambda _: planned_step).notes == (note, "other")
     source.write_text("one\n")  # of 50 lines
     kinds = batch_kinds.of_experiment(found)
     assert not kinds.kinds
