@@ -76,7 +76,7 @@ class CompiledCluster:
         largest: dict[str, int] = {}  # op: elements of the largest op that reads it
         written: set[str] = set()
         for op in reversed(self._ops):
-            if op.type in op_kinds.SAME_MEMORY or op.type == "Placeholder":
+            if graph_work.shared_inputs(op) or op.type == "Placeholder":
                 continue
             if op.type in _VALUES | _REPEATS and op.name not in self._outputs:
                 continue

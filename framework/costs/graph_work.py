@@ -116,12 +116,28 @@ def shared_inputs(op: Any) -> Sequence[int]:
     """Returns for each output the number of the input in whose memory it is; []: in none.
 
     A `Select` with a scalar condition returns one of its inputs. For a step that is applied, that
-    is the first of the two.
+    is the first of the two. TensorFlow removes products with 1, and sums that add nothing, such as
+    those that undo a broadcast without repetitions.
     """
     if op.type == "Select" and op.inputs[0].shape.rank == 0:
         return [1]
+    if op.type in ("Mul", "RealDiv"):
+        return _product_with_one(op)
+    if op.type in op_kinds.SUMS:
+        given, made = op.inputs[0].shape.num_elements(), op.outputs[0].shape.num_elements()
+        return [0] if given is not None and given == made else []
     is_shared = op.type in op_kinds.SAME_MEMORY and len(op.inputs)
     return range(len(op.outputs)) if is_shared else ()
+
+
+def _product_with_one(op: Any) -> Sequence[int]:
+    for number in (0, 1) if op.type == "Mul" else (0,):
+        factor = op.inputs[1 - number]
+        if factor.op.type == "Const" and factor.shape.num_elements() == 1:
+            value = tf.make_ndarray(factor.op.get_attr("value"))
+            if value == 1 and op.inputs[number].shape == op.outputs[0].shape:
+                return [number]
+    return []
 
 
 def root(tensor: Any) -> Any:

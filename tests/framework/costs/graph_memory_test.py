@@ -41,6 +41,32 @@ def test_a_tensor_that_a_scalar_condition_selects_is_not_copied(of_condition: li
     assert measured(function, x, y) == copied
 
 
+@pytest.mark.parametrize(
+    ("change", "arrays"),
+    [
+        (lambda x: 1.0 * x, 1),
+        (lambda x: 2.0 * x, 2),
+        (lambda x: x / tf.ones([1]), 1),
+        (lambda x: tf.ones([1]) / x, 2),
+        (lambda x: tf.reduce_sum(x, tf.zeros([0], tf.int32)), 1),
+        (lambda x: tf.reduce_sum(x, [1], keepdims=True), 1),
+    ],
+    ids=["product", "other product", "quotient", "reciprocal", "sum", "sum of size one"],
+)
+def test_a_product_with_one_and_a_sum_that_adds_nothing_are_their_input(
+    change: Any, arrays: int
+) -> None:
+    x = tf.random.stateless_normal([1 << 17, 1], [1, 2])
+    size = 4 * x.shape.num_elements()
+
+    def function(x: tf.Tensor) -> Any:
+        y = tf.exp(x)
+        return y, change(y)
+
+    assert peak_bytes(graph(function, x.shape), least=size) == arrays * size
+    assert measured(function, x) == arrays * size
+
+
 def test_a_product_does_not_overwrite_its_input() -> None:
     assert peak_bytes(graph(lambda x: (x @ x) @ x, [10, 10])) == 2 * 400
 
