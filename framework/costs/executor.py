@@ -18,6 +18,8 @@ Source:
 from __future__ import annotations
 
 import collections
+import dataclasses
+import functools
 import heapq
 import itertools
 import random
@@ -35,7 +37,8 @@ _WAKE_S = 5e-6  # until an idle thread finds what another one put on its stack
 _SPREAD = 0.1  # by how much the time of an op differs from run to run
 
 
-class TimedOps(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class TimedOps:
     """The ops of a graph.
 
     Attributes:
@@ -49,6 +52,16 @@ class TimedOps(NamedTuple):
     merged: Merged
     seconds: Mapping[str, float]
     collectives: Set[str] = frozenset()
+
+    @functools.cached_property
+    def followers(self) -> op_order.Followers:
+        """The ops that wait for each op."""
+        return op_order.Followers(self.ops, self.merged)
+
+    @functools.cached_property
+    def staying(self) -> Set[str]:
+        """Names of ops that run on the thread that made them ready."""
+        return {op.name for op in self.ops if _stays_on_thread(op, self.seconds[op.name])}
 
 
 def collectives_of(ops: Iterable[Any]) -> frozenset[str]:
@@ -120,7 +133,7 @@ class _Executor:
     ) -> None:
         self.end = 0.0
         self._graphs, self._chance, self._spread = graphs, chance, spread
-        self._waiting = [op_order.Waiting(graph.ops, graph.merged) for graph in graphs]
+        self._waiting = [op_order.Waiting(graph.followers) for graph in graphs]
         self._threads = range(threads)
         self._at_once: list[collections.deque[Ready]] = [collections.deque() for _ in self._threads]
         self._stacks: list[collections.deque[Ready]] = [collections.deque() for _ in self._threads]
@@ -188,7 +201,8 @@ class _Executor:
         long: list[Ready] = []
         at_once = self._at_once[thread]
         for one in made_ready:
-            (at_once if _stays_on_thread(self._graphs[graph], one) else long).append((graph, one))
+            stays = one.name in self._graphs[graph].staying
+            (at_once if stays else long).append((graph, one))
         if long and not at_once:
             at_once.append(long.pop())
         self._stacks[thread].extendleft(long)
@@ -210,9 +224,9 @@ class _Executor:
         return None
 
 
-def _stays_on_thread(graph: TimedOps, op: Any) -> bool:
+def _stays_on_thread(op: Any, seconds: float) -> bool:
     """Returns whether an op runs on the thread that made it ready, as it is short."""
-    if graph.seconds[op.name] < SHORT_S:
+    if seconds < SHORT_S:
         return True
     if op.type in op_kinds.INSTANT | op_kinds.EXISTING_MEMORY | _OF_SHAPES:
         return True

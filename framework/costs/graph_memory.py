@@ -12,18 +12,22 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import tensorflow as tf
+
 from tekso.framework.costs import (
     einsum_copies,
     equal_ops,
     folded_ops,
     graph_work,
+    loop_iterations,
     loop_lists,
     op_kinds,
     op_order,
+    tensor_reads,
 )
 from tekso.framework.costs.equal_ops import Merged
 from tekso.framework.costs.graph_clusters import CompiledCluster
-from tekso.framework.costs.graph_walks import is_cluster, needed, needed_for, needed_values
+from tekso.framework.costs.graph_walks import is_cluster, needed, needed_for
 
 _NEW = op_kinds.PRODUCTS | op_kinds.INPUT_GRADIENTS | op_kinds.FILTER_GRADIENTS
 _NEW |= {"Transpose", "GatherV2", "ConcatV2", "Pack", "Pad", "Cumsum", "ReverseV2"}
@@ -94,15 +98,17 @@ def tensors_of(
 ) -> Tensors:
     """Returns the tensors of a traced graph, with constants apart; see `Tensors`."""
     outputs = getattr(graph, "outputs", None) or []
-    ops, merged = needed(graph), equal_ops.merged(graph)
-    constant = folded_ops.folded([op for op in ops if op.name not in merged.ops], merged)
-    names = {op.name for op in constant.values()}
-    ops = [op for op in ops if op.name not in names]
-    tensors = Tensors(graph, ops, outputs, least=least, given=given)
-    read = constant.keys() & {name for names in tensors.reads.values() for name in names}
-    computed = [graph.get_tensor_by_name(n) for n in sorted(read) if constant[n].type != "Const"]
-    sizes = map(graph_work.size_bytes, computed)
-    tensors.constants = [size for size in sizes if size >= least]
+    kept = folded_ops.without_constants(graph, needed(graph), outputs)
+    _, live = tensor_reads.reads(kept.ops, outputs, kept.merged)
+    by_iteration = loop_iterations.divided(kept.ops, outputs, kept.merged, live)
+    constants = kept.constants
+    if by_iteration is None:
+        tensors = Tensors(graph, kept.ops, outputs, least=least, given=given)
+    else:
+        ops, outputs, of_bodies = by_iteration
+        constants = [*constants, *of_bodies]
+        tensors = Tensors(None, ops, outputs, least=least, given=given)
+    tensors.constants = [size for size in constants if size >= least]
     return tensors
 
 
@@ -110,7 +116,7 @@ class Tensors:
     """The tensors of a graph: which op makes each, and which ones read it.
 
     Args:
-      graph: the graph.
+      graph: the graph; None: the ops are those of a graph whose loops are divided.
       ops: the ops that run. The outputs of all others exist before and do not count.
       outputs: tensors that are not freed.
       least: tensors of fewer bytes do not count.
@@ -133,17 +139,20 @@ class Tensors:
         given: Mapping[str, float] | None = None,
     ) -> None:
         self.constants: Sequence[float] = ()
-        self.merged = equal_ops.merged(graph)
+        self.merged = Merged({}) if graph is None else equal_ops.merged(graph)
         self.ops = [op for op in ops if op.name not in self.merged.ops]
-        self.reads, live = _reads(self.ops, outputs, self.merged)
+        self.reads, live = tensor_reads.reads(self.ops, outputs, self.merged)
         self.root, self.sizes, self.lengths = _roots(self.ops, self.merged, least, live)
         self.sizes |= given or {}
         self.readers: dict[str, int] = {}
         assigned = (op.inputs[1] for op in self.ops if op.type == _ASSIGNS)
-        held = map(self.merged.name, [*outputs, *assigned])
-        for name in [*(n for names in self.reads.values() for n in names), *held]:
+        kept = map(self.merged.name, [*outputs, *assigned])
+        self.holds = {} if graph else _held_by_lists(self.ops)
+        of_lists = (n for names in self.holds.values() for n in names)
+        for name in [*(n for names in self.reads.values() for n in names), *of_lists, *kept]:
             if name in self.root:
                 self.readers[self.root[name]] = self.readers.get(self.root[name], 0) + 1
+        self._own = {op.name: self._own_of(op) for op in self.ops}
         self.temporary = {
             op.name: _inside_bytes(op, _made(op, own, self.sizes, least, kept), least, kept)
             for op, own, kept in ((op, self.own(op), live.get(op.name)) for op in self.ops)
@@ -151,6 +160,9 @@ class Tensors:
 
     def own(self, op: Any) -> list[str]:
         """Returns the outputs of an op that are not in the memory of another tensor."""
+        return self._own[op.name]
+
+    def _own_of(self, op: Any) -> list[str]:
         if op.type == "Placeholder":
             return []
         return [t.name for t in op.outputs if self.root.get(t.name) == t.name]
@@ -200,12 +212,25 @@ class TensorsOfRun:
         """Ends an op; returns the tensors that are free now."""
         before = self._overwritten.pop(op.name)
         root, readers = self._tensors.root, self._readers
-        frees = []
-        for name in (root[n] for n in self._tensors.reads[op.name] if n in root):
+        frees = [name for name in self._tensors.own(op) if not readers.get(name)]
+        read = [root[name] for name in self._tensors.reads[op.name] if name in root]
+        while read:
+            name = read.pop()
             readers[name] -= 1
-            if not readers[name] and name != before:
-                frees.append(name)
-        return frees + [name for name in self._tensors.own(op) if not readers.get(name)]
+            if not readers[name]:
+                read += [root[n] for n in self._tensors.holds.get(name, ()) if n in root]
+                if name != before:
+                    frees.append(name)
+        return frees
+
+
+def _held_by_lists(ops: Iterable[Any]) -> dict[str, list[str]]:
+    """Returns {list: the tensors and lists that it contains}, of ops that make a list of others."""
+    return {
+        op.outputs[0].name: [tensor.name for tensor in op.inputs]
+        for op in ops
+        if op.type in loop_lists.GROWING and op.outputs[0].dtype == tf.variant
+    }
 
 
 def memory_of(graph: Any, ops: Sequence[Any], tensors: Sequence[Any]) -> list[str]:
@@ -267,30 +292,6 @@ def _roots(
 def _variable(handle: Any) -> str:
     """Returns the name of a variable that the graph of a plan has instead of a captured one."""
     return str(handle.node_def.attr["shared_name"].s.decode()) or str(handle.name)
-
-
-def _reads(
-    ops: Sequence[Any], outputs: Sequence[Any], merged: Merged
-) -> tuple[dict[str, list[str]], dict[str, set[int]]]:
-    """Returns {op: tensors that it reads} and {loop: numbers of the values that it computes}.
-
-    TensorFlow divides an IdentityN, so it does not hold a tensor whose copy nothing reads. It
-    divides loops too: it does not compute a value that neither the graph nor another value needs.
-    """
-    found: dict[str, list[str]] = {}
-    live: dict[str, set[int]] = {}
-    wanted = set(map(merged.name, outputs))
-    for op in reversed(ops):
-        numbers: Iterable[int] = range(len(op.inputs))
-        read = {n for n, tensor in enumerate(op.outputs) if tensor.name in wanted}
-        if op.type == "IdentityN":
-            numbers = sorted(read)
-        elif op.type in op_kinds.LOOPS and graph_work.inside(op)[1]:
-            live[op.name] = needed_values(op, read)
-            numbers = sorted(live[op.name])
-        found[op.name] = [merged.name(op.inputs[number]) for number in numbers]
-        wanted.update(found[op.name])
-    return found, live
 
 
 def _overwritten(op: Any, tensors: Tensors, readers: Mapping[str, int], new: float) -> str | None:

@@ -34,16 +34,17 @@ def needed_values(loop: Any, read: Iterable[int]) -> set[int]:
     condition, body = (function_graph(loop, loop.get_attr(name)) for name in ("cond", "body"))
     if condition is None:  # of a program that was not traced here
         return set(range(len(loop.outputs)))
-    found = set(read) | _read_inputs(condition, needed_for(condition, condition.outputs))
+    found = set(read) | read_inputs(condition, needed_for(condition, condition.outputs))
     while True:
         ops = needed_for(body, [body.outputs[number] for number in sorted(found)])
-        more = _read_inputs(body, ops) - found
+        more = read_inputs(body, ops) - found
         if not more:
             return found
         found |= more
 
 
-def _read_inputs(graph: Any, ops: Sequence[Any]) -> set[int]:
+def read_inputs(graph: Any, ops: Sequence[Any]) -> set[int]:
+    """Returns the numbers of the inputs of a graph that are among its ops."""
     names = {op.name for op in ops}
     return {number for number, tensor in enumerate(graph.inputs) if tensor.op.name in names}
 

@@ -16,6 +16,8 @@ from tekso.framework.costs import graph_work, op_kinds
 
 _SAVES = "TensorListPushBack"
 _FILLS = frozenset({_SAVES, "TensorListSetItem"})
+GROWING = _FILLS | {"AddN"}
+"""Ops whose list contains that of an input, and the other inputs."""
 
 
 class ListItems(NamedTuple):
@@ -41,9 +43,14 @@ class ListItems(NamedTuple):
 
 def list_items(tensor: Any) -> ListItems | None:
     """Returns the items of a list of tensors; None: their number or size is unknown."""
+    added = 0
+    while tensor.op.type in op_kinds.SAME_MEMORY | _FILLS:
+        if tensor.op.type in _FILLS:
+            added, size = added + 1, graph_work.size_bytes(tensor.op.inputs[-1])
+        tensor = tensor.op.inputs[tensor.value_index]
+    if added:
+        return ListItems(tensor.name, added, size, size)
     op = tensor.op
-    if op.type in op_kinds.SAME_MEMORY:
-        return list_items(op.inputs[tensor.value_index])
     if op.type in ("EmptyTensorList", "TensorListReserve"):
         return ListItems(tensor.name, 0, 0.0, 0.0)
     if op.type == "ZerosLike":
@@ -58,7 +65,7 @@ def list_items(tensor: Any) -> ListItems | None:
     if op.type not in op_kinds.LOOPS or not inner or graph_work.iterations(op) is None:
         return None
     number, body = tensor.value_index, inner[0]
-    if _origin(body.outputs[number]) is body.inputs[number]:  # no iteration changes the list
+    if origin(body.outputs[number]) is body.inputs[number]:  # no iteration changes the list
         return list_items(op.inputs[number])
     return added_items(op)[number]
 
@@ -83,12 +90,12 @@ def lists_of(op: Any, least: float, live: set[int] | None) -> dict[int, ListItem
     body = inner[0]
     found = {}
     for number, items in added_items(op, live).items():
-        adds = _origin(body.outputs[number]).op.type == _SAVES
+        adds = origin(body.outputs[number]).op.type == _SAVES
         given = None if adds else list_items(op.inputs[number])
         is_full = given is not None and given.length > 0
         found[number] = items._replace(each=0.0) if is_full or items.each < least else items
     for number, tensor in enumerate(body.outputs):
-        if _origin(tensor) is body.inputs[number] or (live is not None and number not in live):
+        if origin(tensor) is body.inputs[number] or (live is not None and number not in live):
             found[number] = ListItems(tensor.name, 0, 0.0, 0.0)
     return found
 
@@ -100,9 +107,9 @@ def _saved_by_branches(op: Any, number: int) -> float:
     """
     found = -1.0
     for graph in graph_work.inside(op)[1]:
-        made = _origin(graph.outputs[number]).op
+        made = origin(graph.outputs[number]).op
         if made.type == "OptionalFromValue":
-            values = [_origin(tensor) for tensor in made.inputs]
+            values = [origin(tensor) for tensor in made.inputs]
             own = [value for value in values if value.op.type != "Placeholder"]
             found = max(found, math.fsum(map(graph_work.size_bytes, own)))
     return found
@@ -121,16 +128,16 @@ def added_items(op: Any, live: set[int] | None = None) -> dict[int, ListItems]:
     found: dict[int, ListItems] = {}
     lists = [(n, t) for n, t in enumerate(body.outputs) if t.dtype == tf.variant]
     # What the gradient saves is held until it is computed, an array only until it is stacked.
-    for number, tensor in sorted(lists, key=lambda one: _origin(one[1]).op.type != _SAVES):
-        made, list_name = _origin(tensor).op, op.outputs[number].name
+    for number, tensor in sorted(lists, key=lambda one: origin(one[1]).op.type != _SAVES):
+        made, list_name = origin(tensor).op, op.outputs[number].name
         found[number] = ListItems(list_name, times, 0.0, 0.0)
         if made.type not in _FILLS or (live is not None and number not in live):
             continue
-        item = _origin(made.inputs[-1])
+        item = origin(made.inputs[-1])
         each = graph_work.size_bytes(item)
         found[number] = ListItems(list_name, times, 0.0, each)
         # What an iteration is given is what the one before has computed, or what never changes.
-        name = _origin(after.get(item.name, item)).name
+        name = origin(after.get(item.name, item)).name
         is_unchanged = item.name in after and name == item.name
         if not is_unchanged and name not in seen:
             seen.add(name)
@@ -138,7 +145,7 @@ def added_items(op: Any, live: set[int] | None = None) -> dict[int, ListItems]:
     return found
 
 
-def _origin(tensor: Any) -> Any:
+def origin(tensor: Any) -> Any:
     """Returns the tensor whose memory a tensor has."""
     while tensor.op.type in op_kinds.EXISTING_MEMORY and len(tensor.op.inputs):
         tensor = tensor.op.inputs[tensor.value_index]

@@ -17,7 +17,7 @@ def as_they_get_ready(ops: Sequence[Any], merged: Merged) -> list[Any]:
 
     So an op of the backward pass that needs values of the forward pass only runs early.
     """
-    waiting = Waiting(ops, merged)
+    waiting = Waiting(Followers(ops, merged))
     ready = collections.deque(waiting.ready)
     found = []
     while ready:
@@ -27,25 +27,46 @@ def as_they_get_ready(ops: Sequence[Any], merged: Merged) -> list[Any]:
     return found
 
 
+class Followers:
+    """The ops that wait for each op of a graph.
+
+    Args:
+      ops: the ops that run.
+      merged: ops that TensorFlow merges with one of them.
+
+    Attributes:
+      of: {op: those that wait for it}.
+      waits: {op: number of ops for which it waits}.
+      first: the ops that wait for none.
+    """
+
+    def __init__(self, ops: Sequence[Any], merged: Merged) -> None:
+        names = {op.name for op in ops}
+        self.waits: dict[str, int] = {}
+        self.of: dict[str, list[Any]] = {}
+        for op in ops:
+            before = {merged.op_name(t.op) for t in op.inputs}
+            before |= {merged.op_name(o) for o in op.control_inputs}
+            before &= names
+            self.waits[op.name] = len(before)
+            for name in before:
+                self.of.setdefault(name, []).append(op)
+        self.first = [op for op in ops if not self.waits[op.name]]
+
+
 class Waiting:
-    """Ops that wait for others.
+    """Ops that wait for others, in a run.
+
+    Args:
+      followers: those of the graph.
 
     Attributes:
       ready: the ops that wait for none.
     """
 
-    def __init__(self, ops: Sequence[Any], merged: Merged) -> None:
-        names = {op.name for op in ops}
-        self._waits: dict[str, int] = {}
-        self._followers: dict[str, list[Any]] = {}
-        for op in ops:
-            before = {merged.op_name(t.op) for t in op.inputs}
-            before |= {merged.op_name(o) for o in op.control_inputs}
-            before &= names
-            self._waits[op.name] = len(before)
-            for name in before:
-                self._followers.setdefault(name, []).append(op)
-        self.ready = [op for op in ops if not self._waits[op.name]]
+    def __init__(self, followers: Followers) -> None:
+        self._followers, self._waits = followers.of, dict(followers.waits)
+        self.ready = followers.first
 
     def made_ready(self, op: Any) -> list[Any]:
         """Returns the ops that waited only for this one."""

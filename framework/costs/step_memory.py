@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tekso.framework.costs import executor, graph_time
 from tekso.framework.costs.best_fit import BestFit
@@ -37,9 +37,28 @@ class Graph(NamedTuple):
 
 def timed(tensors: Tensors, machine: MachineSpeed) -> Graph:
     """Returns a graph with the times of its ops."""
-    ops, seconds = tensors.ops, graph_time.op_seconds(tensors.ops, machine)
+    ops, seconds = tensors.ops, _op_seconds(tensors.ops, machine)
     collectives = executor.collectives_of(ops)
     return Graph(tensors, executor.TimedOps(ops, tensors.merged, seconds, collectives))
+
+
+def _op_seconds(ops: Sequence[Any], machine: MachineSpeed) -> dict[str, float]:
+    """Returns {name: time} of ops, also of those of iterations: as long in each."""
+    of_graph: dict[int, dict[str, Any]] = {}  # {graph: its ops}
+    for op in ops:
+        original = getattr(op, "original", op)
+        if original is not None:
+            of_graph.setdefault(id(original.graph), {}).setdefault(original.name, original)
+    found = {
+        (number, name): seconds
+        for number, these in of_graph.items()
+        for name, seconds in graph_time.op_seconds(list(these.values()), machine).items()
+    }
+    originals = ((op, getattr(op, "original", op)) for op in ops)
+    return {
+        op.name: machine.op_s if one is None else found[id(one.graph), one.name]
+        for op, one in originals
+    }
 
 
 def peak_bytes(
