@@ -22,10 +22,13 @@ import os
 import signal
 import sys
 
+from tekso.framework.execution import SpmdPipelined
 from tekso.framework.experiment import Run
 from tekso.framework.params import Params, param
 from tekso.framework.registry import register
 from tekso.framework.run import tensor_files
+from tekso.models.layers.feed_forward import FeedForward
+from tekso.models.layers.stack import RepeatedStack, Stack
 from tekso.params.lm.python_source import Tiny
 from tekso.tasks.lm.synthetic import SyntheticTokens
 
@@ -90,9 +93,22 @@ class Dev(SyntheticTokens):
         return super().batch_rows(step, begin, end)
 
 
+class Block(FeedForward):
+    """x + feed_forward(x), without attention, which takes most of the time of a trace."""
+
+    class Params(FeedForward.Params):
+        pass
+
+    def fprop(self, theta, x, ctx, *, mask=None, positions=None):
+        return x + super().fprop(theta, x, ctx)
+
+
+BLOCK = Block.Params(input_dim=16, hidden_dim=40, dropout_rate=0.1)
+
+
 @register
 class Small(Tiny):
-    """Random tokens, dropout, 2 layers of width 16."""
+    """Random tokens, dropout, 2 feed-forward layers of width 16."""
 
     def task(self) -> Params:
         params = super().task()
@@ -101,9 +117,7 @@ class Small(Tiny):
                 "decode": None,
                 "model.vocab_size": 24,
                 "model.dim": 16,
-                "model.stack.num_layers": 2,
-                "model.stack.layer.feed_forward.hidden_dim": 40,
-                "model.stack.layer.feed_forward.dropout_rate": 0.1,
+                "model.stack": Stack.Params(num_layers=2, layer=BLOCK),
             }
         )
 
@@ -120,6 +134,24 @@ class Small(Tiny):
         return Run.Params(
             steps=20, log_every_steps=1, eval_every_steps=10, checkpoint_every_steps=4
         )
+
+
+@register
+class Repeated(Small):
+    """A pipeline that is one program, of repeated layers."""
+
+    def task(self) -> Params:
+        stack = RepeatedStack.Params(num_layers=2, layer=BLOCK)
+        return super().task().set(**{"model.stack": stack})
+
+    def eval_inputs(self) -> dict[str, Params]:
+        return {}
+
+    def execution(self) -> Params:
+        return SpmdPipelined.Params(num_stages=2, num_micro_batches=2, rematerialize="all")
+
+    def run(self) -> Params:
+        return Run.Params(steps=4, log_every_steps=1, checkpoint_every_steps=4)
 '''
 
 DEADLINE_S = 200.0

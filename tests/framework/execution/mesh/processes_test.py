@@ -28,7 +28,7 @@ MODEL = "--model=ending.experiments.Small"
 ONE_LAYER = "--set=task.model.stack.num_layers=1"
 LAYOUTS = {
     "data:2": ("batch:data", 1),
-    "data:2;model:2": ("batch:data;mlp:model;heads:model;vocab:model", 2),
+    "data:2;model:2": ("batch:data;mlp:model;vocab:model", 2),
 }
 
 
@@ -57,7 +57,13 @@ def arguments(logdir: Path, mesh: str, devices: int) -> list[str]:
         # Batches of 4 examples, and one of 3 in training and in each evaluation, which the two
         # devices cannot divide.
         ("data:2", 1, "input.short=True,eval_inputs.dev.short=True", ({"0-2"}, {"2-4"})),
-        ("data:2;model:2", 0, "learner.accumulation_steps=2", ({"0-1", "2-3"}, {"1-2", "3-4"})),
+        # Without evaluations, which each process traces, too.
+        (
+            "data:2;model:2",
+            0,
+            "learner.accumulation_steps=2,eval_inputs={},run.keep_best.eval_input=None",
+            ({"0-1", "2-3"}, {"1-2", "3-4"}),
+        ),
     ],
 )
 def test_lost_process_is_named_and_the_same_command_continues(
