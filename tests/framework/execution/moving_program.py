@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import numpy as np
 import tensorflow as tf
-from small_models import batch, language_model, layer
+from small_models import batch, block, language_model
 
 from tekso.framework.execution import DataParallel, MeshSharded, Pipelined, devices, shards
 from tekso.framework.execution.base import signature_of
@@ -49,7 +49,7 @@ def run(folder: str, leg: dict[str, Any]) -> list[float]:
     devices.set_graph_optimizer(False)  # it takes longer than the steps
     # The reference is computed op by op, which takes less time than to trace it.
     tf.config.run_functions_eagerly(leg["params"].get("towers") == 1)
-    task = language_model(RepeatedStack.Params(num_layers=3, layer=layer())).instantiate()
+    task = language_model(RepeatedStack.Params(num_layers=3, layer=block())).instantiate()
     learner = Learner.Params(
         optimizer=Momentum.Params(),
         schedule=Constant.Params(value=0.1),

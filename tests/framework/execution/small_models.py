@@ -60,6 +60,25 @@ def noisy_layer() -> Params:
     return layer(**{"attention.dropout_rate": 0.1, "feed_forward.dropout_rate": 0.1})
 
 
+class Block(FeedForward):
+    """x + feed_forward(x): for tests of what an execution does with any layer.
+
+    Attention takes most of the time of a trace.
+    """
+
+    class Params(FeedForward.Params):
+        """Params of Block."""
+
+    def fprop(
+        self, theta: Theta, x: tf.Tensor, ctx: Any, *, mask: Any = None, positions: Any = None
+    ) -> tf.Tensor:
+        return x + super().fprop(theta, x, ctx)
+
+
+def block() -> Params:
+    return Block.Params(input_dim=DIM, hidden_dim=MLP, dropout_rate=0.1)
+
+
 def language_model(stack: Params, **changes: Any) -> Params:
     model = TransformerLm.Params(vocab_size=VOCAB, dim=DIM, dropout_rate=0.1, stack=stack)
     return LanguageModel.Params(model=model.set(changes))
@@ -166,6 +185,10 @@ class ImageTask(Task):
 
 MODELS = {
     "dense": lambda: language_model(Stack.Params(num_layers=1, layer=noisy_layer())),
+    "blocks": lambda: language_model(Stack.Params(num_layers=2, layer=block())),
+    "blocks_remat": lambda: language_model(
+        RepeatedStack.Params(num_layers=3, layer=Rematerialize.Params(layer=block()))
+    ),
     "remat": lambda: language_model(
         Stack.Params(num_layers=2, layer=Rematerialize.Params(layer=layer()))
     ),

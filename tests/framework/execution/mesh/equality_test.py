@@ -229,7 +229,7 @@ def test_parts_of_a_batch_add_up_where_length_or_height_is_split() -> None:
 def test_clusters_that_xla_compiles_give_the_same(tmp_path: Path) -> None:
     cases = {  # the batch is split in one, the model in the other
         "lstm": {"mesh": "data:2", "rules": "batch:data"},
-        "repeated_remat": {"mesh": "model:2", "rules": TENSOR},
+        "blocks_remat": {"mesh": "model:2", "rules": "mlp:model;vocab:model"},
     }
     for model, execution in cases.items():
         job = {

@@ -101,7 +101,7 @@ def matrix(*values: Any) -> Any:
         ("lstm", [pipeline(4, 8, "zero_bubble_h1", "none")]),
         ("translation", [pipeline(4, 4, "1f1b", "none")]),
         ("prefix", [pipeline(3, 4, "1f1b", "except_last")]),
-        ("pairs", [pipeline(7, 2, "1f1b", "none")]),
+        ("pairs", [pipeline(4, 2, "1f1b", "none")]),
         # "untied" is in mesh_stages_test.py, and replicas in learning_test.py. The others are as
         # "repeated" and "translation" together, as "untied" with more layers, as "adapted" and
         # "moe" together, and as "pairs" with another decoder.

@@ -31,12 +31,6 @@ from tekso.framework.schedules import Constant
 
 SIZE, STEPS = 16, 3
 PIPELINES: dict[str, dict[str, Any]] = {
-    "rematerialized": {
-        "num_stages": 3,
-        "num_micro_batches": 4,
-        "schedule": "zero_bubble_h1",
-        "rematerialize": "all",
-    },
     "replicas": {"num_stages": 2, "num_micro_batches": 2, "num_replicas": 2},
 }
 

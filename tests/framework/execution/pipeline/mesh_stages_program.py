@@ -35,11 +35,8 @@ from tekso.framework.execution import (
 from tekso.framework.execution.base import signature_of
 from tekso.framework.execution.mesh import step_errors
 from tekso.framework.theta import Theta
-from tekso.models.layers.attention import MultiHeadAttention
-from tekso.models.layers.feed_forward import FeedForward
 from tekso.models.layers.rematerialize import Rematerialize
 from tekso.models.layers.stack import RepeatedStack
-from tekso.models.layers.transformer import TransformerLayer
 from tekso.models.vision_transformer import VisionTransformer
 from tekso.tasks.image.task import ImageClassification
 
@@ -65,18 +62,14 @@ class Checking(Skipping):
         return super()._block(index, theta, flow, ctx)
 
 
-def stacked(num_layers: int, **layer: Any) -> Any:
+def stacked(num_layers: int, layer: Any) -> Any:
     """A language model of repeated layers."""
-    stack = RepeatedStack.Params(num_layers=num_layers, layer=small_models.layer(**layer))
-    return small_models.language_model(stack)
+    return small_models.language_model(RepeatedStack.Params(num_layers=num_layers, layer=layer))
 
 
 def stacked_images() -> Any:
     """Repeated layers after a convolution."""
-    layer = TransformerLayer.Params(
-        attention=MultiHeadAttention.Params(num_heads=2),
-        feed_forward=FeedForward.Params(hidden_dim=16),
-    )
+    layer = small_models.Block.Params(input_dim=8, hidden_dim=16)
     model = VisionTransformer.Params(
         image_size=small_models.SIDE,
         channels=3,
@@ -88,25 +81,21 @@ def stacked_images() -> Any:
     return ImageClassification.Params(model=model, num_classes=small_models.CLASSES)
 
 
-small_models.MODELS["stacked"] = lambda: stacked(4)
+EXPERTS = small_models.layer(
+    feed_forward=small_models.experts(small_models.SwitchRouter.Params()),
+    norm_position="post",
+    dropout_rate=0.0,
+)
+
+small_models.MODELS["stacked"] = lambda: stacked(2, small_models.layer())
+small_models.MODELS["stacked_blocks"] = lambda: stacked(4, small_models.block())
 small_models.MODELS["stacked_moe"] = lambda: stacked(
-    2, feed_forward=small_models.experts(small_models.SwitchRouter.Params())
+    2, small_models.layer(feed_forward=small_models.experts(small_models.SwitchRouter.Params()))
 )
-small_models.MODELS["rematerialized_moe"] = lambda: small_models.language_model(
-    RepeatedStack.Params(
-        num_layers=1,
-        layer=Rematerialize.Params(
-            layer=small_models.layer(
-                feed_forward=small_models.experts(small_models.SwitchRouter.Params()),
-                norm_position="post",
-                dropout_rate=0.0,
-            )
-        ),
-    )
-)
-small_models.MODELS["padded_vocab"] = lambda: stacked(1).set(
-    {"model.embedding.vocab_multiple": small_models.VOCAB + 4}
-)
+# The table has more rows than tokens, and experts return statistics of the layer.
+small_models.MODELS["padded_remat_moe"] = lambda: stacked(
+    1, Rematerialize.Params(layer=EXPERTS)
+).set({"model.embedding.vocab_multiple": small_models.VOCAB + 4})
 small_models.MODELS["stacked_images"] = stacked_images
 
 

@@ -49,11 +49,8 @@ def pipeline(mesh: str, rules: str, schedule: str, **more: Any) -> dict[str, Any
     ("model", "pipelines"),
     [
         (
-            "dense",  # its table is tied: both stages read it; in two accumulation steps
-            [
-                pipeline("data:2", "fsdp", "1f1b", rematerialize="except_last"),
-                pipeline("model:2", TENSOR, "gpipe", num_replicas=2, num_micro_batches=2),
-            ],
+            "blocks",  # its table is tied: both stages read it; in two accumulation steps
+            [pipeline("data:2", "fsdp", "1f1b", rematerialize="except_last")],
         ),
         (
             "repeated",
@@ -73,8 +70,8 @@ def pipeline(mesh: str, rules: str, schedule: str, **more: Any) -> dict[str, Any
 )
 def test_language_models(model: str, pipelines: list[Any]) -> None:
     # TensorFlow's graph optimizer, a fifth of the time, is on in the slow test of float64.
-    evaluate = model in ("dense", "repeated")  # the others have no piece of their own in it
-    parts = 2 if model == "dense" else 1
+    evaluate = model in ("blocks", "repeated")  # the others have no piece of their own in it
+    parts = 2 if model == "blocks" else 1
     alone, *piped = run(
         model, *pipelines, size=16, optimized=False, evaluate=evaluate, accumulation=parts
     )
@@ -87,7 +84,7 @@ FLOAT64 = [
         *("data:2", "batch:data", "1f1b"),
         **{"num_stages": 3, "rematerialize": "except_last", "slots_axis": "data"},
     ),
-    pipeline("model:2", "embed:model", "gpipe", num_stages=3, num_micro_batches=2),
+    pipeline("model:2", "embed:model", "gpipe", num_micro_batches=2, num_replicas=2),
 ]
 
 

@@ -45,9 +45,8 @@ def pipeline(stages: int, micro_batches: int, **more: Any) -> dict[str, Any]:
 def test_stages_and_micro_batches_change_nothing() -> None:
     sizes = [12, 7]  # 2 accumulation steps, 1 that is not a pipeline
     execution = pipeline(4, 2, rematerialize="all")
-    alone, piped = run(
-        "stacked", execution, sizes=sizes, size=12, accumulation=2, optimized=False, evaluate=False
-    )
+    job = {"sizes": sizes, "size": 12, "accumulation": 2, "optimized": False, "evaluate": False}
+    alone, piped = run("stacked_blocks", execution, **job)
     check(alone, piped)
 
 
@@ -91,16 +90,8 @@ def test_a_convolution_before_the_stack() -> None:
 
 
 @pytest.mark.slow
-def test_padding_of_the_vocabulary_is_a_constant_in_the_loop() -> None:
-    alone, piped = run("padded_vocab", pipeline(1, 2), size=8, optimized=False, evaluate=False)
-    check(alone, piped)
-
-
-@pytest.mark.slow
-def test_a_rematerialized_layer_may_collect_constants() -> None:
-    alone, piped = run(
-        "rematerialized_moe", pipeline(1, 2), size=8, optimized=False, evaluate=False
-    )
+def test_padding_of_the_vocabulary_and_what_a_rematerialized_layer_collects_are_constants() -> None:
+    alone, piped = run("padded_remat_moe", pipeline(1, 2), size=8, optimized=False, evaluate=False)
     check(alone, piped)
 
 
