@@ -29,6 +29,7 @@ from tekso.framework.layer import Layer
 from tekso.framework.params.containers import ATOMS
 
 _KERAS = f"{os.sep}keras{os.sep}src{os.sep}"  # in the file names of Keras
+_TENSORS = (tf.Tensor, tf.Variable, tf.RaggedTensor)
 _DEPTH = 4  # of lists and dicts in an attribute
 _WHY = "it would not be trained, counted or saved, and its values would differ between processes"
 _CURE = (
@@ -114,7 +115,8 @@ def check_constants(root: Layer, again: Layer) -> None:
 
 
 def _differ(one: Any, another: Any) -> bool:
-    if tf.is_tensor(one) and tf.is_tensor(another) and hasattr(one, "numpy"):
+    # tf.is_tensor would look for an attribute of every other object.
+    if isinstance(one, _TENSORS) and isinstance(another, _TENSORS) and hasattr(one, "numpy"):
         one, another = one.numpy(), another.numpy()
     if isinstance(one, (np.ndarray, np.generic, float)):
         return not np.array_equal(one, another, equal_nan=np.asarray(one).dtype.kind in "fc")

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ast
 import enum
+import functools
 import math
 import warnings
 from collections.abc import Callable
@@ -113,6 +114,7 @@ def parse(text: str, *, outdated: list[Outdated] | None = None) -> Any:
         raise ValueError("the literal is nested too deeply") from None
 
 
+@functools.lru_cache(maxsize=4096)  # a text of Params has most literals several times
 def _expression(text: str) -> ast.expr:
     if len(text) > _LONGEST:
         raise ValueError(f"the literal has {len(text):,} characters; at most {_LONGEST:,} are read")

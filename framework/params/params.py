@@ -418,11 +418,17 @@ class Params(Node):
         if name in self.other_names:
             instead = self.other_names[name]
             return AttributeError(f"{self._title()} has no field {self._where(name)}: {instead}")
-        names = list(self._fields)
-        hint = paths.suggestion(
-            name, self._path(), names, lambda: [path for path, _, _ in params_tree.walk(self)]
-        )
-        return AttributeError(f"{self._title()} has no field {self._where(name)}; {hint}")
+
+        def message() -> str:
+            hint = paths.suggestion(
+                name,
+                self._path(),
+                list(self._fields),
+                lambda: [path for path, _, _ in params_tree.walk(self)],
+            )
+            return f"{self._title()} has no field {self._where(name)}; {hint}"
+
+        return paths.UnknownNameError(message)
 
     def _assign(
         self, name: str, value: Any, *, origin: Origin | None, keys: tuple[Any, ...] = (),

@@ -25,6 +25,30 @@ class PathError(ValueError):
     """A text is not a path."""
 
 
+class UnknownNameError(AttributeError):
+    """A tree has no field of a name.
+
+    Searching for similar names takes milliseconds, so the message is made when it is shown: `in`
+    and `hasattr` raise this error, too, and show none.
+
+    Args:
+      message: returns the message.
+    """
+
+    def __init__(self, message: Callable[[], str]) -> None:
+        """Creates the error without its message."""
+        super().__init__()
+        self._message = message
+
+    def __str__(self) -> str:
+        """Returns the message."""
+        return self._message()
+
+    def __reduce__(self) -> tuple[type[AttributeError], tuple[str]]:
+        """Pickles the error as an AttributeError with its message."""
+        return AttributeError, (str(self),)
+
+
 class Key:
     """A path segment in brackets: exactly this key of a dict or index of a list."""
 

@@ -217,6 +217,19 @@ def test_constants_that_are_the_same_pass(way: str) -> None:
     foreign_variables.check_constants(task(way), task(way))
 
 
+class Untouched:
+    """An object that may take long to say that it has no attribute of a name."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError(f"asked for {name}")
+
+
+def test_objects_that_are_no_numbers_are_not_asked_for_attributes() -> None:
+    one, other = task("none"), task("none")
+    one.layers[0].extra, other.layers[0].extra = Untouched(), Untouched()
+    foreign_variables.check_constants(one, other)
+
+
 def test_a_function_of_the_batch_may_read_no_variable() -> None:
     made = task("none")
     with pytest.raises(ForeignVariableError, match=r"Squares reads the variable 'outside:0'"):

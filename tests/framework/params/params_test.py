@@ -14,6 +14,7 @@ from small_params import Init, Linear, Sets, Stack, line_here, message
 from tekso.framework.params import (
     REQUIRED,
     FrozenParamsError,
+    paths,
 )
 
 
@@ -217,6 +218,20 @@ def test_diff_of_other_classes_and_fields() -> None:
 
 
 # Origins.
+
+
+def test_similar_names_are_searched_for_only_if_a_message_is_shown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    params = Stack.Params()
+    with pytest.raises(AttributeError) as caught:
+        params.body.dropuot  # noqa: B018
+    error = pickle.loads(pickle.dumps(caught.value))
+    assert str(error) == str(caught.value)
+    assert str(error).endswith("; did you mean body.dropout?")
+    monkeypatch.setattr(paths, "suggestion", None)
+    assert "dropuot" not in params.body and "body.dropuot" not in params
+    assert not hasattr(params.body, "dropuot")
 
 
 def test_every_value_knows_where_it_was_set() -> None:
