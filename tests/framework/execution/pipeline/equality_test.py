@@ -124,7 +124,7 @@ def test_language_models(model: str, pipelines: list[Any]) -> None:
 def test_accumulated_parts_add_up() -> None:
     # A later batch is divided into as many parts as it allows: 2, 2 of another size, 1.
     alone, piped = run(
-        "dense", pipeline(2, 2, "1f1b", "none"), accumulation=2, sizes=[8, 6, 5], optimized=False
+        "blocks", pipeline(2, 2, "1f1b", "none"), accumulation=2, sizes=[8, 6, 5], optimized=False
     )
     check(alone, piped)
 

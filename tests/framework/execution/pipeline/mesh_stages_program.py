@@ -35,6 +35,7 @@ from tekso.framework.execution import (
 from tekso.framework.execution.base import signature_of
 from tekso.framework.execution.mesh import step_errors
 from tekso.framework.theta import Theta
+from tekso.models.layers.mixture_of_experts import MixtureOfExperts
 from tekso.models.layers.rematerialize import Rematerialize
 from tekso.models.layers.stack import RepeatedStack
 from tekso.models.vision_transformer import VisionTransformer
@@ -60,6 +61,18 @@ class Checking(Skipping):
             with tf.control_dependencies([tf.debugging.Assert(most < 50.0, [most])]):
                 flow = {**flow, "h": tf.nest.map_structure(_same, flow["h"])}
         return super()._block(index, theta, flow, ctx)
+
+
+class ExpertBlock(MixtureOfExperts):
+    """x + experts(x), without attention."""
+
+    class Params(MixtureOfExperts.Params):
+        """Params of ExpertBlock."""
+
+    def fprop(
+        self, theta: Theta, x: tf.Tensor, ctx: Any, *, mask: Any = None, positions: Any = None
+    ) -> tf.Tensor:
+        return x + super().fprop(theta, x, ctx)
 
 
 def stacked(num_layers: int, layer: Any) -> Any:
@@ -90,7 +103,14 @@ EXPERTS = small_models.layer(
 small_models.MODELS["stacked"] = lambda: stacked(2, small_models.layer())
 small_models.MODELS["stacked_blocks"] = lambda: stacked(4, small_models.block())
 small_models.MODELS["stacked_moe"] = lambda: stacked(
-    2, small_models.layer(feed_forward=small_models.experts(small_models.SwitchRouter.Params()))
+    2,
+    ExpertBlock.Params(
+        input_dim=small_models.DIM,
+        num_experts=4,
+        hidden_dim=small_models.MLP,
+        router=small_models.SwitchRouter.Params(),
+        dropout_rate=0.1,
+    ),
 )
 # The table has more rows than tokens, and experts return statistics of the layer.
 small_models.MODELS["padded_remat_moe"] = lambda: stacked(
