@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
+import processes
 import pytest
 import stand_in_browser
 
@@ -245,13 +246,10 @@ def test_the_browser_gets_the_pages_of_a_tensorboard_with_the_run(tmp_path: Path
     picture = stand_in_browser.png(browser.WIDTH, browser.HEIGHT)
     end = f"{stand_in_browser.SHOOTS}\n{ASKS_FOR_RUNS}"
     program = stand_in_browser.write(tmp_path, picture=picture, end=end)
-    command = [sys.executable, "-m", "tekso.tools.pictures", str(tmp_path / "drawn")]
-    done = subprocess.run(
-        [*command, "--tensorboard", f"--browser={program}"],
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    interpreter = processes.interpreter(tmp_path / "python")  # of the trainer and of TensorBoard
+    code = f"import sys; sys.executable = {interpreter!r}; from tekso.tools import pictures; "
+    command = ["-c", f"{code}sys.exit(pictures.main(sys.argv))", str(tmp_path / "drawn")]
+    done = processes.run([*command, "--tensorboard", f"--browser={program}"], timeout=300)
     assert done.returncode == 0, done.stderr
     names = [f"tensorboard.{name}.png" for name in tensorboard_pages.PAGES]
     if importlib.util.find_spec("xprof") is None:
