@@ -197,7 +197,7 @@ def collect_less() -> None:
     Tracing creates many objects that stay. With Python's thresholds, searching them for garbage
     takes a tenth of the time of a short training.
     """
-    gc.set_threshold(50_000, 5, 5)
+    gc.set_threshold(400_000, 5, 5)
 
 
 def _serve_and_become(parent: str, listener: str) -> None:
