@@ -37,8 +37,8 @@ def pipeline(stages: int, micro_batches: int, **more: Any) -> dict[str, Any]:
     return {"execution": "spmd_pipelined", **sizes, **more}
 
 
-# TensorFlow's graph optimizer is on in the test of a mask, which is quick. Tests of what layers
-# read and of a mask evaluate; the others only train, as what they are about is in the gradient.
+# TensorFlow's graph optimizer is on in the test of a mask, which is quick and also evaluates. The
+# others only train, as what they are about is in the gradient.
 
 
 @pytest.mark.slow
@@ -66,9 +66,8 @@ def test_experts_in_the_stack_and_parts_of_a_batch(rematerialize: str) -> None:
 
 @pytest.mark.slow
 def test_what_layers_read_besides_goes_with_its_micro_batch() -> None:
-    alone, piped = run(
-        "stacked", pipeline(2, 2, num_replicas=2), size=16, packed=True, optimized=False
-    )
+    job = {"size": 16, "packed": True, "optimized": False, "evaluate": False}
+    alone, piped = run("stacked", pipeline(2, 2, num_replicas=2), **job)
     check(alone, piped)
 
 
