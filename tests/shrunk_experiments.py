@@ -45,7 +45,7 @@ LARGEST = {
     "hidden_dim": 32,
     "image_size": 16,
     "length": 8,
-    "max_labels": 12,
+    "max_labels": 6,
     "max_length": 16,
     "max_length_extra": 4,
     "max_new_tokens": 8,
@@ -92,10 +92,10 @@ class Noises(InMemorySpeech):
         """Params of Noises."""
 
     def recordings(self, split: Any) -> list[tuple[Any, str]]:
-        """Returns 80 recordings of 0.3 to 0.45 seconds."""
+        """Returns 80 recordings of 0.28 to 0.33 seconds: a decoder reads one letter at a time."""
         del split
         rng = np.random.default_rng(1)
-        texts = [text[: 4 + i % 7] for i, text in enumerate(TEXTS)]
+        texts = [text[: 3 + i % 3] for i, text in enumerate(TEXTS)]
         return [(rng.normal(0, 0.1, 1600 + 200 * len(text)), text) for text in texts]
 
 
