@@ -178,10 +178,10 @@ def test_layers_in_more_layouts(model: str) -> None:
 
 @SLOW
 def test_parts_of_a_batch_add_up_and_bfloat16_is_near() -> None:
-    mesh = {"mesh": "data:2;model:2", "rules": f"batch:data;{TENSOR}"}
-    job = {"model": "dense", "evaluate": False}
+    mesh = {"mesh": "data:2;model:2", "rules": "batch:data;mlp:model;vocab:model"}
+    job = {"model": "blocks", "evaluate": False}
     bfloat16 = {**mesh, "activation_dtype": "bfloat16"}
-    whole = alone("dense")
+    whole = alone("blocks")
     parts, half = run(
         [
             {**job, "execution": mesh, "accumulation": 2},
@@ -204,7 +204,7 @@ def test_parts_of_a_batch_add_up_and_bfloat16_is_near() -> None:
 def test_small_arrays_of_a_replicated_batch_are_no_constants(accumulation: int) -> None:
     # DTensor would compile the step again when their values change. With accumulation, it still
     # does so with the two small programs that add the gradients and update the weights.
-    job = {"model": "dense", "sizes": [2, 2, 2], "accumulation": accumulation, "evaluate": False}
+    job = {"model": "blocks", "sizes": [2, 2, 2], "accumulation": accumulation, "evaluate": False}
     mesh = {"mesh": "model:2", "rules": "mlp:model"}
     whole, spread = run([job, {**job, "execution": mesh}])
     check(whole, spread)
@@ -215,7 +215,7 @@ def test_small_arrays_of_a_replicated_batch_are_no_constants(accumulation: int) 
 @SLOW
 def test_parts_of_a_batch_add_up_where_length_or_height_is_split() -> None:
     spread = [
-        ("dense", "length:data;vocab:model", [8, 7]),  # 2 parts, 1 part
+        ("blocks", "length:data;vocab:model", [8, 7]),  # 2 parts, 1 part
         ("images", "batch:data;height:model", [8]),
     ]
     for model, rules, sizes in spread:
