@@ -27,8 +27,8 @@ class ExportedInput:
     Attributes:
       doc: description.
       dtype: dtype of its elements.
-      has_length: whether its shape is [examples, length] instead of [examples].
-      shape: fixed sizes of further dims; the shape is [examples, *shape]. Not with has_length.
+      has_length: whether its shape is [examples, length, *shape] instead of [examples, *shape].
+      shape: fixed sizes of further dims.
       padding: the value that rows are padded with.
       longest: maximum length of its rows if it is smaller than that of other inputs; None: the same
         maximum.
@@ -43,7 +43,7 @@ class ExportedInput:
 
     def dims(self, length: int) -> tuple[int, ...]:
         """Returns the sizes of all dims but the first if the function pads rows to `length`."""
-        return (self.length_in(length),) if self.has_length else self.shape
+        return (self.length_in(length), *self.shape) if self.has_length else self.shape
 
     def length_in(self, length: int) -> int:
         """Returns the padded length of its rows if the function pads rows to `length`."""

@@ -102,7 +102,7 @@ class ExportModule(tf.Module):  # type: ignore[misc]  # TensorFlow has no types
         rows = [name for name in names if exported.inputs[name].has_length]
         specs = {
             name: tf.TensorSpec(
-                [None, None] if one.has_length else [None, *one.shape], one.dtype, name
+                [None, *([None] if one.has_length else []), *one.shape], one.dtype, name
             )
             for name, one in exported.inputs.items()
         }
@@ -176,7 +176,8 @@ def _computed(
         dims = one.dims(trace.length)
         if one.has_length:
             missing = dims[0] - tf.shape(value)[1]
-            value = tf.pad(value, [[0, 0], [0, missing]], constant_values=one.padding)
+            widths = [[0, 0], [0, missing], *([0, 0] for _ in one.shape)]
+            value = tf.pad(value, widths, constant_values=tf.cast(one.padding, value.dtype))
         return tf.reshape(tf.gather(value, rows), [iterations, size, *dims])
 
     def iteration(arguments: tuple[dict[str, tf.Tensor], tf.Tensor]) -> dict[str, tf.Tensor]:
@@ -273,7 +274,7 @@ def _function_record(exported: ExportedFunction) -> dict[str, Any]:
     inputs = {
         name: {
             "dtype": tf.as_dtype(one.dtype).name,
-            "shape": ["examples", "length"] if one.has_length else ["examples", *one.shape],
+            "shape": ["examples", *(["length"] if one.has_length else []), *one.shape],
             "padding": one.padding,
             **({"longest": one.length_in(exported.lengths[-1])} if one.has_length else {}),
             "doc": one.doc,

@@ -66,16 +66,16 @@ def _rows(input: BucketedInput) -> ExportedInput:
     """Returns rows of unequal length as the input of an exported function.
 
     Raises:
-      InputError: an element of a row is not a number.
+      InputError: the arrays "x" of the input are no rows.
     """
     x = input.batch(0)["x"]
-    if x.ndim != 2:
-        dims = ", ".join(map(str, ["examples", "length", *x.shape[2:]][: x.ndim]))
+    if x.ndim < 2:
         raise InputError(
-            f"{type(input).__name__}: 'x' is [{dims}], but only rows of numbers, [examples, "
-            "length], can be exported: define exports() of the task"
+            f"{type(input).__name__}: 'x' is [examples], but a function of rows needs [examples, "
+            "length, …]: define exports() of the task"
         )
-    return ExportedInput("rows, padded with 0", tf.as_dtype(x.dtype), has_length=True)
+    shape = tuple(map(int, x.shape[2:]))
+    return ExportedInput("rows, padded with 0", tf.as_dtype(x.dtype), has_length=True, shape=shape)
 
 
 def has_texts(input: Input) -> TypeGuard[LabelledTexts]:

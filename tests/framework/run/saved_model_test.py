@@ -103,6 +103,46 @@ def test_any_number_of_rows_of_any_length_up_to_the_longest(layer: Table) -> Non
         signature(ids=tf.constant(ids(2, 9)), offsets=tf.constant([0, 0]))
 
 
+class Words(Layer):
+    """Weighs the characters of words by their place in the word, and adds them up."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        self.weight("table", [12], dims=("vocab",), init=Normal.Params())
+
+    def read(self, theta: Any, words: Any, numbers: Any, ctx: Any) -> dict[str, Any]:
+        ids = tf.reshape(words, [words.shape[0], words.shape[1], 3])  # fails for other shapes
+        vectors = tf.gather(theta.table, ids) * tf.constant([1.0, 2.0, 3.0])
+        return {"sums": tf.reduce_sum(vectors, 2) + numbers[:, :, 1]}
+
+    def exported(self) -> ExportedFunction:
+        return ExportedFunction(
+            doc="Reads words.",
+            function=self.read,
+            inputs={
+                "words": ExportedInput("characters", has_length=True, shape=(3,)),
+                "numbers": ExportedInput(
+                    "of each word", tf.float32, has_length=True, shape=(2,), padding=7
+                ),
+            },
+            outputs={"sums": ExportedOutput("sums")},
+            lengths=[2, 5],
+        )
+
+
+def test_rows_of_vectors_are_padded_in_their_length_only() -> None:
+    layer = Words.Params().instantiate()
+    signature = module_of(layer).signature(layer.exported(), batch_size=4)
+    for count, length in itertools.product((0, 1, 5), (1, 2, 4)):
+        words = np.random.default_rng(count).integers(1, 12, [count, length, 3], np.int32)
+        numbers = np.random.default_rng(length).normal(size=(count, length, 2)).astype("float32")
+        found = signature(words=tf.constant(words), numbers=tf.constant(numbers))["sums"]
+        wanted = (TABLE[words] * [1, 2, 3]).sum(2) + numbers[:, :, 1]
+        np.testing.assert_allclose(found[:, :length], wanted, rtol=1e-6)
+        bucket = next(n for n in (2, 5) if n >= length)
+        assert (found.numpy()[:, length:bucket] == 7).all()  # table[0] is 0, padding of numbers 7
+
+
 @pytest.mark.slow
 def test_what_is_drawn_depends_on_seed_and_row_and_not_on_how_many_are_computed_together(
     layer: Table,

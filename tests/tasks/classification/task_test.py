@@ -304,6 +304,11 @@ class RowsOfVectors(Rows):
         return {**found, "x": np.ones([len(examples), bound, 5], np.float32)}
 
 
+class RowsOfNothing(Rows):
+    def bucket_rows(self, examples: Any, bound: int) -> Any:
+        return {**super().bucket_rows(examples, bound), "x": np.ones(len(examples), np.float32)}
+
+
 def test_inputs_of_a_user_are_exported_with_their_shapes() -> None:
     task = Classification.Params(num_classes=3, model=Mlp.Params(input_dim=2, output_dim=3))
     exports = task.instantiate().exports
@@ -311,9 +316,11 @@ def test_inputs_of_a_user_are_exported_with_their_shapes() -> None:
     assert of_made.inputs["x"].shape == (2,) and of_made.lengths == [1]
     of_rows = exports(Rows.Params(batch_size=4).instantiate())["classify"]
     assert of_rows.inputs["x"].has_length and of_rows.inputs["x"].dtype == tf.int32
-    assert of_rows.lengths == [2, 3]
-    with pytest.raises(InputError, match=r"'x' is \[examples, length, 5\], but only rows of"):
-        exports(RowsOfVectors.Params(batch_size=4).instantiate())
+    assert of_rows.lengths == [2, 3] and of_rows.inputs["x"].dims(3) == (3,)
+    of_vectors = exports(RowsOfVectors.Params(batch_size=4).instantiate())["classify"]
+    assert of_vectors.inputs["x"].has_length and of_vectors.inputs["x"].dims(3) == (3, 5)
+    with pytest.raises(InputError, match=r"RowsOfNothing: 'x' is \[examples\], but a function of"):
+        exports(RowsOfNothing.Params(batch_size=4).instantiate())
 
 
 class Wide(Made):
