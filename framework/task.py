@@ -275,8 +275,8 @@ class Task(Layer):
 
         Args:
           program: calls pure functions with the weights of the run.
-          input: the training Input, with its tokenizer. If `decodes_data` is False, only the
-            result of `Input.known`.
+          input: the training Input, with its tokenizer; `shown_rows` of it are held-out rows. If
+            `decodes_data` is False, only the result of `Input.known`.
         """
         return None
 
