@@ -32,21 +32,24 @@ _NAMES_OF_TENSORFLOW = (
 
 _NARROW = re.compile(r"\b(bfloat16|float16|half)\b")
 _WIDE = re.compile(r"\b(float32|float)\b")
+_TYPES_OF_ARRAYS = (
+    "The arrays of a batch have the types that load returned, except for float64, which becomes "
+    "float32"
+)
 _MIXED_TYPES = (
     "with run.activation_dtype=bfloat16 or float16, the outputs of layers have that type: compute "
-    "the loss in float32, logits = tf.cast(logits, tf.float32). Arrays of the batch stay float32: "
-    "the layer that reads them casts them, x = tf.cast(x, theta.w.dtype)"
+    f"the loss in float32, logits = tf.cast(logits, tf.float32). {_TYPES_OF_ARRAYS}: the layer "
+    "that reads them casts them, x = tf.cast(x, theta.w.dtype)"
 )
+_MISSING_PARAMS = re.compile(
+    r"(\w+)\.__init__\(\) missing 1 required positional argument: 'params'"
+)
+_TWO_TYPES = re.compile(r"has type (\w+) that does not match type (\w+)")
 _ANSWERS = (
     (
         re.compile(r"fprop\(\) got an unexpected keyword argument '(mask|positions)'"),
         "a stack passes mask and positions to each layer: def fprop(self, theta, x, ctx, *, "
         "mask=None, positions=None)",
-    ),
-    (
-        re.compile(r"(\w+)\.__init__\(\) missing 1 required positional argument: 'params'"),
-        r"\1 is built from its Params: write \1.Params() for a field or a child, and "
-        r"\1.Params().instantiate() for the object itself",
     ),
     (
         re.compile(r"\.weight\(\) (got an unexpected keyword argument|missing \d+ required)"),
@@ -95,9 +98,13 @@ _ANSWERS = (
         'of the examples: tf.reduce_sum(batch["weights"])',
     ),
     (
-        re.compile(r"has type \w+ that does not match type (\w+)"),
-        r"cast one of them, as in tf.cast(y, tf.\1). The arrays of a batch have the types that "
-        "load returned, except for float64, which becomes float32",
+        re.compile(r"to parameter '(\w+)' has DataType \w+ not in list of allowed values: (\w+)"),
+        rf"cast it, as in tf.cast(\1, tf.\2). {_TYPES_OF_ARRAYS}",
+    ),
+    (
+        re.compile(r"`labels.shape.rank` must equal `logits.shape.rank - 1`"),
+        "labels are numbers of classes, without a dim of classes: tf.squeeze(labels, 1) turns "
+        "[batch, 1] into [batch]; tf.nn.softmax_cross_entropy_with_logits takes one-hot labels",
     ),
     (
         re.compile(r"Expected u?int\d+, but got \S+ of type 'float'"),
@@ -312,6 +319,10 @@ def advice(error: BaseException) -> str:
     text = str(error)
     if _NARROW.search(text) and _WIDE.search(text):
         return _MIXED_TYPES
+    if found := _TWO_TYPES.search(text):
+        return _advice_for_types(*found.groups())
+    if found := _MISSING_PARAMS.search(text):
+        return _advice_for_params(found[1], _line_of(error))
     for pattern, answer in _ANSWERS:
         if found := pattern.search(text):
             return found.expand(answer)
@@ -324,6 +335,30 @@ def advice(error: BaseException) -> str:
     if isinstance(error, KeyError) and (names := _names_in_batch(error)):
         return f"the batch has {', '.join(map(repr, names))}"
     return ""
+
+
+def _advice_for_types(of_input: str, of_others: str) -> str:
+    """Returns advice about two tensors of different types: to keep the float, if one is a float."""
+    wanted = of_input if "float" in of_input or of_others == "bool" else of_others
+    return f"cast one of them, as in tf.cast(y, tf.{wanted}). {_TYPES_OF_ARRAYS}"
+
+
+def _advice_for_params(name: str, line: str) -> str:
+    """Returns advice about an object of a class, or of a subclass, that a line builds."""
+    if "super().__init__()" in line:
+        return "an __init__ begins with super().__init__(params)"
+    found = re.search(r"(?<![.\w])([A-Z]\w*)\(\)", line)
+    name = found[1] if found else name
+    return (
+        f"{name} is built from its Params: write {name}.Params() for a field or a child, and "
+        f"{name}.Params().instantiate() for the object itself"
+    )
+
+
+def _line_of(error: BaseException) -> str:
+    """Returns the line of source that raised an error, or "" if it is not known."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return (frames[-1].line or "") if frames else ""
 
 
 def advised(method: Method) -> Method:

@@ -113,6 +113,17 @@ def attribute_hint(name: str) -> str:
     return f": {_HINTS[name]}" if name in _HINTS else ""
 
 
+def made_in_step(cls: type) -> str:
+    """Returns the message of the error that `fprop` of another layer draws weights of a layer."""
+    name = cls.__name__
+    return (
+        f"{name}.init() runs while a step is traced: its weights would be constants, which are "
+        "neither trained nor saved. Declare the layer in the __init__ of its parent with "
+        f"self.child(name, {name}.Params(…)), and compute it with self.name.fprop(theta.name, x, "
+        "ctx)"
+    )
+
+
 def not_called(cls: type, name: str, *, is_indexed: bool) -> str:
     """Returns the message of the error that a layer is called like a function.
 

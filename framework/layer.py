@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tekso.framework import theta as theta_lib
 from tekso.framework.context import StepContext
-from tekso.framework.foreign_methods import attribute_hint, missing_fprop, not_called
+from tekso.framework.foreign_methods import attribute_hint, made_in_step, missing_fprop, not_called
 from tekso.framework.initializers import Fans, Initializer
 from tekso.framework.params import Configurable, Params, param
 from tekso.framework.theta import SEPARATOR, Theta
@@ -97,17 +97,13 @@ class Layer(Configurable):
 
         def __getattr__(self, name: str) -> Any:
             """Raises an AttributeError, with a hint if a subclass did not call `Layer.__init__`."""
+            kind = type(self).__name__
             if name in ("params", "_weights", "_children", "_parent"):
-                kind = type(self).__name__
                 raise AttributeError(f"{kind}.__init__ must begin with super().__init__(params)")
             if name in self._weights:
                 where = f"theta.{name}, of the theta that fprop is given"
-                raise AttributeError(
-                    f"{type(self).__name__}.{name} is a weight: read it as {where}"
-                )
-            raise AttributeError(
-                f"{type(self).__name__!r} object has no attribute {name!r}{attribute_hint(name)}"
-            )
+                raise AttributeError(f"{kind}.{name} is a weight: read it as {where}")
+            raise AttributeError(f"{kind!r} object has no attribute {name!r}{attribute_hint(name)}")
 
         def __call__(self, *args: Any, **kwargs: Any) -> Any:
             """Raises a TypeError that says how to compute the layer."""
@@ -307,7 +303,9 @@ class Layer(Configurable):
             layer._add_specs(specs, place.of_child(name, layer._stack_size))
 
     def init(self, seed: int = 0) -> Theta:
-        """Returns a theta with initial values drawn from `seed`, for notebooks and tests."""
+        """Returns a theta of values drawn from `seed`, for notebooks and tests; fails in a step."""
+        if not tf.executing_eagerly():
+            raise RuntimeError(made_in_step(type(self)))
         return self.theta(
             {path: tf.constant(spec.initial_value(seed)) for path, spec in self.specs().items()}
         )

@@ -97,11 +97,21 @@ class Task(Layer):
         """Params of a task."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Wraps methods of the class.
+        """Wraps methods of the class, and checks its `goals`.
 
         `loss` and `loss_weight` accept NumPy arrays; `predict` names an array that is missing.
+
+        Raises:
+          TypeError: `goals` is not a dict of "min" and "max".
         """
         super().__init_subclass__(**kwargs)
+        goals = vars(cls).get("goals", {})
+        if not isinstance(goals, Mapping) or not all(
+            goal in ("min", "max") for goal in goals.values()
+        ):
+            raise TypeError(
+                f'{cls.__name__}.goals must be {{metric: "min" or "max"}}, given {goals!r}'
+            )
         for name, position in (("loss", 1), ("loss_weight", 0)):
             if inspect.isfunction(method := vars(cls).get(name)):
                 setattr(cls, name, _on_tensors(method, position))
@@ -180,7 +190,10 @@ class Task(Layer):
         Shapes:
           returns: [], float32; [losses] of a task with several losses
         """
-        raise NotImplementedError(f"{type(self).__name__} has no loss_weight()")
+        raise NotImplementedError(
+            f"{type(self).__name__} has no loss_weight(): define loss_weight(self, batch), which "
+            "returns what the sum of the losses is divided by, as tf.reduce_sum(batch['weights'])"
+        )
 
     def loss(self, theta: Theta, batch: Batch, ctx: StepContext) -> LossSums:
         """Returns sums over the examples of `batch`, which is a whole batch or a part of one.

@@ -252,7 +252,7 @@ class _Source:
         spec = found.spec
         if found.shape != spec.shape:
             given = f"{found.keys[0]} is {list(found.shape)} in {self.weights.path}"
-            wanted = f"{spec.path} is {list(spec.shape)}"
+            wanted = f"{spec.path} of the new model is {list(spec.shape)}"
             if len(found.shape) != len(spec.shape):
                 return f"{given}, and {wanted}: the number of dims differs"
             if spec.path not in self._partial:

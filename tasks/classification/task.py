@@ -13,6 +13,7 @@ from tekso.framework.exports import ExportedFunction, ExportedTexts
 from tekso.framework.input.errors import InputError
 from tekso.framework.input.forms import form_of, form_text
 from tekso.framework.input.input import Input
+from tekso.framework.input.unread_arrays import unread_warnings
 from tekso.framework.layer import Layer
 from tekso.framework.params import REQUIRED, param
 from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece
@@ -112,7 +113,7 @@ class Classification(Task):
         If an input has `arrays`, all its labels are checked; otherwise only those of one batch.
 
         Returns:
-          A warning if classes have no training example.
+          Warnings about arrays that have no effect, and classes without training examples.
 
         Raises:
           InputError: an array is missing, or has a wrong shape, type or label.
@@ -122,7 +123,11 @@ class Classification(Task):
             self._check_labels(path, _known_arrays(input)[LABELS])
             if path != "input":
                 self._check_features(path, input, inputs["input"])
-        return _absent_classes(inputs["input"])
+        train = inputs["input"]
+        if type(self) is not Classification:  # it may read more
+            return _absent_classes(train)
+        unread = unread_warnings("Classification", train, (X, LABELS, WEIGHTS))
+        return [*unread, *_absent_classes(train)]
 
     def check_batch(self, what: str, batch: Mapping[str, np.ndarray]) -> None:
         """Checks the range of the labels.

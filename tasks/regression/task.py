@@ -11,6 +11,7 @@ import tensorflow as tf
 from tekso.framework.context import StepContext
 from tekso.framework.exports import ExportedFunction, ExportedInput, ExportedOutput
 from tekso.framework.input.input import Input
+from tekso.framework.input.unread_arrays import unread_warnings
 from tekso.framework.layer import Layer
 from tekso.framework.params import REQUIRED, param
 from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece
@@ -133,14 +134,18 @@ class Regression(Task):
         """Checks names and shapes of the arrays.
 
         Returns:
-          Warnings about columns that are the same in all training examples.
+          Warnings about arrays that have no effect, and columns that are the same in all
+          training examples.
 
         Raises:
           InputError: an array is missing, or has a wrong shape.
         """
         for path, input in inputs.items():
             check_input(path, input, {X: self.num_features, Y: self.num_targets})
-        return column_warnings(inputs["input"])
+        train = inputs["input"]
+        if type(self) is not Regression:  # it may read more
+            return column_warnings(train)
+        return [*unread_warnings("Regression", train, (X, Y, WEIGHTS)), *column_warnings(train)]
 
     def loss_weight(self, batch: Batch) -> tf.Tensor:
         """Returns the sum of the weights of the examples."""

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from tekso.framework import error_advice, foreign_methods
 from tekso.framework.context import StepContext
+from tekso.framework.initializers import GlorotUniform
 from tekso.framework.layer import Layer
 from tekso.models.layers.linear import Linear
 from tekso.models.layers.stack import Stack
@@ -95,6 +96,58 @@ def test_labels_of_another_type_are_told_to_be_cast() -> None:
     with pytest.raises(TypeError, match="int64") as caught:
         function.get_concrete_function(tf.TensorSpec([2, 3], tf.float32))
     assert "as in tf.cast(y, tf.int32)" in error_advice.text_of(caught.value)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int64"])
+def test_whole_numbers_for_a_layer_are_told_to_become_floats(dtype: str) -> None:
+    function = tf.function(lambda x: x @ tf.ones([3, 5]), autograph=False)
+    with pytest.raises(TypeError, match=f"float32 that does not match type {dtype}") as caught:
+        function.get_concrete_function(tf.TensorSpec([2, 3], dtype))
+    assert "as in tf.cast(y, tf.float32)" in error_advice.text_of(caught.value)
+    function = tf.function(lambda x: tf.ones([3, 5]) @ x, autograph=False)
+    with pytest.raises(TypeError, match=f"{dtype} that does not match type float32") as caught:
+        function.get_concrete_function(tf.TensorSpec([5, 2], dtype))
+    assert "as in tf.cast(y, tf.float32)" in error_advice.text_of(caught.value)
+
+
+def test_arrays_in_float16_are_told_that_load_chose_their_type() -> None:
+    function = tf.function(lambda x: x @ tf.ones([3, 5]), autograph=False)
+    with pytest.raises(TypeError, match="float16") as caught:
+        function.get_concrete_function(tf.TensorSpec([2, 3], tf.float16))
+    assert "have the types that load returned, " in error_advice.text_of(caught.value)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bool"])
+def test_labels_that_are_no_whole_numbers_are_told_to_be_cast(dtype: str) -> None:
+    function = tf.function(tf.nn.sparse_softmax_cross_entropy_with_logits, autograph=False)
+    with pytest.raises(TypeError, match="labels") as caught:
+        function.get_concrete_function(tf.TensorSpec([2], dtype), tf.TensorSpec([2, 3]))
+    assert "as in tf.cast(labels, tf.int32)" in error_advice.text_of(caught.value)
+
+
+@pytest.mark.parametrize("shape", [[2, 1], [2, 3]])
+def test_labels_with_a_dim_of_classes_are_told_what_takes_them(shape: list[int]) -> None:
+    with pytest.raises(ValueError, match="rank") as caught:
+        tf.nn.sparse_softmax_cross_entropy_with_logits(tf.zeros(shape, tf.int32), tf.ones([2, 3]))
+    text = error_advice.text_of(caught.value)
+    assert "tf.squeeze(labels, 1) turns" in text and "takes one-hot labels" in text
+
+
+class WithoutParams(Layer):
+    def __init__(self, params: Any) -> None:
+        super().__init__()
+
+
+def test_an_init_without_params_is_told_what_to_pass() -> None:
+    with pytest.raises(TypeError) as caught:
+        WithoutParams.Params().instantiate()
+    assert error_advice.text_of(caught.value).endswith("begins with super().__init__(params)")
+
+
+def test_an_object_that_is_built_without_params_is_named() -> None:
+    with pytest.raises(TypeError) as caught:
+        GlorotUniform()
+    assert "write GlorotUniform.Params() for a field" in error_advice.text_of(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -147,6 +147,22 @@ def test_layers_in_attributes_that_are_no_children_are_refused(way: str, call: s
         foreign_variables.check(task(way))
 
 
+class MadeInFprop(Layer):
+    """Computes by a layer that it builds in every call."""
+
+    def fprop(self, theta: Any, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
+        made = Scaled.Params().instantiate()
+        return made.fprop(made.init(seed=0), x, ctx)
+
+
+def test_weights_that_are_drawn_in_a_step_are_refused() -> None:
+    layer = MadeInFprop.Params().instantiate()
+    step = tf.function(lambda x: layer.fprop(None, x, StepContext()), autograph=False)
+    message = r"^Scaled\.init\(\) runs while a step is traced: .* self\.child\(name, Scaled\.Par"
+    with pytest.raises(RuntimeError, match=message):
+        step.get_concrete_function(tf.TensorSpec([4, 3]))
+
+
 def test_layers_without_variables_pass() -> None:
     made = task("none")
     made.layers[1].other = made.layers[0]  # a layer of the tree may be known to another

@@ -42,3 +42,9 @@ def test_an_array_that_is_missing_is_named_beside_those_that_are_given() -> None
 def test_another_key_error_of_predict_is_unchanged() -> None:
     with pytest.raises(KeyError, match=r"^'total'$"):
         Doubled.Params().instantiate().predict(None, {"x": 1, "city": 2, "total": 3}, CTX)
+
+
+def test_a_task_without_a_loss_weight_is_told_what_it_returns() -> None:
+    task = Task.Params().instantiate()
+    with pytest.raises(NotImplementedError, match=r"Task has no loss_weight\(\): define loss_w"):
+        task.loss_weight({})

@@ -14,6 +14,7 @@ from tekso.framework.run.checkpoints import Checkpoints
 from tekso.framework.run.job import checkpoints_of
 from tekso.framework.run.logdir import Logdir
 from tekso.framework.run.metric_choice import deciding_metrics, declared_metrics, goal_of
+from tekso.framework.task import Task
 from tekso.models.mlp import Mlp
 from tekso.models.transformer_lm import TransformerLm
 from tekso.tasks.classification.task import Classification
@@ -115,3 +116,10 @@ def test_the_metrics_of_the_goals_are_declared() -> None:
     tree = Tree.Params(task=Mine.Params())
     assert declared_metrics(tree) == {"f1", "error", *Classification.goals}
     assert declared_metrics(Tree.Params(task=Mlp.Params())) == set()
+
+
+@pytest.mark.parametrize("goals", [["f1"], {"f1": "higher"}, {"f1": ["max"]}])
+def test_goals_of_another_form_are_rejected_where_the_class_is_defined(goals: Any) -> None:
+    with pytest.raises(TypeError, match=r"^Own.goals must be .metric: .*, given .*f1") as caught:
+        type("Own", (Task,), {"goals": goals})
+    assert str(caught.value).endswith(f"given {goals!r}")

@@ -399,6 +399,24 @@ def test_classes_without_a_training_example_are_a_warning(labels: Any, message: 
         assert len(warnings) == 1 and re.search(message, warnings[0])
 
 
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("sample_weight", "'sample_weight' has no effect; did you mean 'weights'?"),
+        ("label", "'label' has no effect; did you mean 'labels'?"),
+        ("seen", "'seen' has no effect"),
+    ],
+)
+def test_an_array_that_has_no_effect_is_a_warning(name: str, message: str) -> None:
+    extra = {name: np.ones(7)}, {name: np.ones(5)}
+    found = inputs(train={**TRAIN, **extra[0]}, dev={**DEV, **extra[1]})
+    params = Classification.complete(Classification.Params(), found["input"])
+    (warning,) = params.instantiate().check_inputs(found)
+    assert warning == f"input: Classification reads 'x', 'labels', 'weights' only: {message}"
+    own = type("Own", (Classification,), {})  # which may read it
+    assert own.complete(own.Params(), found["input"]).instantiate().check_inputs(found) == []
+
+
 def test_labels_of_every_batch_are_checked_before_a_device_gets_it() -> None:
     task = checked()
     task.check_batch("input.batch(7)", {"labels": np.array([0, 3])})

@@ -195,6 +195,13 @@ def test_columns_that_hardly_vary_in_float32_are_reported() -> None:
     assert said.startswith("input: 1 columns of 'x' vary too little") and "(0, counted" in said
 
 
+def test_an_array_that_has_no_effect_is_a_warning() -> None:
+    extra = {"train": {**TRAIN, "z": np.ones(7)}, "dev": {**DEV, "z": np.ones(4)}}
+    task, found = task_of(**extra)
+    message = "input: Regression reads 'x', 'y', 'weights' only: 'z' has no effect"
+    assert task.check_inputs(found) == [message]
+
+
 def test_names_are_those_of_the_input_or_numbers() -> None:
     assert task_of()[0].target_names == ("y0", "y1")
     with pytest.raises(ValueError, match="target_names are price, but there are 2 targets"):
