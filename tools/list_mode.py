@@ -19,7 +19,9 @@ def run(pattern: str, *, as_json: bool) -> int:
     if not entries:
         close = registry.like(pattern)[:10]
         hint = (
-            f"did you mean {' or '.join(close)}?" if close else "--list without a pattern shows all"
+            f"did you mean {' or '.join(close)}?"
+            if close
+            else "--list without a pattern shows all; --import=… adds those of your own package"
         )
         raise UsageError(f"--list={pattern}: no experiment matches; {hint}")
     rows = [inspection.list_record(entry) for entry in entries]

@@ -21,6 +21,7 @@ from tekso.framework.run.evaluation import evaluate_and_score
 from tekso.framework.run.example_index import naming_indices
 from tekso.framework.run.job import Job
 from tekso.framework.run.label_limits import BatchCheck
+from tekso.framework.run.metric_choice import declared_metrics
 from tekso.framework.run.metrics_log import SPLIT, STEP, MetricsLog, history
 from tekso.framework.run.process_group import ProcessGroup
 from tekso.framework.run.report.lines import eval_line, wrapped
@@ -210,7 +211,14 @@ def _evaluate(
             )
         values, scored = evaluation.figures, evaluation.scored
         seconds = time.perf_counter() - begin
-        whole = eval_line(name, checkpoint.step, values, seconds=seconds, width=None)
+        whole = eval_line(
+            name,
+            checkpoint.step,
+            values,
+            seconds=seconds,
+            declared=declared_metrics(job.tree),
+            width=None,
+        )
         for line in wrapped(whole, job.console.width):
             job.console.line(line, "evaluation")
         record = {STEP: checkpoint.step, SPLIT: name, **values, _CHECKPOINT: checkpoint.path}

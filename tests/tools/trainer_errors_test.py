@@ -55,7 +55,7 @@ WRONG = [
     ),
     (["--import=linse", LINE], "no package 'linse'"),
     (["--import=lines/experiments.py", LINE], "as in Python: --import=lines.experiments"),
-    (["--list=nothing.*"], "--list=nothing.*: no experiment matches; --list without"),
+    (["--list=nothing.*"], "no experiment matches; --list without a pattern shows all; --import=…"),
     (["--list=experiments.line"], "did you mean lines.experiments.Line?"),
     (["--list=gpt.m12"], "no experiment matches; did you mean lm.gpt.M124?"),
     (["--list=lm.python_sourse.Tiny"], "did you mean lm.python_source.Tiny or "),

@@ -161,6 +161,17 @@ def test_labels_are_checked_in_every_evaluation(
         job.follow()
 
 
+def test_a_line_has_the_metrics_of_the_goals_before_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sums = {"loss": (3.0, 2.0), "aaa": (1.0, 4.0), "accuracy": (1.0, 2.0)}
+    monkeypatch.setattr(FakeProgram, "eval_step", lambda *_: sums)
+    job: Any = FakeJob(tmp_path, steps=20)
+    job.save(10)
+    checkpoint_modes.evaluate(job, job.checkpoints().open("10"))
+    assert "loss 1.5000  accuracy 0.5000  aaa 0.2500" in job.output.getvalue()
+
+
 def test_waits_for_the_first_checkpoint(tmp_path: Path) -> None:
     job = FakeJob(tmp_path, steps=10)
     assert job.follow(lambda: job.save(10)) == {10: 1.0}
