@@ -15,6 +15,8 @@ import numpy as np
 import tensorflow as tf
 
 from tekso.framework.input.input import Input
+from tekso.framework.method_signatures import accepts
+from tekso.framework.source_lines import place_of
 
 Examples = Iterator[Mapping[str, np.ndarray]]
 """Inputs of an exported function, {name: [1, …]}: a single example each."""
@@ -108,6 +110,20 @@ class ExportedFunction:
     is_random: bool = False
     for_litert: bool = False
     quantization: Quantization | None = None
+
+    def __post_init__(self) -> None:
+        """Checks the arguments of the function.
+
+        Raises:
+          TypeError: it cannot be called with theta, the inputs and ctx.
+        """
+        arguments = ["theta", *self.inputs, "ctx"]
+        if not accepts(self.function, arguments, []):
+            name = getattr(self.function, "__name__", "function")
+            raise TypeError(
+                f"the exported function {name}{place_of(self.function)} is called with theta, the "
+                f"inputs and ctx: write def {name}({', '.join(arguments)})"
+            )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,6 +22,7 @@ from tekso.framework.exports import ExportedFunction, ExportedTexts
 from tekso.framework.gradient_combination import GradientCombination
 from tekso.framework.input.input import Input
 from tekso.framework.layer import Layer
+from tekso.framework.method_signatures import check_methods
 from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece, joined
 from tekso.framework.source_lines import place_of
 from tekso.framework.task_values import Batch, Decoded, LossSums, Program, Scored, TaskError
@@ -97,14 +98,15 @@ class Task(Layer):
         """Params of a task."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Wraps methods of the class, and checks its `goals`.
+        """Wraps methods of the class, and checks their arguments and its `goals`.
 
         `loss` and `loss_weight` accept NumPy arrays; `predict` names an array that is missing.
 
         Raises:
-          TypeError: `goals` is not a dict of "min" and "max".
+          TypeError: a method takes other arguments; `goals` is not a dict of "min" and "max".
         """
         super().__init_subclass__(**kwargs)
+        check_methods(cls, Task)
         goals = vars(cls).get("goals", {})
         if not isinstance(goals, Mapping) or not all(
             goal in ("min", "max") for goal in goals.values()

@@ -37,6 +37,11 @@ def load(model: str | None, packages: Sequence[str]) -> None:
         experiment(model)
     quiet_tensorflow.import_tensorflow()
     for package in packages:
+        if not all(package.split(".")):  # Python takes './my_lab' for a relative import
+            raise UsageError(
+                f"--import={package}: not the name of a package, as in --import=my_lab"
+                f"{_module_of(package)}"
+            )
         try:
             registry.import_package(package)
         except ModuleNotFoundError as error:
@@ -50,8 +55,9 @@ def load(model: str | None, packages: Sequence[str]) -> None:
 
 def _module_of(path: str) -> str:
     """Returns the end of an error about --import if its value is a path: the name of the module."""
-    relative = os.path.relpath(path).removesuffix(".py")
-    if not os.path.exists(path) or relative.startswith(os.pardir):
+    relative = os.path.relpath(path or os.curdir).removesuffix(".py")
+    exists = os.path.exists(path) or os.path.exists(f"{path}.py")
+    if not exists or relative in ("", os.curdir) or relative.startswith(os.pardir):
         return ""
     return f"; write its name, as in Python: --import={relative.replace(os.sep, '.')}"
 

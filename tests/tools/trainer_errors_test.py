@@ -55,6 +55,8 @@ WRONG = [
     ),
     (["--import=linse", LINE], "no package 'linse'"),
     (["--import=lines/experiments.py", LINE], "as in Python: --import=lines.experiments"),
+    (["--import=./lines/experiments", LINE], "as in Python: --import=lines.experiments"),
+    (["--import=.", LINE], "--import=.: not the name of a package, as in --import=my_lab"),
     (["--list=nothing.*"], "no experiment matches; --list without a pattern shows all; --import=…"),
     (["--list=experiments.line"], "did you mean lines.experiments.Line?"),
     (["--list=gpt.m12"], "no experiment matches; did you mean lm.gpt.M124?"),
