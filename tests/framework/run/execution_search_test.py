@@ -55,11 +55,7 @@ def test_the_executions_of_an_experiment_and_of_a_search_are_planned(tmp_path: P
 def test_pipelines_as_one_program_and_on_meshes_are_ranked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Meshes over all devices and replicas are not what is tested.
-    monkeypatch.setattr(layout_search, "MAX_TRIED", 40)
-    other = StepPlan("other", 4, {}, 0.0, 1.0)
-    monkeypatch.setattr(execution_search, "_best_mesh", lambda *_: other)
-    monkeypatch.setattr(execution_search.step_plan, "data_parallel", lambda *_: other)
+    monkeypatch.setattr(layout_search, "MAX_TRIED", 40)  # meshes are not what is tested
     found = registry.get("lm.python_source.TinySpmdPipeline")().tree()
     found.set({"input.batch_size": 16, "input.length": 32})
     plan = planned(tmp_path, found, num_devices=4, searches=True)
