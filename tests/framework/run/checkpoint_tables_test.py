@@ -17,7 +17,7 @@ def row(step: int) -> dict[str, Any]:
 
 def test_a_narrow_terminal_has_fewer_metrics_and_whole_times() -> None:
     rows = [row(50), row(100)]
-    for width, last in ((None, "dev/sensitivity"), (80, "dev/loss"), (60, "state")):
+    for width, last in ((None, "dev/sensitivity"), (79, "dev/loss"), (60, "state")):
         lines = list_text(rows, width=width).splitlines()
         assert lines[0].endswith(f"  {last}") and len(lines) == 3
         assert all("2026-11-28T10:57:45Z" in line for line in lines[1:])
