@@ -132,7 +132,7 @@ def shared_inputs(op: Any) -> Sequence[int]:
 
 def _product_with_one(op: Any) -> Sequence[int]:
     for number in (0, 1) if op.type == "Mul" else (0,):
-        factor = op.inputs[1 - number]
+        factor = root(op.inputs[1 - number])
         if factor.op.type == "Const" and factor.shape.num_elements() == 1:
             value = tf.make_ndarray(factor.op.get_attr("value"))
             if value == 1 and op.inputs[number].shape == op.outputs[0].shape:

@@ -155,7 +155,7 @@ class _Bodies:
             if op.type not in op_kinds.LOOPS:
                 continue
             times = graph_work.iterations(op) if op.name in live else None
-            if times is None or op.graph._get_function(op.get_attr("cond").name) is None:
+            if times is None or function_graph(op, op.get_attr("cond")) is None:
                 return math.inf
             body = self.of(op, live[op.name])
             found += times * (len(body.ops) + self.count(body.ops, body.live))

@@ -45,13 +45,22 @@ def test_a_tensor_that_a_scalar_condition_selects_is_not_copied(of_condition: li
     ("change", "arrays"),
     [
         (lambda x: 1.0 * x, 1),
+        (lambda x: tf.identity(1.0) * x, 1),
         (lambda x: 2.0 * x, 2),
         (lambda x: x / tf.ones([1]), 1),
         (lambda x: tf.ones([1]) / x, 2),
         (lambda x: tf.reduce_sum(x, tf.zeros([0], tf.int32)), 1),
         (lambda x: tf.reduce_sum(x, [1], keepdims=True), 1),
     ],
-    ids=["product", "other product", "quotient", "reciprocal", "sum", "sum of size one"],
+    ids=[
+        "product",
+        "product with a copy",
+        "other product",
+        "quotient",
+        "reciprocal",
+        "sum",
+        "sum of size one",
+    ],
 )
 def test_a_product_with_one_and_a_sum_that_adds_nothing_are_their_input(
     change: Any, arrays: int
