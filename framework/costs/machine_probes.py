@@ -24,14 +24,19 @@ import numpy as np
 
 from tekso.framework.cores import num_cores
 from tekso.framework.costs import kernel_probes
-from tekso.framework.costs.probe_runs import TIMES, ProbeRuns, Seconds, array, chain, rest
+from tekso.framework.costs.probe_runs import (
+    TIMES,
+    ProbeRuns,
+    Seconds,
+    Speeds,
+    array,
+    chain,
+    measured_again,
+    rest,
+)
 from tekso.framework.costs.tensor_reuse import Move, distances
 from tekso.framework.costs.this_machine import filled, rate
 
-Speeds = list[tuple[float, Seconds]]
-"""[(distance or operations per byte, something per second)]."""
-
-_MOST_AGAIN, _SLOW = 2, 0.8  # how often a product is measured again, if it is that slow
 _FEW_TIMES = 4  # repetitions of an op on large arrays
 _MOST_COPIES = 8
 _SIMPLE = 16  # multiplications and additions in a cluster
@@ -370,28 +375,6 @@ class Probes(ProbeRuns):
         matrix = tf.linalg.eye(size)[::-1]
         x = array(size, rows) if on_left else array(rows, size)
         return self.seconds(self._compiled(loop), x, matrix) / _ITERATIONS
-
-
-def measured_again(found: Speeds, measure: Sequence[Callable[[], tuple[float, Seconds]]]) -> Speeds:
-    """Returns the points after measuring those again that are much slower than one before.
-
-    A product with more operations per byte is about as fast or faster. If it is not, other programs
-    may have disturbed its measurement.
-
-    Args:
-      found: the points, ascending.
-      measure: measures each of them.
-    """
-    found = list(found)
-    for _ in range(_MOST_AGAIN):
-        best = np.maximum.accumulate([speed for _, speed in found])
-        slow = [i for i, (_, speed) in enumerate(found) if (speed < _SLOW * best[i]).any()]
-        for i in slow:
-            at, speed = found[i]
-            found[i] = (at, np.maximum(speed, measure[i]()[1]))
-        if not slow:
-            break
-    return found
 
 
 def _moving_seconds(shape: Sequence[int], times: int, streams: Speeds) -> Seconds:

@@ -17,6 +17,9 @@ import numpy.typing as npt
 Seconds = npt.NDArray[np.float64]
 """[CPU time, time that passes]."""
 
+Speeds = list[tuple[float, Seconds]]
+"""[(distance or operations per byte, something per second)]."""
+
 TIMES = 16
 """Repetitions of an op in a probe, so that the call of the function hardly counts."""
 
@@ -24,6 +27,7 @@ _RUN_S = 0.03  # CPU time of a measurement, for each copy
 _REPEATS = 3
 _MOST_REPEATS = 9  # if measurements differ
 _SCATTER = 0.05  # of two measurements that confirm each other
+_MOST_AGAIN, _SLOW = 2, 0.8  # how often a product is measured again, if it is that slow
 _LEAST = 0.1  # least share of a call that its ops take, if other programs disturb a measurement
 _LEAST_OF_PAIR = 0.02  # the same of a pair with the small ops after it
 _MANY_TIMES = 256  # repetitions of an op that does nothing
@@ -131,6 +135,28 @@ class ProbeRuns:
 def rest(whole: Seconds, part: Seconds, *, least: float) -> Seconds:
     """Returns whole - part, but at least a share: the two are measured one after the other."""
     return np.maximum(whole - part, least * whole)
+
+
+def measured_again(found: Speeds, measure: Sequence[Callable[[], tuple[float, Seconds]]]) -> Speeds:
+    """Returns the points after measuring those again that are much slower than one before.
+
+    A product with more operations per byte is about as fast or faster. If it is not, other programs
+    may have disturbed its measurement.
+
+    Args:
+      found: the points, ascending.
+      measure: measures each of them.
+    """
+    found = list(found)
+    for _ in range(_MOST_AGAIN):
+        best = np.maximum.accumulate([speed for _, speed in found])
+        slow = [i for i, (_, speed) in enumerate(found) if (speed < _SLOW * best[i]).any()]
+        for i in slow:
+            at, speed = found[i]
+            found[i] = (at, np.maximum(speed, measure[i]()[1]))
+        if not slow:
+            break
+    return found
 
 
 def chain(function: Callable[[Any], Any], times: int) -> Callable[[Any], Any]:

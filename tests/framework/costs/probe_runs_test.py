@@ -243,14 +243,12 @@ def test_a_product_that_is_much_slower_than_one_with_fewer_operations_is_measure
 
     found = [(at, np.array([speed, 1.0])) for at, speed in ((1.0, 50.0), (2.0, 20.0), (3.0, 41.0))]
     names = [functools.partial(measure, *one) for one in (("a", 9.0), ("b", 48.0), ("c", 9.0))]
-    points = machine_probes.measured_again(found, names)
+    points = probe_runs.measured_again(found, names)
     assert [(at, list(speed)) for at, speed in points] == [
         (1.0, [50.0, 1.0]), (2.0, [48.0, 1.0]), (3.0, [41.0, 1.0])
     ]  # fmt: skip
     assert again == ["b"]
-    slow = machine_probes.measured_again(
-        found[:2], [names[0], functools.partial(measure, "d", 1.0)]
-    )
+    slow = probe_runs.measured_again(found[:2], [names[0], functools.partial(measure, "d", 1.0)])
     assert list(slow[1][1]) == [20.0, 1.0] and again[1:] == ["d", "d"]  # it is slow
 
 
