@@ -31,7 +31,6 @@ from tekso.framework.costs.equal_ops import Merged
 
 SHORT_S = 3e-6
 """An op of less time runs on the thread that made it ready: 8000 cycles."""
-_SHORT_BYTES = 1 << 15  # an op on smaller tensors counts as short, whatever its planned time
 _OF_SHAPES = frozenset({"ShapeN", "Size", "Rank"})
 _WAKE_S = 5e-6  # until an idle thread finds what another one put on its stack
 _SPREAD = 0.1  # by how much the time of an op differs from run to run
@@ -226,10 +225,4 @@ class _Executor:
 
 def _stays_on_thread(op: Any, seconds: float) -> bool:
     """Returns whether an op runs on the thread that made it ready, as it is short."""
-    if seconds < SHORT_S:
-        return True
-    if op.type in op_kinds.INSTANT | op_kinds.EXISTING_MEMORY | _OF_SHAPES:
-        return True
-    moved = op.outputs if op.type in op_kinds.SLICES else (*op.inputs, *op.outputs)
-    sizes = map(graph_work.size_bytes, moved)
-    return not graph_work.inside(op)[1] and max(sizes, default=0) < _SHORT_BYTES
+    return seconds < SHORT_S or op.type in op_kinds.INSTANT | op_kinds.EXISTING_MEMORY | _OF_SHAPES

@@ -79,6 +79,16 @@ def test_a_thread_runs_short_readers_at_once(reader: str) -> None:
     assert results(reader, graphs=1, threads=1) == 2
 
 
+@pytest.mark.parametrize(("seconds", "stays"), [(1e-6, True), (5e-6, False)])
+def test_only_its_time_decides_whether_an_op_stays_on_a_thread(seconds: float, stays: bool) -> None:
+    """Also of a tensor of a few bytes."""
+    graph = tf.function(lambda x: x[2:5] * x[0]).get_concrete_function(tf.TensorSpec([8])).graph
+    tensors = graph_memory.tensors_of(graph)
+    ops = TimedOps(tensors.ops, tensors.merged, {op.name: seconds for op in tensors.ops})
+    found = {op.name in ops.staying for op in tensors.ops if op.type in ("Mul", "StridedSlice")}
+    assert found == {stays}
+
+
 def test_an_idle_thread_runs_the_readers_meanwhile() -> None:
     """If they take as long as the chain; if they take longer, they fall behind."""
     assert results("product", graphs=1, threads=2, of_reader=0.9) == 2
