@@ -292,7 +292,8 @@ def test_a_warm_start_takes_weights_alone_and_is_done_once(
         package, LINE, f"--logdir={tmp_path}/b", f"--warm_start={whole[0]}", "--set=*.dim=5"
     )
     assert other.returncode == 1 and "Traceback" not in other.stderr
-    assert "w is [3] in" in other.stderr and "and w is [5]: to keep its initial" in other.stderr
+    assert "w is [3] in" in other.stderr
+    assert "and w of the new model is [5]: to keep its initial" in other.stderr
     assert "as of a new head, add it to run.warm_start.main.ignore; to copy" in other.stderr
     assert not (tmp_path / "b" / "params.txt").exists()
 
