@@ -139,7 +139,7 @@ class DataParallel(Execution):
                 f"{counted(replicas, *unit)} and {counted(parts, 'accumulation step')}; "
                 f"the nearest that do: {', '.join(map(str, near))}"
             )
-        if count > 1:
+        if parts > 1:  # a loss that depends on the number of devices is rejected before step 1
             _warn_of_coupled_examples(task, count)
         towers = self._num_towers(task, strategy, batch_size // count)
         xla = self._xla(strategy)

@@ -63,25 +63,37 @@ class Assembly:
     eval_data: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Digests of the evaluation data, for descriptions of checkpoints; see `comparable`."""
 
-    def try_task(self, *, is_new: bool) -> loss_check.Findings:
-        """Checks the task on a few examples, or only its handling of padding; finds its labels.
+    def try_task(self, *, is_new: bool, trains: bool = True) -> loss_check.Findings:
+        """Checks the task on a few examples, or only padding and devices; finds its labels.
 
         Args:
           is_new: whether the program starts training from its initial weights; otherwise only
-            padding is checked.
+            padding, and the loss on several devices, are checked.
+          trains: whether the program trains; otherwise it only evaluates.
 
         Returns:
           warnings, and the labels to check in each batch (`BatchCheck`).
 
         Raises:
-          LossError: the loss of the task is not a sum over examples.
+          LossError: the loss of the task is not a sum over examples, or several devices would
+            compute another one.
           InputError: the loss or a metric counts padding.
         """
         task_results.setting_to_try(self.task, self.eval_inputs)  # raises now, not after all steps
         inputs = with_paths(self.input, self.eval_inputs)
         if is_new:
-            return loss_check.check(self.task, self.learner, self.program, inputs)
-        return loss_check.check_restored(self.task, self.program, inputs)
+            return loss_check.check(
+                self.task, self.learner, self.program, inputs, devices=self._num_parts
+            )
+        return loss_check.check_restored(
+            self.task, self.program, inputs, devices=self._num_parts, trains=trains
+        )
+
+    @property
+    def _num_parts(self) -> int:
+        """Number of devices, each of which computes a part of a batch; 1: there is one part."""
+        program = self.program
+        return program.num_replicas if isinstance(program, DataParallelProgram) else 1
 
     def batches(self, start: int) -> Iterator[Mapping[str, Any]]:
         """Returns this process's part of the training batches, from a batch to the last one."""

@@ -45,7 +45,7 @@ def evaluate(job: Job, checkpoint: Checkpoint) -> dict[str, Any]:
     with job.meet(checkpoint=checkpoint.path) as group:
         parts = job.assemble(group, trains=False)
         restore(parts.program, checkpoint)
-        tried = job.try_task(parts, is_new=False)
+        tried = job.try_task(parts, is_new=False, trains=False)
         check = BatchCheck(parts.task, tried.label_limits)
         log = MetricsLog(job.logdir.file("evaluations.jsonl"))
         found = _evaluate(job, parts, checkpoint, _Records(job, log), group, check)
@@ -125,7 +125,7 @@ def follow(job: Job, *, wait: Callable[[], None] = _sleep) -> None:
                     continue
                 unchecked: list[str] = []
                 if check is None:
-                    tried = job.try_task(parts, is_new=False)
+                    tried = job.try_task(parts, is_new=False, trains=False)
                     unchecked = tried.unchecked
                     check = BatchCheck(parts.task, tried.label_limits)
                 _evaluate(job, parts, checkpoint, _Records(job, log, events), group, check)

@@ -192,9 +192,9 @@ class Job:
         except (ValueError, ImportError, AttributeError, TypeError):
             return []  # as `changes_since` reports
 
-    def try_task(self, parts: Assembly, *, is_new: bool) -> Findings:
+    def try_task(self, parts: Assembly, *, is_new: bool, trains: bool = True) -> Findings:
         """Checks the task and prints warnings; see `Assembly.try_task`."""
-        found = parts.try_task(is_new=is_new)
+        found = parts.try_task(is_new=is_new, trains=trains)
         self.warn(found.warnings)
         return found
 

@@ -10,6 +10,8 @@
     a gradient of every learned weight                 else the loss does not depend on it
     scores of a softmax that are not probabilities     else a softmax is applied twice (a warning)
     losses are finite                                  else steps would be skipped (a warning)
+    loss on two devices = loss on one                  else it does not gather what it compares;
+                                                       see divided_losses.py
 
 The host computes these values with the initial weights of the run, op by op (or traced, if there
 are long loops, as over time). The check is independent of the execution and takes little time
@@ -41,6 +43,7 @@ from tekso.framework.input.errors import InputError
 from tekso.framework.input.input import Input
 from tekso.framework.learning_step import LearnerBase
 from tekso.framework.path_patterns import listed
+from tekso.framework.run import divided_losses
 from tekso.framework.run.input_checks import counted, padding
 from tekso.framework.run.label_limits import LabelLimit
 from tekso.framework.run.loss_sums import LossError, check_is_sum
@@ -78,7 +81,12 @@ class Findings:
 
 
 def check(
-    task: Task, learner: LearnerBase, program: Program, inputs: Mapping[str, Input]
+    task: Task,
+    learner: LearnerBase,
+    program: Program,
+    inputs: Mapping[str, Input],
+    *,
+    devices: int = 1,
 ) -> Findings:
     """Checks a task on examples of its inputs; returns what is no error.
 
@@ -89,10 +97,11 @@ def check(
       learner: determines which weights are learned.
       program: has the initial weights.
       inputs: {path in the tree: input}; the training input is "input".
+      devices: number of devices, each of which computes a part of a batch.
 
     Raises:
       LossError: the loss, or its weight, is not a sum over examples; pieces() computes another
-        loss; or the losses of `Task.equal_losses` differ.
+        loss; the losses of `Task.equal_losses` differ; or several devices compute another loss.
       InputError: the loss or a metric counts padding examples.
       TaskError: the task does not return sums.
       ForeignVariableError: the task computes other sums each time, because it creates variables,
@@ -115,6 +124,7 @@ def check(
             warnings.append(_not_finite(task, *trial.not_finite))
         warnings += _check_padding(trial, inputs)
         _find_labels(trial, inputs)
+        divided_losses.check(trial, inputs, devices=devices, trains=True)
         if trial.softmax.found:
             warnings.append(
                 f"the loss of {type(task).__name__} applies a softmax to probabilities: the "
@@ -130,7 +140,7 @@ def check(
             "Use them in fprop, or name them in learner.frozen",
         ]
 
-    return _try(task, program, inputs, tried)
+    return _try(task, program, inputs, tried, devices)
 
 
 def _not_finite(task: Task, loss: float, arrays: list[str]) -> str:
@@ -146,18 +156,37 @@ def _not_finite(task: Task, loss: float, arrays: list[str]) -> str:
     )
 
 
-def check_restored(task: Task, program: Program, inputs: Mapping[str, Input]) -> Findings:
-    """Checks a task whose loss a new run has checked: only whether it counts padding examples.
+def check_restored(
+    task: Task,
+    program: Program,
+    inputs: Mapping[str, Input],
+    *,
+    devices: int = 1,
+    trains: bool = True,
+) -> Findings:
+    """Checks a task whose loss a new run has checked: padding examples, and several devices.
 
     As `check`, it finds the labels.
+
+    Args:
+      task: the task.
+      program: has the restored weights.
+      inputs: {path in the tree: input}; the training input is "input".
+      devices: number of devices, each of which computes a part of a batch.
+      trains: whether training continues; otherwise the task is only evaluated.
+
+    Raises:
+      LossError: several devices compute another loss.
+      InputError: the loss or a metric counts padding examples.
     """
 
     def tried(trial: Trial) -> list[str]:
         warnings = _check_padding(trial, inputs)
         _find_labels(trial, inputs)
+        divided_losses.check(trial, inputs, devices=devices, trains=trains)
         return warnings
 
-    return _try(task, program, inputs, tried)
+    return _try(task, program, inputs, tried, devices)
 
 
 def _find_labels(trial: Trial, inputs: Mapping[str, Input]) -> None:
@@ -180,6 +209,7 @@ def _try(
     program: Program,
     inputs: Mapping[str, Input],
     function: Callable[[Trial], list[str]],
+    devices: int,
 ) -> Findings:
     """Calls a function with a trial; what it finds until it fails is kept."""
     warnings: list[str] = []
@@ -188,7 +218,7 @@ def _try(
     with tf.device("CPU:0"), _noting(failures):
         weights = trial_weights(task, program)
         if weights is None:
-            return Findings()
+            return Findings(warnings=divided_losses.too_large(task, devices))
         trial = Trial(task, weights)
         with _noting(failures):
             warnings = function(trial)
@@ -239,17 +269,12 @@ def _theta(theta: Any, ctx: StepContext) -> Any:
 def _check_sums(trial: Trial, batch: Batch) -> list[str]:
     """Rejects a task whose loss is not a sum over the examples of a batch; returns warnings."""
     task = trial.task
-    if len(next(iter(batch.values()))) < 2 or _couples_examples(task):
+    if len(next(iter(batch.values()))) < 2 or divided_losses.couples(task):
         return []
     warnings = check_is_sum(trial, batch, "eval")
     if not any(layer.couples_examples for layer in task.walk()):
         check_is_sum(trial, batch, "train")
     return warnings
-
-
-def _couples_examples(task: Task) -> bool:
-    """Whether a layer couples examples, other than by batch statistics (training only)."""
-    return any(layer.couples_examples and not layer.has_statistics for layer in task.walk())
 
 
 def _check_equal(trial: Trial, example: Batch) -> None:

@@ -112,6 +112,7 @@ class Trial:
 
     Attributes:
       task: the task.
+      weights: {path: value}.
       softmax: what was found about softmaxes in the computations so far.
       labels: the arrays that the loss reads as classes.
       seen: kinds of batches that were computed, as `kind_of` returns them.
@@ -120,7 +121,7 @@ class Trial:
     """
 
     def __init__(self, task: Task, weights: Mapping[str, tf.Tensor]) -> None:
-        self.task, self._weights = task, weights
+        self.task, self.weights = task, weights
         self.softmax, self.labels = RepeatedSoftmax(), LabelWatch()
         self.not_finite: tuple[float, list[str]] | None = None
         self._traced: dict[Any, Any] = {}  # {mode, sizes and how: its tf.function}
@@ -156,7 +157,7 @@ class Trial:
     ) -> _Tensors:
         """Computes the task: op by op, or traced after a loop was found to be long."""
         examples = {name: tf.convert_to_tensor(array) for name, array in batch.items()}
-        arguments = (self._weights, examples, tf.constant(offset, tf.int64))
+        arguments = (self.weights, examples, tf.constant(offset, tf.int64))
         is_new = kind_of(batch) not in self.seen
         self.seen.add(kind_of(batch))
         if not self._has_long_loops:
@@ -191,7 +192,7 @@ class Trial:
     @property
     def tolerance(self) -> float:
         """Relative tolerance of sums for rounding."""
-        sizes = {weight.dtype.size for weight in self._weights.values()}
+        sizes = {weight.dtype.size for weight in self.weights.values()}
         return _TOLERANCE_OF_16_BITS if sizes & {1, 2} else _TOLERANCE
 
     def differ(self, one: float, other: float, *, scale: float) -> bool:
@@ -242,19 +243,19 @@ class Trial:
 
         examples = {name: tf.convert_to_tensor(array) for name, array in batch.items()}
         traced = tf.function(run, autograph=False)
-        traced = traced.get_concrete_function(self._weights, examples, tf.constant(0, tf.int64))
+        traced = traced.get_concrete_function(self.weights, examples, tf.constant(0, tf.int64))
         found: list[Any] = traced.graph.get_operations()
         return found
 
     def most_rows(self, batch: Batch) -> int:
         """Returns the number of examples that are cheap to compute, from 1 to 32."""
         elements = max(array[0].size for array in batch.values())
-        weights = sum(int(tf.size(weight)) for weight in self._weights.values())
+        weights = sum(int(tf.size(weight)) for weight in self.weights.values())
         return int(np.clip(_MOST_WORK // max(1, elements * weights), 1, 32))
 
     def unused(self, batch: Batch, learned: Iterable[str]) -> list[str]:
         """Returns the paths of learned weights that get no gradient."""
-        sources = {path: self._weights[path] for path in learned}
+        sources = {path: self.weights[path] for path in learned}
         unused = list(sources)
         for mode in ("eval", "train"):  # training may use more weights
             with tf.GradientTape(watch_accessed_variables=False) as tape:

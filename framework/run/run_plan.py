@@ -1,7 +1,8 @@
 """Plans a run before its first step: memory, time, checkpoints, what it would resume.
 
 Nothing is allocated, no device is needed, and data is read only if the Params do not determine the
-shapes of a batch.
+shapes of a batch. On several devices, tasks that couple examples are an exception: see
+`divided_plan.py`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,14 @@ from tekso.framework.costs.stored_speeds import Condition
 from tekso.framework.costs.this_machine import THIS_MACHINE
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.experiment import Tree
-from tekso.framework.run import batch_kinds, checkpoint_size, inspection, metric_names, run_start
+from tekso.framework.run import (
+    batch_kinds,
+    checkpoint_size,
+    divided_plan,
+    inspection,
+    metric_names,
+    run_start,
+)
 from tekso.framework.run.early_stopping import early_stopping_of
 from tekso.framework.run.execution_search import other_plans
 from tekso.framework.run.logdir import Logdir
@@ -38,9 +46,9 @@ class RunPlan:
       device: type of the devices.
       weights: number of elements of all weights.
       step: the step under the execution of the experiment; None: it is impossible.
-      problem: why the step is impossible, or "".
+      problem: why the step is impossible, or computes another loss than on one device, or "".
       run_problems: why the run cannot start or resume, see `run_start.py`.
-      warnings: of damaged checkpoints that the run skips.
+      warnings: of damaged checkpoints that the run skips, and of what could not be checked.
       changes: what differs from the Params of the checkpoint that the run resumes from.
       others: steps under other executions, the fastest that fits first.
       rejected: {execution: why it is impossible}.
@@ -152,6 +160,9 @@ def plan(
         step = None if invalid else step_plan(parts, num_devices)
     except ExecutionError as error:
         problem = str(error)
+    divided = divided_plan.DividedStep()
+    if step is not None:
+        divided = divided_plan.find(tree, parts.task, step.devices, assets_dir=assets_dir)
     others: list[StepPlan] = []
     rejected: dict[str, str] = {}
     if searches and not invalid:
@@ -167,9 +178,9 @@ def plan(
         parts.device,
         sum(spec.size for spec in specs.values()),
         step,
-        problem,
+        problem or divided.problem,
         tuple(dict.fromkeys(filter(None, problems))),
-        start.warnings,
+        (*start.warnings, *divided.warnings),
         start.changes,
         tuple(sorted(others, key=lambda s: (not _fits(s, parts.device), s.seconds))),
         rejected,

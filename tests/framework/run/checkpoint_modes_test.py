@@ -82,7 +82,7 @@ class FakeJob:
     def assemble(self, group: ProcessGroup, *, trains: bool) -> FakeParts:
         return FakeParts()
 
-    def try_task(self, parts: FakeParts, *, is_new: bool) -> Findings:
+    def try_task(self, parts: FakeParts, *, is_new: bool, trains: bool) -> Findings:
         assert not is_new
         self.tried += 1
         return self.findings

@@ -21,6 +21,7 @@ from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.run import (
     checkpoint_files,
     checkpoint_size,
+    divided_plan,
     inspection,
     plan_text,
     run_start,
@@ -315,3 +316,16 @@ def test_a_plan_says_that_other_programs_use_the_machine(
     assert plan_text.record(plan)["machine"] == {
         "slowdown": 2.5, "is_slow": True, "measured_busy": True,
     }  # fmt: skip
+
+
+def test_a_loss_that_devices_compute_otherwise_is_a_problem(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = divided_plan.DividedStep("another loss", ("not checked",))
+    devices = []
+    monkeypatch.setattr(
+        divided_plan, "find", lambda _, __, count, **___: devices.append(count) or found
+    )
+    plan = planned(tmp_path, num_devices=2)
+    assert devices == [2]
+    assert plan.problems == ["another loss"] and plan.warnings == ("not checked",)

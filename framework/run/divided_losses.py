@@ -1,0 +1,192 @@
+"""Checks that devices which compute parts of a batch compute the loss of the whole batch.
+
+    loss of {0, 1, 2, 3, 4, 5}  =  loss of {0, 1, 2} on one device + loss of {3, 4, 5} on another
+
+Only tasks that couple examples otherwise than by batch statistics are checked: a loss such as an
+in-batch softmax must gather the examples of all devices. The host computes two devices in two
+threads, op by op; `ops.sum_over_replicas` sums over the threads.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from tekso.framework import error_advice, task_results
+from tekso.framework.context import Mode, StepContext
+from tekso.framework.counting import counted
+from tekso.framework.coupling import coupling, named
+from tekso.framework.execution.replica_context import ReplicaContext
+from tekso.framework.input.input import Input
+from tekso.framework.layer import Layer
+from tekso.framework.run.loss_sums import LossError
+from tekso.framework.run.loss_trial import (
+    Batch,
+    Trial,
+    different_repetition,
+    repeated,
+    rows_of,
+)
+from tekso.framework.task import Task
+
+_TRAINING = "input"
+_FEW = 2  # examples of a device, that are computed first
+_PATIENCE_S = 600.0  # how long a thread waits for the sum of the other one
+_WHEN: Mapping[Mode, str] = {"train": "training", "eval": "evaluation"}
+
+
+def couples(task: Task) -> bool:
+    """Returns whether a layer couples examples, other than by batch statistics."""
+    return bool(_coupling(task))
+
+
+def _coupling(task: Task) -> list[Layer]:
+    return [layer for layer in coupling(task) if not layer.has_statistics]
+
+
+def too_large(task: Task, devices: int) -> list[str]:
+    """Returns the warning about a task that is too large to be checked, if it should be."""
+    if devices == 1 or not couples(task):
+        return []
+    return [
+        f"{type(task).__name__} couples the examples of a batch, and is too large to check whether "
+        f"its loss on {devices} devices equals that of one"
+    ]
+
+
+def check(trial: Trial, inputs: Mapping[str, Input], *, devices: int, trains: bool) -> None:
+    """Rejects a loss that several devices would not compute as one device does.
+
+    Args:
+      trial: the task with its weights.
+      inputs: {path in the tree: input}; the training input is "input".
+      devices: number of devices, each of which computes a part of a batch.
+      trains: whether the task is trained; otherwise it is only evaluated.
+
+    Raises:
+      LossError: the loss of a training step, or of an evaluation, differs.
+    """
+    if devices == 1 or not couples(trial.task):
+        return
+    for path, input in inputs.items():
+        mode: Mode = "train" if path == _TRAINING else "eval"
+        if (mode == "train" and not trains) or input.num_batches == 0:
+            continue
+        with error_advice.naming_labels(batch := input.batch(0), f"{path}.batch(0)"):
+            if text := problem(trial, batch, devices=devices, mode=mode):
+                raise LossError(text)
+
+
+def problem(trial: Trial, batch: Batch, *, devices: int, mode: Mode) -> str:
+    """Returns why several devices would compute another loss than one, or "".
+
+    If all layers that couple examples say that they gather them, the loss of a few examples is
+    enough. A loss that couples only neighbours, such as triplets, is correct if no device has a
+    part of them: so each of the two devices computes as many examples as in training.
+
+    Args:
+      trial: the task with its weights.
+      batch: a global batch.
+      devices: number of devices, each of which computes a part of the batch.
+      mode: in which the loss is computed.
+    """
+    own = len(next(iter(batch.values()))) // devices
+    if own == 0:  # the program rejects it
+        return ""
+    few = min(_FEW, own)
+    if few < own and all(layer.gathers_examples for layer in _coupling(trial.task)):
+        with contextlib.suppress(Exception):  # the task may need a multiple of more examples
+            if _losses(trial, batch, few, mode) is None:
+                return ""
+    differing = _losses(trial, batch, own, mode)
+    return "" if differing is None else _text(trial.task, 2 * own, *differing, mode)
+
+
+def _losses(trial: Trial, batch: Batch, own: int, mode: Mode) -> tuple[float, float] | None:
+    """Returns the loss sums of one device and of two, with `own` examples each; None: equal."""
+    examples = rows_of(batch, slice(2 * own))
+    together = _loss(trial, examples, StepContext(mode=mode, num_examples=2 * own))
+    apart = _of_two_devices(trial, examples, mode)
+    if not trial.differ(together, apart, scale=max(abs(together), abs(apart))):
+        return None
+    again = repeated(lambda: _of_two_devices(trial, examples, mode))
+    is_random = different_repetition(apart, together, again) is not None
+    return None if is_random else (together, apart)
+
+
+def _text(task: Task, size: int, together: float, apart: float, mode: Mode) -> str:
+    found = map(named, _coupling(task))
+    return (
+        f"{task_results.source_of_loss(task)} depends on the number of devices: in {_WHEN[mode]}, "
+        f"the first {size} examples have a loss sum of {together:g} on one device, and of "
+        f"{apart:g} on two with {counted(size // 2, 'example')} each. Each device has only a part "
+        f"of the batch, and {' and '.join(found)} must couple the examples of all. Set "
+        "gathers_examples = True there, and gather them with ops.sum_over_replicas, each at its "
+        'place from ctx.example_offset on: "Compare the examples of all devices" in '
+        "docs/own_model.md has the code. Or use one device, or --execution=mesh_sharded"
+    )
+
+
+def _loss(trial: Trial, batch: Batch, ctx: StepContext) -> float:
+    """Returns the loss sum of these examples, with the auxiliary losses of layers."""
+    with tf.device("CPU:0"):
+        examples = {name: tf.convert_to_tensor(array) for name, array in batch.items()}
+        sums = task_results.loss(trial.task, trial.task.theta(trial.weights), examples, ctx)
+        means = sum(float(value) for value, _ in ctx.collected.sums["loss"].values())
+        return float(tf.reduce_sum(sums.loss_sum)) + means * (ctx.num_examples or 0)
+
+
+def _of_two_devices(trial: Trial, batch: Batch, mode: Mode) -> float:
+    """Returns the loss sum of two devices, each with one half of the examples."""
+    size = len(next(iter(batch.values())))
+    threads = _Threads(2)
+
+    def device(number: int) -> float:
+        start, stop = number * size // 2, (number + 1) * size // 2
+        ctx = ReplicaContext(
+            all_reduce=threads.all_reduce(number),
+            mode=mode,
+            num_examples=size,
+            example_offset=start,
+        )
+        try:
+            return _loss(trial, rows_of(batch, slice(start, stop)), ctx)
+        except BaseException:
+            threads.barrier.abort()
+            raise
+
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        calls = [pool.submit(device, number) for number in range(2)]
+    errors = [error for call in calls if (error := call.exception()) is not None]
+    for error in sorted(errors, key=lambda one: isinstance(one, threading.BrokenBarrierError)):
+        raise error  # not the one that only says that the other thread had an error
+    return sum(call.result() for call in calls)
+
+
+class _Threads:
+    """Sums tensors over threads.
+
+    Attributes:
+      barrier: each thread waits for the others there.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.barrier = threading.Barrier(count, timeout=_PATIENCE_S)
+        self._given: list[list[tf.Tensor]] = [[] for _ in range(count)]
+
+    def all_reduce(self, number: int) -> Callable[[Any], Any]:
+        """Returns the function that one thread calls with its tensors, to get the sums."""
+
+        def summed(nest: Any) -> Any:
+            self._given[number] = tf.nest.flatten(nest)
+            self.barrier.wait()
+            sums = [tf.add_n(column) for column in zip(*self._given, strict=True)]
+            self.barrier.wait()  # before the next tensors are given
+            return tf.nest.pack_sequence_as(nest, sums)
+
+        return summed

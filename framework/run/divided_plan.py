@@ -1,0 +1,60 @@
+"""Finds, for a plan, that several devices would compute another loss than one.
+
+Only for tasks that couple examples otherwise than by batch statistics, the plan reads a batch and
+initializes the weights: whether the loss differs depends on both.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import tensorflow as tf
+
+from tekso.framework.execution.data_parallel import DataParallel
+from tekso.framework.experiment import Tree
+from tekso.framework.run import divided_losses, loss_check
+from tekso.framework.run.loss_sums import LossError
+from tekso.framework.run.loss_trial import Trial
+from tekso.framework.task import Task
+from tekso.framework.theta import flatten
+
+
+@dataclasses.dataclass(frozen=True)
+class DividedStep:
+    """What was found.
+
+    Attributes:
+      problem: why training would be refused, or "".
+      warnings: why that could not be found out.
+    """
+
+    problem: str = ""
+    warnings: tuple[str, ...] = ()
+
+
+def find(tree: Tree.Params, task: Task, devices: int, *, assets_dir: str | None) -> DividedStep:
+    """Returns why training on several devices would be refused for its loss.
+
+    Args:
+      tree: the Params.
+      task: the task.
+      devices: number of devices of the step.
+      assets_dir: folder of the assets of a run, if there was one.
+    """
+    is_divided = issubclass(tree.execution.owner, DataParallel) and not tree.execution.updates
+    if devices == 1 or not is_divided or not divided_losses.couples(task):
+        return DividedStep()
+    if sum(spec.size_bytes for spec in task.specs().values()) > loss_check.MOST_BYTES:
+        return DividedStep(warnings=tuple(divided_losses.too_large(task, devices)))
+    try:
+        with tf.device("CPU:0"):
+            trial = Trial(task, flatten(task.init(seed=tree.run.seed)))
+            input = tree.input.instantiate(seed=tree.run.seed, assets_dir=assets_dir)
+            divided_losses.check(trial, {"input": input}, devices=devices, trains=True)
+    except LossError as error:
+        return DividedStep(str(error))
+    except Exception as error:
+        reason = str(error).partition("\n")[0]
+        text = f"{type(task).__name__} could not be checked on {devices} devices: {reason}"
+        return DividedStep(warnings=(text,))
+    return DividedStep()
