@@ -95,8 +95,9 @@ def compare(
         known = list(dict.fromkeys(key for run in found for key in run.curves))
         close = close_matches(metric, known, count=1, cutoff=0.75)  # they begin alike
         hint = f"did you mean {close[0]}? The" if close else "the"
+        damage = "".join(f"; {run.damage}" for run in found if run.damage)
         raise UsageError(
-            f"no run has the curve {metric}; {hint} runs have: {', '.join(known) or 'none'}"
+            f"no run has the curve {metric}; {hint} runs have: {', '.join(known) or 'none'}{damage}"
         )
     groups = runs.groups(found)
     different = runs.differences([run for group in groups for run in group.runs])

@@ -316,6 +316,8 @@ def _search(trainer: Trainer, study: search.Study) -> tuple[list[SweepTrial], li
                 failed.append(trial)
                 return None
             evaluations = judge.counted(trainer.evaluations(trial, FLAGS.metric))
+            if (step := study.ends.get(number)) is not None:
+                print(f"  ended early after step {step}: others were better by then", flush=True)
             if not evaluations and trainer.code(trial) != ExitCode.NOT_FINITE:
                 known = ", ".join(trainer.metrics(trial))
                 raise UsageError(f"no evaluation has --metric={FLAGS.metric}; there are {known}")

@@ -97,6 +97,13 @@ class MetricsLog:
         lines = files.read(self.path).splitlines()
         return [record for line in lines if (record := _parse(line))]
 
+    def left_out(self) -> list[int]:
+        """Returns the numbers of the lines, from 1 on, that `read` leaves out: damaged ones."""
+        if not files.exists(self.path):
+            return []
+        lines = enumerate(files.read(self.path).splitlines(), start=1)
+        return [number for number, line in lines if _parse(line) is None]
+
 
 def _append_whole(file: int, data: bytes) -> None:
     """Appends data to a local file, completely or, if that fails, not at all."""

@@ -92,6 +92,7 @@ class ComparedRun:
       unit: the unit of `Point.seen`, such as "tokens"; "": not recorded.
       seconds: the time of the run by activity; {}: not recorded.
       samples: {name: decoded text}: samples.txt, and the newest text of every evaluation.
+      damage: what is wrong with its metrics.jsonl; "": nothing.
     """
 
     path: str
@@ -102,6 +103,7 @@ class ComparedRun:
     unit: str
     seconds: Mapping[str, float]
     samples: Mapping[str, str]
+    damage: str = ""
 
     @property
     def seed(self) -> str:
@@ -150,7 +152,20 @@ def read(path: str) -> ComparedRun:
         unit=unit,
         seconds=max(spent, key=lambda one: math.fsum(one.values())),
         samples=_samples(logdir),
+        damage=_damage(logdir.metrics),
     )
+
+
+def _damage(path: str) -> str:
+    """Returns what is wrong with a metrics.jsonl, and what is left out; "": nothing."""
+    if not files.exists(path):
+        return f"{path} is missing"
+    if not (found := MetricsLog(path).left_out()):
+        return "" if MetricsLog(path).read() else f"{path} is empty"
+    some = ", ".join(map(str, found[:3])) + (", …" if len(found) > 3 else "")
+    lines = "line" if len(found) == 1 else f"{len(found)} lines:"
+    verb = "is" if len(found) == 1 else "are"
+    return f"{path} is damaged in {lines} {some}, which {verb} left out"
 
 
 def _last_seconds(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:

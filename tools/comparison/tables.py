@@ -46,7 +46,7 @@ def results(groups: Sequence[Group], metric: str, best: Best | None = None) -> C
       best: which values are best; None: the last value of each run is compared.
     """
     values = [_values(group, metric, best) for group in groups]
-    rows, notes = [], []
+    rows, notes, untested = [], [], []
     for i, (group, own) in enumerate(zip(groups, values, strict=True)):
         if not own:
             rows.append([group.name, "0", "-", "-", "", "", ""])
@@ -59,7 +59,12 @@ def results(groups: Sequence[Group], metric: str, best: Best | None = None) -> C
         test = statistics.welch(values[0], own)
         p = "-" if test.p is None else f"{test.p:.3g}"
         rows.append([*row, f"{test.difference:+.4g}", p, _seeds(test)])
-        notes.append(_sentence(groups[0].name, group.name, test))
+        if test.p is None:
+            untested.append(group.name)
+        else:
+            notes.append(_sentence(groups[0].name, group.name, test))
+    if untested:
+        notes.append(_untested(groups[0].name, untested))
     notes += _warnings(groups, metric, best)
     notes.append(
         "Spread: sample standard deviation. p: Welch's t test, two-sided. Seeds to decide: runs "
@@ -84,6 +89,8 @@ def _warnings(groups: Sequence[Group], metric: str, best: Best | None) -> list[s
         )
     for group in groups:
         for run in group.runs:
+            if run.damage:
+                found.append(f"{run.damage}.")
             shown = _point(run, metric, best)
             if shown is None:
                 kind = "finite " if metric in run.not_finite else ""
@@ -128,12 +135,18 @@ def _seeds(test: statistics.WelchTest) -> str:
     return str(test.seeds) if test.seeds is not None else "more than 10,000"
 
 
+def _untested(first: str, others: Sequence[str]) -> str:
+    """Returns a sentence about groups whose difference cannot be tested, for lack of runs."""
+    name, what = others[0], "difference"
+    if len(others) > 1:
+        name, what = f"{len(others)} groups", "differences"
+    return (
+        f"{name} against {first}: one run does not show a spread; train each with two seeds or "
+        f"more to test the {what}."
+    )
+
+
 def _sentence(first: str, other: str, test: statistics.WelchTest) -> str:
-    if test.p is None:
-        return (
-            f"{other} against {first}: one run does not show a spread; train each with two seeds "
-            "or more to test the difference."
-        )
     if test.is_decided:
         return f"{other} against {first}: the difference exceeds the spread (p = {test.p:.3g})."
     more = "" if test.seeds is None else f"; {counted(test.seeds, 'seed')} each would decide it"

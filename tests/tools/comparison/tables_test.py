@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
 from compared_runs import two_groups, write
 
 from tekso.tools.comparison import runs, tables
@@ -83,8 +84,9 @@ def test_a_diverged_run_and_runs_with_one_seed_are_pointed_out(tmp_path: Path) -
     record = '{"step": 2, "split": "dev", "loss": null}\n'
     (tmp_path / "d" / "metrics.jsonl").write_text(record)
     found = tables.results(runs.groups([runs.read(path) for path in paths]), "dev/loss")
-    b, c, d, seeds, _ = found.notes
+    b, missing, c, d, seeds, _ = found.notes
     assert b == f"The last dev/loss of {paths[1]} is not finite; the table has the value at step 4."
+    assert missing == f"{paths[2]}/metrics.jsonl is missing."
     assert c == f"{paths[2]} has no dev/loss, and is left out."
     assert d == f"{paths[3]} has no finite dev/loss, and is left out."
     assert "have the same seed (0). They are not independent" in seeds
@@ -104,3 +106,30 @@ def test_the_cost_of_a_run_counts_steps_after_the_last_logged_one(tmp_path: Path
         file.write('{"step": 7, "split": "dev", "loss": 0.5}\n')
     ((_, _, steps, seen, *_),) = tables.cost(runs.groups([runs.read(path)])).rows
     assert (steps, seen) == ("7", "70")  # 10 tokens a step
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "is empty."),
+        (b"\x93\xff\x00\n", "is damaged in line 1, which is left out."),
+        (b'{"step": 2, "split": "dev", "loss": 2.0}\n{"step": 4, "sp', "in line 2, which is left"),
+        (b'a\nb\n{"step": 2, "split": "dev", "loss": 2.0}\nc\nd\n', "in 4 lines: 1, 2, 4, …, whi"),
+    ],
+)
+def test_damaged_figures_are_named_with_their_file_and_lines(
+    content: bytes, said: str, tmp_path: Path
+) -> None:
+    paths = [write(tmp_path / name, loss=1.0, seed=n) for n, name in enumerate("ab")]
+    assert not runs.read(paths[1]).damage
+    (tmp_path / "b" / "metrics.jsonl").write_bytes(content)
+    found = tables.results(runs.groups([runs.read(path) for path in paths]), "dev/loss")
+    (note,) = [note for note in found.notes if "metrics.jsonl" in note]
+    assert note.startswith(f"{paths[1]}/metrics.jsonl is ") and said in note
+
+
+def test_many_groups_of_one_run_have_one_sentence(tmp_path: Path) -> None:
+    paths = [write(tmp_path / f"r{n}", loss=1.0, rate=0.1 * n) for n in (1, 2, 3)]
+    found = tables.results(runs.groups([runs.read(path) for path in paths]), "dev/loss")
+    (note,) = [note for note in found.notes if "does not show a spread" in note]
+    assert note.startswith("2 groups against ") and note.endswith("to test the differences.")

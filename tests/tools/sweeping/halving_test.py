@@ -67,5 +67,8 @@ def test_halving_ends_the_same_trials_when_it_is_killed_or_late(
     assert left in ([], ["late"], ["unseen"]) and sorted(fake.trained) == sorted(set(fake.trained))
     if not killed:  # or else this trainer loses evaluations that Optuna was told
         means = f"{(0 + 2 + 4 + 1 + 3 + 0) / 6 + 0.02:.4f}"  # of the best values, not the last ones
-        table = capsys.readouterr().out.partition("best dev/loss\n")[2]
+        printed = capsys.readouterr().out
+        ended = f"\n  ended early after step {first}: others were better by then\n"
+        assert printed.count(ended) == 4
+        table = printed.partition("best dev/loss\n")[2]
         assert re.search(rf" 6 +{means} ", table), table
