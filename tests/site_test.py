@@ -96,6 +96,22 @@ def test_screenshots_of_tensorboard_are_shown_if_there_are_some(tmp_path: Path) 
     ]
 
 
+def test_no_page_links_to_what_the_site_does_not_have() -> None:
+    for page in DOCS.rglob("*.md"):
+        name = page.relative_to(DOCS)
+        if name.parts[0] == "examples":
+            continue
+        place = SimpleNamespace(file=SimpleNamespace(src_uri=str(name)))
+        text = site_hooks.on_page_markdown(page.read_text(), place, {"docs_dir": str(DOCS)})
+        text = re.sub(r"(?s)```.*?```|`[^`\n]*`", "", text)
+        for target in re.findall(r"\]\(([^)#\s]+)", text):
+            if re.match(r"[\w+]+:", target):
+                continue
+            found = Path(os.path.normpath(page.parent / target))
+            is_shown = found.is_file() and found.is_relative_to(DOCS)
+            assert is_shown and found.relative_to(DOCS).parts[0] != "examples", f"{name}: {target}"
+
+
 @pytest.mark.slow
 def test_the_site_builds_without_warnings_and_has_a_search_index(tmp_path: Path) -> None:
     for module in ("mkdocs", "material", "mkdocstrings_handlers"):
