@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar, cast
 
+from tekso.framework.counting import counted
 from tekso.framework.input.bucketing import BucketedInput
 from tekso.framework.input.input import ExampleInput, Input
 from tekso.framework.params.origins import hide_from_origins
@@ -187,4 +188,4 @@ def _epochs(used: Any, epochs: object) -> str:
     if not isinstance(epochs, int) or epochs < 1:
         return text
     method = "train" if session is used else "fit"
-    return f"{text}, so {epochs} of them are {method}({math.ceil(epochs * length)})"
+    return f"{text}, so {method}({math.ceil(epochs * length)}) trains {counted(epochs, 'epoch')}"

@@ -42,7 +42,7 @@ def test_epochs_are_answered_with_the_number_of_steps(lab: Any, session: Any) ->
     said = (
         r"^Lab\.fit\(\): epochs is no argument; it takes the number of training steps, each with "
         r"one batch: fit\(100\); epochs: an epoch of this input has 15 steps \(the training "
-        r"examples divided by input.batch_size\), so 3 of them are fit\(45\)$"
+        r"examples divided by input.batch_size\), so fit\(45\) trains 3 epochs$"
     )
     with pytest.raises(TypeError, match=said):
         lab.fit(epochs=3)
