@@ -68,13 +68,14 @@ USED_IN: dict[str, tuple[str, ...]] = {
 """{flag: modes that use it}, for every flag."""
 
 _INSTEAD = {
+    ("cpu_devices", "plan"): "use --devices={}",
     ("checkpoint", "train"): "training continues from the newest good checkpoint of its "
     "--logdir. To start a new run from the weights of another, at step 0 and with a new optimizer, "
     "use --warm_start=RUN. To continue another run in a new logdir, copy its "
     "checkpoint to NEW/checkpoints/step_… and train with --logdir=NEW: it continues at that step, "
     "with the state of its optimizer, to --steps",
 }
-"""{(flag, mode): what to do instead}."""
+"""{(flag, mode): what to do instead}; {} is the value of the flag."""
 
 
 def check(values: Any) -> None:
@@ -91,7 +92,7 @@ def check(values: Any) -> None:
     for name in (name for name in USED_IN if name in given and mode not in USED_IN[name]):
         if mode == LIST:
             raise UsageError(f"--list shows the experiments and does not use --{name}")
-        instead = _INSTEAD.get((name, mode))
+        instead = _INSTEAD.get((name, mode), "").format(values[name].value)
         text = f"--{name} works only with {_listed(USED_IN[name])}, not with {mode}"
         raise UsageError(f"{text}: {instead}" if instead else text)
     if "restarts" in given and not values.supervise:

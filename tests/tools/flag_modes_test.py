@@ -84,3 +84,8 @@ def test_training_with_checkpoint_says_how_to_start_from_one(
     assert "--checkpoint works only with --mode=eval, decode or export, not with train" in message
     assert "--warm_start" in message and "NEW/checkpoints/" in message
     assert not (tmp_path / "run").exists()
+
+
+def test_a_plan_names_the_flag_for_its_number_of_devices() -> None:
+    with pytest.raises(UsageError, match=r"not with plan: use --devices=2$"):
+        trainer_flags.parse(["tekso-trainer", "--mode=plan", "--cpu_devices=2"])
