@@ -7,6 +7,7 @@ initializes the weights: whether the loss differs depends on both.
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import tensorflow as tf
 
@@ -41,7 +42,8 @@ def find(tree: Tree.Params, task: Task, devices: int, *, assets_dir: str | None)
       devices: number of devices of the step.
       assets_dir: folder of the assets of a run, if there was one.
     """
-    is_divided = issubclass(tree.execution.owner, DataParallel) and not tree.execution.updates
+    execution: Any = tree.execution
+    is_divided = issubclass(execution.owner, DataParallel) and not execution.updates
     if devices == 1 or not is_divided or not divided_losses.couples(task):
         return DividedStep()
     if sum(spec.size_bytes for spec in task.specs().values()) > loss_check.MOST_BYTES:
