@@ -132,16 +132,25 @@ def shared_inputs(op: Any) -> Sequence[int]:
 
 def _product_with_one(op: Any) -> Sequence[int]:
     for number in (0, 1) if op.type == "Mul" else (0,):
-        factor = root(op.inputs[1 - number])
-        if factor.op.type == "Const" and factor.shape.num_elements() == 1:
+        factor = op.inputs[1 - number]
+        if factor.shape.num_elements() != 1:
+            continue
+        if (factor := source(factor)).op.type == "Const":
             value = tf.make_ndarray(factor.op.get_attr("value"))
             if value == 1 and op.inputs[number].shape == op.outputs[0].shape:
                 return [number]
     return []
 
 
+def source(tensor: Any) -> Any:
+    """Returns the tensor of which a tensor is another name, of a reshape or an identity."""
+    while tensor.op.type in op_kinds.SAME_MEMORY and len(tensor.op.inputs):
+        tensor = tensor.op.inputs[tensor.value_index]
+    return tensor
+
+
 def root(tensor: Any) -> Any:
-    """Returns the tensor of which a tensor is another name."""
+    """Returns the tensor in whose memory a tensor is."""
     while shared := shared_inputs(tensor.op):
         tensor = tensor.op.inputs[shared[tensor.value_index]]
     return tensor

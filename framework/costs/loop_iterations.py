@@ -230,7 +230,7 @@ class _Division:
         )  # fmt: skip
         results: Sequence[Any] = made.outputs
         if kind == _TAKES:
-            saved = _source(inputs[0]).op
+            saved = graph_work.source(inputs[0]).op
             if saved.type == _SAVES:
                 results, made.outputs = saved.inputs[:2], []
         scope.tensors |= {t.name: x for t, x in zip(op.outputs, results, strict=True)}
@@ -278,12 +278,5 @@ def _is_kept(body: Any, number: int) -> bool:
 def _is_of_list(kind: str, inputs: Sequence[Any]) -> bool:
     """Returns whether the result of an op is in the memory of a list that it is given."""
     if kind == _REPLACES:
-        return _source(inputs[0]).op.type in _FULL
+        return graph_work.source(inputs[0]).op.type in _FULL
     return kind == _READS
-
-
-def _source(tensor: Any) -> Any:
-    """Returns the tensor of which a tensor is another name."""
-    while tensor.op.type in op_kinds.SAME_MEMORY and len(tensor.op.inputs):
-        tensor = tensor.op.inputs[tensor.value_index]
-    return tensor

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -156,6 +156,9 @@ class BucketedInput(ExampleInput):
 
     class Params(ExampleInput.Params):
         """Params of BucketedInput."""
+
+    reads_recordings: ClassVar[bool] = False
+    """Whether making the input reads recordings, which a plan does not wait for."""
 
     _assigned: Buckets | None = None
 

@@ -14,7 +14,6 @@ from tekso.framework import files
 from tekso.framework.execution.base import signature_of
 from tekso.framework.experiment import Tree
 from tekso.framework.input.bucketing import BucketedInput
-from tekso.framework.input.errors import InputError
 from tekso.framework.input.task_inputs import TaskInputs, named
 from tekso.framework.params import tree as params_tree
 from tekso.framework.signature import Signature, num_examples
@@ -87,13 +86,16 @@ def _of_tasks(tree: Tree.Params, assets_dir: str | None) -> BatchKinds:
 
 def _of_buckets(tree: Tree.Params, assets_dir: str | None) -> BatchKinds:
     largest = "the plan is for the largest batch: "
-    size = sum(_file_sizes(tree))
-    if size > _MOST_BYTES:
-        return BatchKinds(note=f"{largest}files of {size:,} bytes are not read for other lengths")
+    owner: Any = tree.input.owner
+    if owner.reads_recordings:
+        return BatchKinds(note=f"{largest}recordings are not read for other lengths")
     try:
+        if (size := sum(_file_sizes(tree))) > _MOST_BYTES:
+            text = f"files of {size:,} bytes are not read for other lengths"
+            return BatchKinds(note=largest + text)
         input: Any = tree.input.instantiate(seed=tree.run.seed, assets_dir=assets_dir)
         batches = [(share, signature_of(one)) for share, one in input.bucket_batches()]
-    except (InputError, OSError) as error:
+    except Exception as error:  # a plan needs no data
         return BatchKinds(note=f"{largest}the data cannot be read for other lengths ({error})")
     kinds = tuple(BatchKind(_shape_text(batch), share, batch) for share, batch in batches)
     if len(kinds) < 2:

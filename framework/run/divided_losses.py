@@ -37,6 +37,9 @@ from tekso.framework.task import Task
 _TRAINING = "input"
 _FEW = 2  # examples of a device, that are computed first
 _PATIENCE_S = 600.0  # how long a thread waits for the sum of the other one
+_UNEQUAL = (
+    "one of two devices sums over the devices (ops.sum_over_replicas), and the other does not"
+)
 _WHEN: Mapping[Mode, str] = {"train": "training", "eval": "evaluation"}
 
 
@@ -155,7 +158,9 @@ def _of_two_devices(trial: Trial, batch: Batch, mode: Mode) -> float:
             example_offset=start,
         )
         try:
-            return _loss(trial, rows_of(batch, slice(start, stop)), ctx)
+            found = _loss(trial, rows_of(batch, slice(start, stop)), ctx)
+            threads.end(number)
+            return found
         except BaseException:
             threads.barrier.abort()
             raise
@@ -177,7 +182,14 @@ class _Threads:
 
     def __init__(self, count: int) -> None:
         self.barrier = threading.Barrier(count, timeout=_PATIENCE_S)
-        self._given: list[list[tf.Tensor]] = [[] for _ in range(count)]
+        self._given: list[list[tf.Tensor] | None] = [None] * count
+
+    def end(self, number: int) -> None:
+        """Ends a thread; another one that waits for a sum has an error."""
+        self._given[number] = None
+        self.barrier.wait()
+        if any(given is not None for given in self._given):
+            raise LossError(_UNEQUAL)
 
     def all_reduce(self, number: int) -> Callable[[Any], Any]:
         """Returns the function that one thread calls with its tensors, to get the sums."""
@@ -185,7 +197,10 @@ class _Threads:
         def summed(nest: Any) -> Any:
             self._given[number] = tf.nest.flatten(nest)
             self.barrier.wait()
-            sums = [tf.add_n(column) for column in zip(*self._given, strict=True)]
+            given = [own for own in self._given if own is not None]
+            if len(given) < len(self._given):
+                raise LossError(_UNEQUAL)
+            sums = [tf.add_n(column) for column in zip(*given, strict=True)]
             self.barrier.wait()  # before the next tensors are given
             return tf.nest.pack_sequence_as(nest, sums)
 

@@ -1,8 +1,8 @@
 """Plans a run before its first step: memory, time, checkpoints, what it would resume.
 
 Nothing is allocated, no device is needed, and data is read only if the Params do not determine the
-shapes of a batch. On several devices, tasks that couple examples are an exception: see
-`divided_plan.py`.
+shapes of a batch or their shares. On several devices, tasks that couple examples are an exception:
+see `divided_plan.py`.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -48,6 +48,8 @@ class BucketedSpeech(BucketedInput):
     Attributes:
       num_too_long: number of utterances that were left out.
     """
+
+    reads_recordings: ClassVar[bool] = True
 
     class Params(BucketedInput.Params):
         """Params of BucketedSpeech."""

@@ -196,3 +196,15 @@ def test_ops_of_unknown_size_are_found_also_in_branches() -> None:
     }
     assert found[whole] == []
     assert "MatMul" in found[masked] and sorted(found[masked]) == sorted(found[branches])
+
+
+def test_long_chains_of_products_are_followed() -> None:
+    def product(x: tf.Tensor) -> tf.Tensor:
+        for _ in range(40):
+            x = x * x
+        for _ in range(500):
+            x = x * tf.reshape(x, [-1])[:1]
+        return x
+
+    traced = tf.function(product, autograph=False).get_concrete_function(tf.TensorSpec([1]))
+    assert graph_work.root(traced.graph.outputs[0]) is not None

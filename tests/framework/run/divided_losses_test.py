@@ -95,6 +95,16 @@ class FailsInOne(InBatch):
         return super().loss(theta, batch, ctx)
 
 
+class SumsInOne(InBatch):
+    """Sums over the devices on the first of them only."""
+
+    def loss(self, theta: Any, batch: Any, ctx: StepContext) -> LossSums:
+        found = super().loss(theta, batch, ctx)
+        if ctx.example_offset == 0 and batch["x"].shape[0] < ctx.num_examples:
+            ops.sum_over_replicas(ctx, batch["x"], self)
+        return found
+
+
 def trial(kind: type[Task]) -> Trial:
     task = kind.Params().instantiate()
     return Trial(task, OnHost(task).call(lambda theta, _: loss_check.flatten(theta)))
@@ -152,6 +162,11 @@ def test_a_loss_that_differs_each_time_is_not_taken_for_one() -> None:
 def test_the_error_of_one_device_is_raised_and_the_other_does_not_wait() -> None:
     with pytest.raises(ArithmeticError, match="the first device"):
         problem(FailsInOne)
+
+
+def test_a_device_that_sums_alone_is_an_error_and_not_a_wait() -> None:
+    with pytest.raises(LossError, match="one of two devices sums over the devices"):
+        problem(SumsInOne)
 
 
 class Normalised(Task):

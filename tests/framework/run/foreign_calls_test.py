@@ -46,9 +46,7 @@ def test_epochs_are_answered_with_the_number_of_steps(lab: Any, session: Any) ->
     )
     with pytest.raises(TypeError, match=said):
         lab.fit(epochs=3)
-    with pytest.raises(
-        TypeError, match=r"^Session\.train.*so train\(30\) trains 2 epochs$"
-    ):
+    with pytest.raises(TypeError, match=r"^Session\.train.*so train\(30\) trains 2 epochs$"):
         session.train(num_epochs=2)
     with pytest.raises(TypeError, match=r"epochs, batch_size is no .*\"input\.batch_size\": 32"):
         lab.fit(epochs=3, batch_size=4)

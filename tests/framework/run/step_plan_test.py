@@ -312,6 +312,13 @@ def test_a_pipeline_with_buckets_has_the_mean_time(tmp_path: Path) -> None:
     assert step.notes[0].startswith(f"batches have 3 sizes: 128 × 16 {kinds[0].share:.0%} (")
 
 
+def test_recordings_are_not_read_for_the_shares_of_buckets() -> None:
+    kinds = batch_kinds.of_experiment(registry.get("asr.prompts.Ctc")().tree())
+    assert (
+        kinds.note == "the plan is for the largest batch: recordings are not read for other lengths"
+    )
+
+
 def test_buckets_whose_data_is_not_read_are_planned_for_the_largest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -331,6 +338,9 @@ def test_buckets_whose_data_is_not_read_are_planned_for_the_largest(
     parts: Any = StepParts(tree(), None, None, {}, device_types.find("v100"), kinds)  # type: ignore[arg-type]
     planned_step = StepPlan("x", 1, {}, 1.0, 2.0, notes=("other",))
     assert parts.of_each_kind(lambda _: planned_step).notes == (note, "other")
+    for unread in (str(tmp_path / "none*"), str(tmp_path)):  # of a split that training has not
+        other = found.copy().set({"input.corpus.test_source_files": unread})
+        assert batch_kinds.of_experiment(other).note.startswith(largest)
     source.write_text("one\n")  # of 50 lines
     kinds = batch_kinds.of_experiment(found)
     assert not kinds.kinds
