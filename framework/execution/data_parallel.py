@@ -275,9 +275,9 @@ def _warn_of_coupled_examples(task: Task, num_parts: int) -> None:
     if names:
         logging.warning(
             "%s couples the examples of a batch, but the batch is computed in %d separate parts "
-            "(replicas x accumulation steps), so the loss depends on their number. To match a "
-            "single device, set --execution=mesh_sharded, or one device and "
-            "learner.accumulation_steps=1",
+            "(accumulation steps, or asynchronous workers), so the loss depends on their number. "
+            "To compute it from the whole batch, set learner.accumulation_steps=1 and no "
+            "execution.updates",
             listed(names),
             num_parts,
         )

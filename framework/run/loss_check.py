@@ -14,8 +14,9 @@
                                                        see divided_losses.py
 
 The host computes these values with the initial weights of the run, op by op (or traced, if there
-are long loops, as over time). The check is independent of the execution and takes little time
-compared to the first step.
+are long loops, as over time). These checks are independent of the execution and take little time
+compared to the first step. Only that of several devices, for a task that couples examples, depends
+on their number: it computes up to the parts of two devices, op by op.
 
 If a layer counts padding in `ctx.collect_metric`, this is only a warning, because a layer may not
 know which examples are padding.

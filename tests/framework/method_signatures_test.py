@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import pytest
@@ -73,4 +72,4 @@ def test_an_exported_function_without_its_input_is_rejected() -> None:
     message = rf"^the exported function double{HERE} is called .* def double\(theta, x, ctx\)$"
     with pytest.raises(TypeError, match=message):
         exported(double)
-    assert re.fullmatch("Doubles.", exported(lambda theta, x, ctx: {"y": 2 * x}).doc)
+    assert exported(lambda theta, x, ctx: {"y": 2 * x}).lengths == [1]

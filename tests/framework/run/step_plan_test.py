@@ -301,15 +301,28 @@ def test_a_step_of_several_buckets_has_the_mean_time_and_the_largest_memory(
 
 
 @pytest.mark.slow
-def test_a_pipeline_with_buckets_has_the_mean_time(tmp_path: Path) -> None:
+def test_a_pipeline_with_buckets_has_the_mean_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = registry.get("mt.cldr.EnDe")().tree()
     found.set({"input.corpus.num_pairs": 3000, "*.num_layers": 1, "run.steps": 40})
     found.execution = Pipelined.Params(num_stages=2, num_micro_batches=4)
-    step = run_plan.plan("m", found, logdir=str(tmp_path / "none"), device="v100").step
-    assert step is not None
     kinds = batch_kinds.of_experiment(found).kinds
     assert [one.name for one in kinds] == ["128 × 16", "64 × 32", "32 × 64"]
+
+    def plan() -> Any:
+        step = run_plan.plan("m", found, logdir=str(tmp_path / "none"), device="v100").step
+        assert step is not None
+        return step
+
+    step = plan()
     assert step.notes[0].startswith(f"batches have 3 sizes: 128 × 16 {kinds[0].share:.0%} (")
+    monkeypatch.setattr(batch_kinds, "_of_buckets", lambda *_: batch_kinds.ONE_KIND)
+    mean = 0.0
+    for one in kinds:
+        monkeypatch.setattr(inspection, "batch_of", lambda *_, one=one, **__: one.batch)
+        mean += one.share * plan().seconds
+    assert step.seconds == pytest.approx(mean)
 
 
 def test_recordings_are_not_read_for_the_shares_of_buckets() -> None:
