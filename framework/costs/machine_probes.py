@@ -31,7 +31,6 @@ from tekso.framework.costs.probe_runs import (
     Speeds,
     array,
     chain,
-    measured_again,
     rest,
 )
 from tekso.framework.costs.tensor_reuse import Move, distances
@@ -40,6 +39,7 @@ from tekso.framework.costs.this_machine import filled, rate
 _FEW_TIMES = 4  # repetitions of an op on large arrays
 _MOST_COPIES = 8
 _SIMPLE = 16  # multiplications and additions in a cluster
+_SUMS = 8  # sums in a cluster; a single one takes less time than two measurements differ
 _IN_CACHE = 1 << 15  # elements of an array that stays in the cache of a core
 _SUMMED = 1 << 17  # elements of rows that are summed
 _LARGER_ARRAYS = (1 << 17, 1 << 19, 1 << 21, 1 << 22)  # of arrays that it cannot hold
@@ -76,7 +76,8 @@ def main(kind: str) -> None:
     cores = num_cores()
     tf.config.threading.set_intra_op_parallelism_threads(1 if kind == "side_by_side" else cores)
     tf.config.threading.set_inter_op_parallelism_threads(cores)
-    speeds = _probes(kind, cores).speeds()
+    probes = _probes(kind, cores)
+    speeds = probes.median_of_passes(probes.speeds)
     print(json.dumps({"cpu": _column(speeds, 0), "elapsed": _column(speeds, 1)}))
 
 
@@ -129,16 +130,21 @@ class Probes(ProbeRuns):
         """Returns fields of `MachineSpeed`: of clusters that XLA compiles."""
         import tensorflow as tf
 
+        def add_sum(x: Any, axes: Sequence[int]) -> Any:
+            return x * 0.99 + 1e-3 * tf.reduce_sum(x, axes, keepdims=True)
+
         cluster = self._compiled(lambda x: x * 0.5 + 1.0)
-        simple = self._compiled(chain(lambda x: x * 0.99 + 0.01, _SIMPLE))
+        simple, fewer = (
+            self._compiled(chain(lambda x: x * 0.99 + 0.01, times)) for times in (_SIMPLE, _SUMS)
+        )
         functions = self._compiled(lambda x: tf.math.erf(tf.exp(tf.tanh(x))))
         sums, column_sums = (
-            self._compiled(lambda x, axes=axes: x + tf.reduce_sum(x, axes, keepdims=True))
+            self._compiled(chain(functools.partial(add_sum, axes=axes), _SUMS))
             for axes in ([-1], [0, 1])
         )
         # In the cache, since reading and writing memory would hide the time of the elements.
         few, rows = array(_IN_CACHE), array(8, _SUMMED // 1024, 128)
-        few_s, rows_s = self.of_chain(cluster, few), self.of_chain(cluster, rows)
+        few_s, rows_s = self.of_chain(cluster, few), self.of_chain(fewer, rows)
         simple_s = rest(self.of_chain(simple, few), few_s, least=0.25)
         functions_s = rest(self.of_chain(functions, few), few_s, least=0.25)
         sums_s = rest(self.of_chain(sums, rows), rows_s, least=0.1)
@@ -148,8 +154,8 @@ class Probes(ProbeRuns):
             "cluster_streams": self.streams(lambda a, _: cluster(a), cluster_s, 8, _LARGER_ARRAYS),
             "cluster_elements_per_s": 2 * (_SIMPLE - 1) * _IN_CACHE / simple_s,
             "cluster_functions_per_s": 3 * _IN_CACHE / functions_s,
-            "cluster_sums_per_s": _SUMMED / sums_s,
-            "cluster_column_sums_per_s": _SUMMED / column_sums_s,
+            "cluster_sums_per_s": _SUMS * _SUMMED / sums_s,
+            "cluster_column_sums_per_s": _SUMS * _SUMMED / column_sums_s,
         }
 
     def _compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -234,11 +240,7 @@ class Probes(ProbeRuns):
             moving = _moving_seconds(shape, times, streams)
             return flops / moved, flops / rest(whole, moving, least=0.25)
 
-        found = sorted(((measured(shape), shape) for shape in shapes), key=lambda one: one[0][0])
-        return measured_again(
-            [point for point, _ in found],
-            [functools.partial(measured, shape) for _, shape in found],
-        )
+        return sorted((measured(shape) for shape in shapes), key=operator.itemgetter(0))
 
     def _convolutions(self) -> dict[str, Any]:
         """Returns fields of `MachineSpeed`: of convolutions with their gradients."""
@@ -282,13 +284,15 @@ class Probes(ProbeRuns):
             "filter_gradients": sorted(backward, key=operator.itemgetter(0)),
         }
 
-    @functools.cache  # noqa: B019  # the process ends after the probes
     def _convolution_s(self) -> Seconds:
         """Returns the time of a convolution of a very small image."""
         import tensorflow as tf
 
-        small = array(1, 1, 4, 4)
-        return self.of_nothing(lambda x: tf.nn.conv2d(x, small, 1, "SAME"), array(1, 4, 4, 4))
+        def measure() -> Seconds:
+            small = array(1, 1, 4, 4)
+            return self.of_nothing(lambda x: tf.nn.conv2d(x, small, 1, "SAME"), array(1, 4, 4, 4))
+
+        return self.once("convolution", measure)
 
     def _lanes(self, convolution_s: Seconds) -> Seconds:
         """Returns the channels of a vector, a power of 2.

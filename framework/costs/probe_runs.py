@@ -1,7 +1,9 @@
 """Measures the time of small graphs, with which the probes find the speed of this machine.
 
 Every time is an array [CPU time, time that passes]. CPU time hardly depends on other programs. Of
-several measurements, the smallest counts.
+several measurements, the median counts, as it does of the steps of a run: the least is a moment in
+which nothing else uses the caches, 5 to 10 % below the median. A machine that others share is slow
+for some tenths of a second. So all probes are measured in passes, and of these the median counts.
 """
 
 from __future__ import annotations
@@ -25,9 +27,7 @@ TIMES = 16
 
 _RUN_S = 0.03  # CPU time of a measurement, for each copy
 _REPEATS = 3
-_MOST_REPEATS = 9  # if measurements differ
-_SCATTER = 0.05  # of two measurements that confirm each other
-_MOST_AGAIN, _SLOW = 2, 0.8  # how often a product is measured again, if it is that slow
+_PASSES = 3
 _LEAST = 0.1  # least share of a call that its ops take, if other programs disturb a measurement
 _LEAST_OF_PAIR = 0.02  # the same of a pair with the small ops after it
 _MANY_TIMES = 256  # repetitions of an op that does nothing
@@ -45,6 +45,37 @@ class ProbeRuns:
     def __init__(self, copies: int, *, is_alone: bool = False) -> None:
         self.copy = 0  # the one that is being traced
         self.copies, self.is_alone = copies, is_alone
+        self._functions: list[Any] = []  # in the order in which a pass measures them
+        self._number = 0  # of those that this pass has measured
+        self._of_pass: dict[str, Seconds] = {}
+
+    def median_of_passes(self, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Returns the medians of the speeds that several passes measure.
+
+        Args:
+          measure: measures {name: an array, or `Speeds`}; the same functions in the same order
+            each time. They are traced once.
+        """
+        passes = []
+        for _ in range(_PASSES):
+            self._number, self._of_pass = 0, {}
+            passes.append(measure())
+        return {name: _median([one[name] for one in passes]) for name in passes[0]}
+
+    def once(self, name: str, measure: Callable[[], Seconds]) -> Seconds:
+        """Returns the time that a function measures once in a pass."""
+        if name not in self._of_pass:
+            self._of_pass[name] = measure()
+        return self._of_pass[name]
+
+    def _traced(self, function: Callable[..., Any]) -> Any:
+        """Returns the function that is measured, as an earlier pass traced it."""
+        import tensorflow as tf
+
+        if self._number == len(self._functions):
+            self._functions.append(tf.function(function, autograph=False))
+        self._number += 1
+        return self._functions[self._number - 1]
 
     def of_chain(self, function: Callable[[Any], Any], x: Any) -> Seconds:
         """Returns the time of a function from a tensor to one of the same number of elements."""
@@ -67,12 +98,8 @@ class ProbeRuns:
 
         There is one copy: TensorFlow runs such ops one after the other.
         """
-        import tensorflow as tf
-
-        whole = _mean(
-            tf.function(chain(function, _MANY_TIMES), autograph=False), (x,), least_s=_RUN_S
-        )
-        return rest(whole, _call_s(), least=_LEAST) / _MANY_TIMES
+        whole = _typical(self._traced(chain(function, _MANY_TIMES)), (x,), least_s=_RUN_S)
+        return rest(whole, self._call_s(), least=_LEAST) / _MANY_TIMES
 
     def of_each(
         self, function: Callable[[Any, Any], Any], a: Any, b: Any, *, times: int = TIMES
@@ -81,24 +108,36 @@ class ProbeRuns:
         whole = self._of_pairs(function, a, b, times)
         return rest(whole, self._pause_s() + self._arguments_s(), least=_LEAST_OF_PAIR)
 
-    @functools.cache  # noqa: B019  # the process ends after the probes
     def _arguments_s(self) -> Seconds:
         """Returns the time that passing a pair of arguments, and returning a tensor, takes."""
         import tensorflow as tf
 
-        small = tf.ones([4])
-        one = self.of_chain(lambda x: x + small, small)
-        whole = self._of_pairs(tf.add, small, small, TIMES)
-        return np.maximum(whole - self._pause_s() - one, 0.0)
+        def measure() -> Seconds:
+            small = tf.ones([4])
+            one = self.of_chain(lambda x: x + small, small)
+            whole = self._of_pairs(tf.add, small, small, TIMES)
+            return np.maximum(whole - self._pause_s() - one, 0.0)
+
+        return self.once("arguments", measure)
 
     def _of_pairs(self, function: Callable[[Any, Any], Any], a: Any, b: Any, times: int) -> Seconds:
         pairs = [(a * (1.0 + 0.01 * i), b * (1.0 + 0.01 * i)) for i in range(times)]
         return self.seconds(functools.partial(self._each, function), *pairs) / times
 
-    @functools.cache  # noqa: B019  # the process ends after the probes
     def _pause_s(self) -> Seconds:
         """Returns the time of the small ops between two others."""
-        return self.seconds(_pause(), array(4)) if self.is_alone else np.zeros(2)
+        if not self.is_alone:
+            return np.zeros(2)
+        return self.once("pause", lambda: self.seconds(_pause(), array(4)))
+
+    def _call_s(self) -> Seconds:
+        """Returns the time of calling a function that does nothing."""
+        import tensorflow as tf
+
+        def measure() -> Seconds:
+            return _typical(self._traced(lambda x: x), (tf.zeros([4]),), least_s=_RUN_S)
+
+        return self.once("call", measure)
 
     def _each(self, function: Callable[[Any, Any], Any], *pairs: Any) -> list[Any]:
         """Returns the results of all pairs; alone, one is computed after the other."""
@@ -128,35 +167,13 @@ class ProbeRuns:
             tf.nest.map_structure(lambda x, i=i: x * (1.0 + 0.001 * i), list(inputs))
             for i in range(self.copies)
         ]
-        whole = _mean(tf.function(copies, autograph=False), each, least_s=_RUN_S * self.copies)
-        return rest(whole, _call_s(), least=_LEAST) / self.copies
+        whole = _typical(self._traced(copies), each, least_s=_RUN_S * self.copies)
+        return rest(whole, self._call_s(), least=_LEAST) / self.copies
 
 
 def rest(whole: Seconds, part: Seconds, *, least: float) -> Seconds:
     """Returns whole - part, but at least a share: the two are measured one after the other."""
     return np.maximum(whole - part, least * whole)
-
-
-def measured_again(found: Speeds, measure: Sequence[Callable[[], tuple[float, Seconds]]]) -> Speeds:
-    """Returns the points after measuring those again that are much slower than one before.
-
-    A product with more operations per byte is about as fast or faster. If it is not, other programs
-    may have disturbed its measurement.
-
-    Args:
-      found: the points, ascending.
-      measure: measures each of them.
-    """
-    found = list(found)
-    for _ in range(_MOST_AGAIN):
-        best = np.maximum.accumulate([speed for _, speed in found])
-        slow = [i for i, (_, speed) in enumerate(found) if (speed < _SLOW * best[i]).any()]
-        for i in slow:
-            at, speed = found[i]
-            found[i] = (at, np.maximum(speed, measure[i]()[1]))
-        if not slow:
-            break
-    return found
 
 
 def chain(function: Callable[[Any], Any], times: int) -> Callable[[Any], Any]:
@@ -185,16 +202,25 @@ def _pause() -> Any:
     return tf.function(chain(lambda x: x * 0.99 + x, _PAUSE_OPS), autograph=False)
 
 
-@functools.cache
-def _call_s() -> Seconds:
-    """Returns the time of calling a function that does nothing."""
-    import tensorflow as tf
+def _median(found: Sequence[Any]) -> Any:
+    """Returns the median of each number of several arrays, or of several `Speeds`."""
+    if not isinstance(found[0], list):
+        return np.median(found, axis=0)
+    return [
+        (points[0][0], _median([speed for _, speed in points]))
+        for points in zip(*found, strict=True)
+    ]
 
-    return _mean(tf.function(lambda x: x), (tf.zeros([4]),), least_s=_RUN_S)
 
+def _typical(function: Any, inputs: Sequence[Any], *, least_s: float) -> Seconds:
+    """Returns the median time of a call of a function, of several measurements.
 
-def _mean(function: Any, inputs: Sequence[Any], *, least_s: float) -> Seconds:
-    function(*inputs)  # traces and compiles
+    Args:
+      function: the function, which may have to be traced and compiled.
+      inputs: its arguments.
+      least_s: CPU time of a measurement.
+    """
+    function(*inputs)
     function(*inputs)
 
     def measure() -> Seconds:
@@ -204,27 +230,9 @@ def _mean(function: Any, inputs: Sequence[Any], *, least_s: float) -> Seconds:
             calls += 1
         return (_now() - start) / calls
 
-    best = _least(measure)
+    found = np.median([measure() for _ in range(_REPEATS)], axis=0)
     # While a graph runs, a thread computes. If more time passes, other programs use the cores.
-    return np.array([best[0], min(best)])
-
-
-def _least(measure: Callable[[], Seconds]) -> Seconds:
-    """Returns the least times of several measurements.
-
-    If one is much below all others, these were disturbed, and so it may be. Then there are more
-    measurements, until a second one confirms the least.
-    """
-    found: list[Seconds] = []
-    while len(found) < _REPEATS or (len(found) < _MOST_REPEATS and not _is_confirmed(found)):
-        found.append(measure())
-    best: Seconds = np.min(found, axis=0)
-    return best
-
-
-def _is_confirmed(found: Sequence[Seconds]) -> bool:
-    least, second = np.sort(found, axis=0)[:2]
-    return bool((second <= (1.0 + _SCATTER) * least).all())
+    return np.array([found[0], min(found)])
 
 
 def _now() -> Seconds:

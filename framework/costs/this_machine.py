@@ -212,7 +212,7 @@ def measured() -> ThisMachine:
     Raises:
       ExecutionError: the process of the probes ended with an error.
     """
-    return stored_speeds.stored("machine", _measure, _of_record, cost="1 to 2 min")
+    return stored_speeds.stored("machine", _measure, _of_record, cost="about 2 min")
 
 
 def _measure(run: stored_speeds.Run) -> dict[str, Any]:

@@ -126,7 +126,7 @@ def _byte_seconds(mesh: Any, devices: int) -> float:
     """Returns the CPU time of a device for a byte of a tensor that is summed over all devices."""
     sizes = (_LARGE // 2, _LARGE)
     calls = [_sums(mesh, devices, n, dim) for n in sizes for dim in (0, 1)]
-    small, small_alone, large, large_alone = _least(calls)
+    small, small_alone, large, large_alone = _seconds(calls)
     more = (large - large_alone) - (small - small_alone)
     return max(0.0, more / (devices * _SUMS * 4 * (sizes[1] - sizes[0])))
 
@@ -149,8 +149,8 @@ def _sums(mesh: Any, devices: int, elements: int, dim: int) -> Callable[[], Any]
     return lambda: [dtensor.unpack(y)[0].numpy() for y in call(arrays)]
 
 
-def _least(calls: Sequence[Callable[[], Any]]) -> list[float]:
-    return start_probes.least_seconds(calls, warmup_steps=_WARMUP_STEPS, repeats=_REPEATS)
+def _seconds(calls: Sequence[Callable[[], Any]]) -> list[float]:
+    return start_probes.mean_seconds(calls, warmup_steps=_WARMUP_STEPS, repeats=_REPEATS)
 
 
 class _Probed(ProductsTask):

@@ -75,10 +75,10 @@ def training_step(program: ExecutionProgram, batch: Batch) -> Callable[[], float
     return lambda: float(program.train_step(batch, 1)["loss"])
 
 
-def least_seconds(
+def mean_seconds(
     calls: Sequence[Callable[[], Any]], *, warmup_steps: int, repeats: int
 ) -> list[float]:
-    """Returns the least CPU time of each function; it hardly depends on other programs.
+    """Returns the CPU time of each function: the mean of several steps, the median of such means.
 
     Args:
       calls: the functions; a call is a step. They are measured in turns.
@@ -86,7 +86,7 @@ def least_seconds(
       repeats: number of turns.
     """
     _warm_up(calls, warmup_steps)
-    return [float(x) for x in _turns(calls, repeats, _STEPS)[..., 0].min(0)]
+    return [float(x) for x in np.median(_turns(calls, repeats, _STEPS)[..., 0], axis=0)]
 
 
 def typical_times(
@@ -96,10 +96,12 @@ def typical_times(
     repeats: int,
     pause: Callable[[], None] = lambda: time.sleep(_PAUSE_S),
 ) -> list[StepTimes]:
-    """Returns the times of a usual step of each function; `of_turns` says which one is usual.
+    """Returns the times of a usual step of each function: the median of several.
 
     A pause precedes each step, as in training, where a step waits for its batch. TensorFlow's
-    threads fall asleep in it, so a small step takes longer than right after another one.
+    threads fall asleep in it, so a small step takes longer than right after another one. The least
+    time of a step is far below that of most steps, because threads that wait for ops sometimes
+    sleep and sometimes do not.
 
     Args:
       calls: the functions; a call is a step. They are measured in turns, step by step.
@@ -108,25 +110,8 @@ def typical_times(
       pause: waits before each step.
     """
     _warm_up(calls, warmup_steps)
-    turns = _turns(calls, repeats, 1, pause)
-    return list(map(StepTimes, of_turns(turns[..., 0]), of_turns(turns[..., 1])))
-
-
-def of_turns(turns: Any) -> list[float]:
-    """Returns the time of each function: its median in the half of the turns that took least time.
-
-    On an idle machine, threads that wait for ops sometimes sleep and sometimes do not, so the least
-    time of a step is far below that of most steps. And the least times of several functions are
-    those of different moments, although they are subtracted from each other. The median leaves out
-    single steps that were disturbed; half of the turns are left out, because other programs may
-    have run in these.
-
-    Args:
-      turns: [turn, function], seconds.
-    """
-    count = (len(turns) + 1) // 2
-    quiet = turns[np.argsort(turns.sum(1), kind="stable")[:count]]
-    return [float(x) for x in np.median(quiet, axis=0)]
+    middle = np.median(_turns(calls, repeats, 1, pause), axis=0)
+    return [StepTimes(float(cpu), float(elapsed)) for cpu, elapsed in middle]
 
 
 def solve(

@@ -3,7 +3,7 @@
 from tekso.framework.costs import machine_probes, probe_runs
 
 probe_runs._RUN_S = 0.002
-probe_runs._REPEATS = probe_runs._MOST_REPEATS = 1
+probe_runs._REPEATS = probe_runs._PASSES = 1
 probe_runs._MANY_TIMES = 32
 probe_runs._PAUSE_OPS = 4
 machine_probes._LARGER_ARRAYS = (1 << 15, 1 << 16)

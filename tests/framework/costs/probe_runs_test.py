@@ -15,8 +15,6 @@ import numpy as np
 import processes
 import pytest
 import tensorflow as tf
-from hypothesis import given
-from hypothesis import strategies as st
 from tensorflow.python.eager import context
 
 from tekso.framework.costs import graph_work, machine_probes, op_kinds, probe_runs, this_machine
@@ -25,34 +23,58 @@ from tekso.framework.run import convolution_probes, step_probes
 from tekso.framework.run.convolution_probes import STACKS
 
 
-def test_a_measurement_that_no_other_confirms_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
-    def least(*times: float) -> tuple[float, int]:
-        left = [np.array([t, t]) for t in times]
-        found = probe_runs._least(lambda: left.pop(0))
-        return float(found[0]), len(times) - len(left)
+def test_the_time_is_the_median_of_several_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is of as many calls as take long enough."""
+    now = [0.0]
+    left = [100.0, 100.0, 3.0, 1.0, 1.0, 1.0, 9.0]  # the first two trace and compile
 
-    assert least(3.0, 3.1, 3.2, 0.0) == (3.0, 3)
-    assert least(9.0, 3.0, 6.0, 5.0, 3.1, 0.0) == (3.0, 5)  # 3.1 confirms 3.0
-    monkeypatch.setattr(probe_runs, "_MOST_REPEATS", 4)
-    assert least(9.0, 3.0, 6.0, 5.0, 0.0) == (3.0, 4)
+    def call() -> None:
+        now[0] += left.pop(0)
+
+    monkeypatch.setattr(probe_runs, "_now", lambda: np.array([now[0], now[0] / 2]))
+    assert list(probe_runs._typical(call, (), least_s=2.5)) == [3.0, 1.5]  # of 3, 1 and 9
+    assert not left
 
 
-@given(st.integers(0, 2**32 - 1))
-def test_disturbed_measurements_change_the_least_by_less_than_a_factor_of_2(seed: int) -> None:
-    random = np.random.default_rng(seed)
-    factors = list(random.uniform(1.0, 3.0, probe_runs._MOST_REPEATS))
-    factors[random.integers(probe_runs._REPEATS)] = 1.0  # others may all be disturbed
-    found = probe_runs._least(lambda: np.full(2, 1e-3 * factors.pop(0)))
-    assert found.min() >= 1e-3 and found.max() < 2e-3
+def test_a_pass_that_was_disturbed_changes_no_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+    speeds = [30.0, 29.0, 5.0, 31.0, 29.0, 28.0]
+    times = [np.array([1.0 / speed, 0.5 / speed]) for speed in speeds]
+    traced: list[str] = []
+    measured: list[Any] = []
+
+    def typical(function: Any, inputs: Any, *, least_s: float) -> Any:
+        function(*inputs)
+        measured.append(function)
+        return times.pop(0)
+
+    def note(name: str, x: Any) -> Any:
+        traced.append(name)
+        return x
+
+    monkeypatch.setattr(probe_runs, "_typical", typical)
+    monkeypatch.setattr(Probes, "_call_s", lambda _: np.zeros(2))
+    probes = Probes(1)
+
+    def speeds_of_a_pass() -> dict[str, Any]:
+        a, b = (probes.seconds(functools.partial(note, name), tf.ones([2])) for name in "ab")
+        again = probes.once("a", lambda: a)
+        return {"rate": 1.0 / probes.once("a", lambda: b), "points": [(2.0, 1.0 / b)], "a": again}
+
+    found = probes.median_of_passes(speeds_of_a_pass)
+    assert list(found["rate"]) == pytest.approx([29.0, 58.0])  # of 30, 5 and 29
+    ((at, speed),) = found["points"]
+    assert at == 2.0 and list(speed) == pytest.approx([29.0, 58.0])  # of 29, 31 and 28
+    assert traced == ["a", "b"]  # by the first pass
+    assert measured == 3 * measured[:2]
 
 
 def test_a_disturbed_measurement_of_a_call_does_not_make_ops_free(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     both = np.array([5e-5, 4e-5])
-    monkeypatch.setattr(probe_runs, "_mean", lambda function, inputs, least_s: both)
+    monkeypatch.setattr(probe_runs, "_typical", lambda function, inputs, least_s: both)
     for call, ops in ((3e-5, (2e-5, 1e-5)), (6e-5, (5e-6, 4e-6))):
-        monkeypatch.setattr(probe_runs, "_call_s", lambda call=call: np.array([call, call]))
+        monkeypatch.setattr(Probes, "_call_s", lambda _, call=call: np.array([call, call]))
         assert list(Probes(1).seconds(abs, tf.ones([]))) == pytest.approx(ops)
         assert list(Probes(2).seconds(abs, tf.ones([]))) == pytest.approx([t / 2 for t in ops])
 
@@ -138,15 +160,15 @@ _FUNCTIONS = ("Tanh", "Exp", "Erf")
 def test_the_time_of_an_op_is_found_among_those_of_calls_arguments_and_pauses(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def mean(function: Any, inputs: Any, *, least_s: float) -> Any:
+    def typical(function: Any, inputs: Any, *, least_s: float) -> Any:
         """A call takes 5 s, an argument 0.1 s, a product 3 s and a small op 1 s."""
         traced = function.get_concrete_function(*inputs).graph
         types = [op.type for op in _all_ops(traced)]
         small, products = sum(map(types.count, _SIMPLE)), types.count("MatMul")
         return np.full(2, 5.0 + 0.1 * len(traced.inputs) + small + 3.0 * products)
 
-    monkeypatch.setattr(probe_runs, "_mean", mean)
-    monkeypatch.setattr(probe_runs, "_call_s", lambda: np.full(2, 5.0))
+    monkeypatch.setattr(probe_runs, "_typical", typical)
+    monkeypatch.setattr(Probes, "_call_s", lambda _: np.full(2, 5.0))
     x = tf.ones([2, 2])
     for copies in (1, 2):
         probes = Probes(copies, is_alone=copies == 1)
@@ -232,24 +254,6 @@ def test_all_speeds_are_measured_on_any_number_of_cores(
     assert fields == side_by_side | set(this_machine.STARTS)
     of_steps = convolution_probes.speeds_of([2.0] * len(STACKS), [1.0] * len(STACKS))
     assert fields == alone | set(this_machine.STARTS) | of_steps.keys()
-
-
-def test_a_product_that_is_much_slower_than_one_with_fewer_operations_is_measured_again() -> None:
-    again: list[str] = []
-
-    def measure(name: str, speed: float) -> tuple[float, Any]:
-        again.append(name)
-        return 0.0, np.array([speed, 1.0])
-
-    found = [(at, np.array([speed, 1.0])) for at, speed in ((1.0, 50.0), (2.0, 20.0), (3.0, 41.0))]
-    names = [functools.partial(measure, *one) for one in (("a", 9.0), ("b", 48.0), ("c", 9.0))]
-    points = probe_runs.measured_again(found, names)
-    assert [(at, list(speed)) for at, speed in points] == [
-        (1.0, [50.0, 1.0]), (2.0, [48.0, 1.0]), (3.0, [41.0, 1.0])
-    ]  # fmt: skip
-    assert again == ["b"]
-    slow = probe_runs.measured_again(found[:2], [names[0], functools.partial(measure, "d", 1.0)])
-    assert list(slow[1][1]) == [20.0, 1.0] and again[1:] == ["d", "d"]  # it is slow
 
 
 def test_the_speeds_of_a_machine_follow_from_the_times_of_its_ops(
