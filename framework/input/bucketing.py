@@ -22,6 +22,7 @@ from tekso.framework.input.input import Batch, ExampleInput, check_step, clear
 from tekso.framework.input.joined import JoinedIndex
 from tekso.framework.input.packing import blocks, compact
 from tekso.framework.input.unchanged_examples import check_examples, spread_over
+from tekso.framework.signature import Signature
 
 Ints = npt.NDArray[np.int64]
 
@@ -231,23 +232,23 @@ class BucketedInput(ExampleInput):
         _, bound, size, members = max((one for one in found if len(one[3])), key=lambda one: one[0])
         return self.bucket_rows(np.resize(members, size).astype(np.int64), bound)
 
-    def bucket_batches(self) -> list[tuple[float, Batch]]:
-        """Returns the share of the batches of an epoch, and a batch, of each bucket with examples.
+    def bucket_signatures(self) -> list[tuple[float, Signature]]:
+        """Returns the share of the batches of an epoch, and the arrays, of each bucket in use.
 
-        For estimates; nothing if the batches of a subclass are not those of the buckets.
+        For estimates: it builds one row of each bucket. Nothing if the batches of a subclass are
+        not those of the buckets.
         """
         if type(self).batch is not BucketedInput.batch:
             return []
         own = self._buckets
         buckets = zip(own.members, self._bounds, own.batch_sizes, own.num_batches_each, strict=True)
-        return [
-            (
-                number / own.num_batches,
-                self.bucket_rows(np.resize(members, size).astype(np.int64), bound),
-            )
-            for members, bound, size, number in buckets
-            if number
-        ]
+        found = []
+        for members, bound, size, number in buckets:
+            if number:
+                row = self._rows_built(members[:1].astype(np.int64), bound)
+                arrays = {n: ((size, *array.shape[1:]), array.dtype) for n, array in row.items()}
+                found.append((number / own.num_batches, arrays))
+        return found
 
     def num_rows(self, step: int) -> int:
         """See `Input`."""

@@ -94,7 +94,7 @@ def _of_buckets(tree: Tree.Params, assets_dir: str | None) -> BatchKinds:
             text = f"files of {size:,} bytes are not read for other lengths"
             return BatchKinds(note=largest + text)
         input: Any = tree.input.instantiate(seed=tree.run.seed, assets_dir=assets_dir)
-        batches = [(share, signature_of(one)) for share, one in input.bucket_batches()]
+        batches = input.bucket_signatures()
     except Exception as error:  # a plan needs no data
         return BatchKinds(note=f"{largest}the data cannot be read for other lengths ({error})")
     kinds = tuple(BatchKind(_shape_text(batch), share, batch) for share, batch in batches)

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from tekso.framework.input.bucketing import BucketBatch, BucketedInput
-from tekso.framework.input.input import Batch
 from tekso.framework.input.row_inputs import BucketedRows
 from tekso.framework.input.sides import longest
+from tekso.framework.signature import Signature
 from tekso.tasks.mt.input import TranslationInput
 
 
@@ -40,9 +40,9 @@ class BucketedPairs(BucketedRows, TranslationInput):
         """Number of batches in one pass; None if the input is endless."""
         return super(BucketedInput, self).num_batches
 
-    def bucket_batches(self) -> list[tuple[float, Batch]]:
+    def bucket_signatures(self) -> list[tuple[float, Signature]]:
         """See `BucketedInput`: nothing if the order is that of the data."""
-        return super().bucket_batches() if self.params.order == "shuffled" else []
+        return super().bucket_signatures() if self.params.order == "shuffled" else []
 
     def bucket_batch(self, step: int) -> BucketBatch:
         """See `BucketedInput`."""

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tekso.framework.execution import base
 from tekso.framework.experiment import Experiment
 from tekso.framework.input import packing, shuffle
 from tekso.framework.input.bucketing import BucketedInput, Buckets
@@ -104,12 +105,29 @@ def test_the_largest_batch_is_of_the_bucket_with_most_elements_that_has_examples
 
 def test_the_buckets_have_the_shares_of_an_epoch() -> None:
     rows = Rows.Params(batch_size=1).instantiate()
-    found = [(share, batch["x"].shape) for share, batch in rows.bucket_batches()]
+    found = [(share, arrays["x"][0]) for share, arrays in rows.bucket_signatures()]
     assert found == [(1 / 3, (4, 2)), (1 / 3, (3, 5)), (1 / 3, (2, 9))]
     rows.assign([1] * 9 + [7], BOUNDS, BATCH_SIZES)  # three batches of 4, and one of 2
     rows.lengths = (1,) * 9 + (7,)
-    found = [(share, batch["x"].shape) for share, batch in rows.bucket_batches()]
+    found = [(share, arrays["x"][0]) for share, arrays in rows.bucket_signatures()]
     assert found == [(0.75, (4, 2)), (0.25, (2, 9))]
+
+
+def test_a_row_of_each_bucket_is_built_for_its_signature() -> None:
+    built: list[int] = []
+
+    class Counted(Rows):
+        lengths = (1, 9, 2, 9)
+
+        def bucket_rows(self, examples: Any, bound: int) -> Any:
+            built.extend(examples.tolist())
+            return super().bucket_rows(examples, bound)
+
+    rows = Counted.Params(batch_size=1).instantiate()
+    found = rows.bucket_signatures()
+    assert built == [0, 1]
+    largest = base.signature_of(rows.largest_batch())
+    assert found[1] == (0.5, largest) and largest["weights"] == ((2,), np.float32)
 
 
 def test_an_input_with_batches_of_its_own_has_no_buckets() -> None:
@@ -117,7 +135,7 @@ def test_an_input_with_batches_of_its_own_has_no_buckets() -> None:
         def batch(self, step: int) -> Any:
             return super().batch(0)
 
-    assert Own.Params(batch_size=1).instantiate().bucket_batches() == []
+    assert Own.Params(batch_size=1).instantiate().bucket_signatures() == []
 
 
 def test_an_own_input_whose_copies_would_count_is_refused() -> None:
