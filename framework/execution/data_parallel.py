@@ -19,7 +19,6 @@ import itertools
 from typing import Any, Literal
 
 import tensorflow as tf
-from absl import logging
 
 from tekso.framework.cluster import Cluster
 from tekso.framework.cores import num_cores
@@ -35,7 +34,6 @@ from tekso.framework.execution.whole_batches import ACCUMULATION, check_whole
 from tekso.framework.layer import Layer
 from tekso.framework.params import Configurable, param
 from tekso.framework.params import tree as params_tree
-from tekso.framework.path_patterns import listed
 from tekso.framework.signature import Signature, num_examples
 from tekso.framework.step import Step
 from tekso.framework.task import Task
@@ -121,8 +119,6 @@ class DataParallel(Execution):
             check_whole(
                 task, workers, "parts by workers", "use synchronous training on one process"
             )
-            if workers > 1:
-                _warn_of_coupled_examples(task, workers * parts)
             return self._updates.program(self._program_alone(step, batch, workers), step)
         batch_size = num_examples(batch)
         strategy = self._strategy or tf.distribute.get_strategy()
@@ -139,8 +135,6 @@ class DataParallel(Execution):
                 f"{counted(replicas, *unit)} and {counted(parts, 'accumulation step')}; "
                 f"the nearest that do: {', '.join(map(str, near))}"
             )
-        if parts > 1:  # a loss that depends on the number of devices is rejected before step 1
-            _warn_of_coupled_examples(task, count)
         towers = self._num_towers(task, strategy, batch_size // count)
         xla = self._xla(strategy)
         check_statistics(task, replicas=replicas, parts=parts, xla=xla)
@@ -264,23 +258,6 @@ def repeated_statistics(task: Task) -> list[str]:
     stacked = [spec.path for spec in task.specs().values() if spec.stacked]
     paths = [layer.path for layer in coupling(task)]
     return [p for p in paths if any(weight.startswith(f"{p}/") for weight in stacked)]
-
-
-def _warn_of_coupled_examples(task: Task, num_parts: int) -> None:
-    """Logs a warning if the result depends on the number of parts of a batch.
-
-    BatchNorm and other layers with statistics sum them over the replicas.
-    """
-    names = [named(layer) for layer in coupling(task) if not sums_over_replicas(layer)]
-    if names:
-        logging.warning(
-            "%s couples the examples of a batch, but the batch is computed in %d separate parts "
-            "(accumulation steps, or asynchronous workers), so the loss depends on their number. "
-            "To compute it from the whole batch, set learner.accumulation_steps=1 and no "
-            "execution.updates",
-            listed(names),
-            num_parts,
-        )
 
 
 def _make_strategy(tpu: str | None, cpu_devices: int | None) -> tf.distribute.Strategy:

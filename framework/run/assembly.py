@@ -37,6 +37,7 @@ from tekso.framework.run import (
 )
 from tekso.framework.run.checkpoints import Description
 from tekso.framework.run.consistency import check_data
+from tekso.framework.run.divided_losses import Division
 from tekso.framework.run.evaluation import Stopped
 from tekso.framework.run.process_group import ProcessGroup
 from tekso.framework.run.tpu_connection import connecting
@@ -83,17 +84,18 @@ class Assembly:
         inputs = with_paths(self.input, self.eval_inputs)
         if is_new:
             return loss_check.check(
-                self.task, self.learner, self.program, inputs, devices=self._num_parts
+                self.task, self.learner, self.program, inputs, division=self._division
             )
         return loss_check.check_restored(
-            self.task, self.program, inputs, devices=self._num_parts, trains=trains
+            self.task, self.program, inputs, division=self._division, trains=trains
         )
 
     @property
-    def _num_parts(self) -> int:
-        """Number of devices, each of which computes a part of a batch; 1: there is one part."""
+    def _division(self) -> Division:
+        """How the program divides a batch."""
         program = self.program
-        return program.num_replicas if isinstance(program, DataParallelProgram) else 1
+        devices = program.num_replicas if isinstance(program, DataParallelProgram) else 1
+        return Division(devices, program.num_separate_parts)
 
     def batches(self, start: int) -> Iterator[Mapping[str, Any]]:
         """Returns this process's part of the training batches, from a batch to the last one."""

@@ -1,24 +1,27 @@
-"""Checks that devices which compute parts of a batch compute the loss of the whole batch.
+"""Checks that the parts in which a batch is computed have the loss of the whole batch.
 
     loss of {0, 1, 2, 3, 4, 5}  =  loss of {0, 1, 2} on one device + loss of {3, 4, 5} on another
+                                =  loss of {0, 1, 2}, and then of {3, 4, 5}: accumulation steps
 
 Only tasks that couple examples otherwise than by batch statistics are checked: a loss such as an
-in-batch softmax must gather the examples of all devices. The host computes two devices in two
-threads, op by op; `ops.sum_over_replicas` sums over the threads.
+in-batch softmax must gather the examples of all devices, and cannot be computed in accumulation
+steps. The host computes two devices in two threads, op by op; `ops.sum_over_replicas` sums over the
+threads. Accumulation steps are two threads that sum only batch statistics, so these are no finding.
 """
 
 from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import dataclasses
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import tensorflow as tf
 
 from tekso.framework import error_advice, task_results
-from tekso.framework.context import Mode, StepContext
+from tekso.framework.context import HasStream, Mode, StepContext
 from tekso.framework.counting import counted
 from tekso.framework.coupling import coupling, named
 from tekso.framework.execution.replica_context import ReplicaContext
@@ -40,7 +43,36 @@ _PATIENCE_S = 600.0  # how long a thread waits for the sum of the other one
 _UNEQUAL = (
     "one of two devices sums over the devices (ops.sum_over_replicas), and the other does not"
 )
+_SEPARATE = "accumulation steps, or workers of execution.updates"
 _WHEN: Mapping[Mode, str] = {"train": "training", "eval": "evaluation"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Division:
+    """How a batch is divided to compute its loss.
+
+    Attributes:
+      devices: number of devices, each of which computes a part of a batch. They can sum over each
+        other.
+      parts: number of parts of a training batch that cannot, such as accumulation steps.
+    """
+
+    devices: int = 1
+    parts: int = 1
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether a batch is not divided."""
+        return self.devices == self.parts == 1
+
+    def text(self) -> str:
+        """Returns the number of parts, for messages."""
+        if self.parts == 1:
+            return f"on {self.devices} devices equals that of one"
+        return f"in {self.parts} parts ({_SEPARATE}) equals that of the whole batch"
+
+
+UNDIVIDED = Division()
 
 
 def couples(task: Task) -> bool:
@@ -52,54 +84,67 @@ def _coupling(task: Task) -> list[Layer]:
     return [layer for layer in coupling(task) if not layer.has_statistics]
 
 
-def too_large(task: Task, devices: int) -> list[str]:
-    """Returns the warning about a task that is too large to be checked, if it should be."""
-    if devices == 1 or not couples(task):
+def unchecked(task: Task, division: Division, *, is_large: bool = True) -> list[str]:
+    """Returns the warning about a task that cannot be checked, if it should be.
+
+    Args:
+      task: the task.
+      division: how a batch is divided.
+      is_large: whether the weights are too large; otherwise, a mesh has several processes.
+    """
+    if division.is_whole or not couples(task):
         return []
+    why = "is too large to check" if is_large else "has several processes, which do not check"
     return [
-        f"{type(task).__name__} couples the examples of a batch, and is too large to check whether "
-        f"its loss on {devices} devices equals that of one"
+        f"{type(task).__name__} couples the examples of a batch, and {why} whether its loss "
+        f"{division.text()}"
     ]
 
 
-def check(trial: Trial, inputs: Mapping[str, Input], *, devices: int, trains: bool) -> None:
-    """Rejects a loss that several devices would not compute as one device does.
+def check(trial: Trial, inputs: Mapping[str, Input], *, division: Division, trains: bool) -> None:
+    """Rejects a loss that the parts of a batch would not have as the whole batch has it.
 
     Args:
       trial: the task with its weights.
       inputs: {path in the tree: input}; the training input is "input".
-      devices: number of devices, each of which computes a part of a batch.
+      division: how a batch is divided.
       trains: whether the task is trained; otherwise it is only evaluated.
 
     Raises:
       LossError: the loss of a training step, or of an evaluation, differs.
     """
-    if devices == 1 or not couples(trial.task):
+    if division.is_whole or not couples(trial.task):
         return
     for path, input in inputs.items():
         mode: Mode = "train" if path == _TRAINING else "eval"
         if (mode == "train" and not trains) or input.num_batches == 0:
             continue
         with error_advice.naming_labels(batch := input.batch(0), f"{path}.batch(0)"):
-            if text := problem(trial, batch, devices=devices, mode=mode):
+            if text := problem(trial, batch, division=division, mode=mode):
                 raise LossError(text)
 
 
-def problem(trial: Trial, batch: Batch, *, devices: int, mode: Mode) -> str:
-    """Returns why several devices would compute another loss than one, or "".
+def problem(trial: Trial, batch: Batch, *, division: Division, mode: Mode) -> str:
+    """Returns why the parts of a batch would have another loss than the whole batch, or "".
 
     If all layers that couple examples say that they gather them, the loss of a few examples is
-    enough. A loss that couples only neighbours, such as triplets, is correct if no device has a
-    part of them: so each of the two devices computes as many examples as in training.
+    enough. A loss that couples only neighbours, such as triplets, is correct if no part begins
+    between them: so each of two parts has as many examples as in training.
 
     Args:
       trial: the task with its weights.
       batch: a global batch.
-      devices: number of devices, each of which computes a part of the batch.
+      division: how a batch is divided.
       mode: in which the loss is computed.
     """
-    own = len(next(iter(batch.values()))) // devices
-    if own == 0:  # the program rejects it
+    size = len(next(iter(batch.values())))
+    if mode == "train" and division.parts > 1:
+        own = size // (division.devices * division.parts)
+        differing = _losses(trial, batch, own, mode, kind=_SeparateContext) if own else None
+        if differing is not None:
+            return _text_of_parts(trial.task, 2 * own, *differing)
+    own = size // division.devices
+    if division.devices == 1 or own == 0:  # the program rejects no examples
         return ""
     few = min(_FEW, own)
     if few < own and all(layer.gathers_examples for layer in _coupling(trial.task)):
@@ -110,14 +155,36 @@ def problem(trial: Trial, batch: Batch, *, devices: int, mode: Mode) -> str:
     return "" if differing is None else _text(trial.task, 2 * own, *differing, mode)
 
 
-def _losses(trial: Trial, batch: Batch, own: int, mode: Mode) -> tuple[float, float] | None:
-    """Returns the loss sums of one device and of two, with `own` examples each; None: equal."""
+def _sum_of_statistics(ctx: StepContext, x: tf.Tensor, layer: HasStream) -> tf.Tensor:
+    own = cast(Layer, layer).has_statistics
+    summed: tf.Tensor = cast(ReplicaContext, ctx).all_reduce(x) if own else x
+    return summed
+
+
+_FORMS = {"sum_over_replicas": _sum_of_statistics}
+
+
+class _SeparateContext(ReplicaContext):
+    """A context of a part that exchanges nothing with others but batch statistics."""
+
+    forms = _FORMS
+
+
+def _losses(
+    trial: Trial,
+    batch: Batch,
+    own: int,
+    mode: Mode,
+    *,
+    kind: type[ReplicaContext] = ReplicaContext,
+) -> tuple[float, float] | None:
+    """Returns the loss sums of a whole and of two parts, of `own` examples each; None: equal."""
     examples = rows_of(batch, slice(2 * own))
     together = _loss(trial, examples, StepContext(mode=mode, num_examples=2 * own))
-    apart = _of_two_devices(trial, examples, mode)
+    apart = _of_two_parts(trial, examples, mode, kind)
     if not trial.differ(together, apart, scale=max(abs(together), abs(apart))):
         return None
-    again = repeated(lambda: _of_two_devices(trial, examples, mode))
+    again = repeated(lambda: _of_two_parts(trial, examples, mode, kind))
     is_random = different_repetition(apart, together, again) is not None
     return None if is_random else (together, apart)
 
@@ -135,6 +202,18 @@ def _text(task: Task, size: int, together: float, apart: float, mode: Mode) -> s
     )
 
 
+def _text_of_parts(task: Task, size: int, together: float, apart: float) -> str:
+    found = " and ".join(map(named, _coupling(task)))
+    return (
+        f"{task_results.source_of_loss(task)} depends on the number of parts of a batch: in "
+        f"training, the first {size} examples have a loss sum of {together:g} together, and of "
+        f"{apart:g} in two parts with {counted(size // 2, 'example')} each. The parts "
+        f"({_SEPARATE}) do not exchange examples, but the examples of a batch are coupled by "
+        f"{found}. Set learner.accumulation_steps=1 and no execution.updates, and a smaller "
+        "input.batch_size if the memory is too small"
+    )
+
+
 def _loss(trial: Trial, batch: Batch, ctx: StepContext) -> float:
     """Returns the loss sum of these examples, with the auxiliary losses of layers."""
     with tf.device("CPU:0"):
@@ -144,14 +223,14 @@ def _loss(trial: Trial, batch: Batch, ctx: StepContext) -> float:
         return float(tf.reduce_sum(sums.loss_sum)) + means * (ctx.num_examples or 0)
 
 
-def _of_two_devices(trial: Trial, batch: Batch, mode: Mode) -> float:
-    """Returns the loss sum of two devices, each with one half of the examples."""
+def _of_two_parts(trial: Trial, batch: Batch, mode: Mode, kind: type[ReplicaContext]) -> float:
+    """Returns the loss sum of two parts, each with one half of the examples."""
     size = len(next(iter(batch.values())))
     threads = _Threads(2)
 
-    def device(number: int) -> float:
+    def part(number: int) -> float:
         start, stop = number * size // 2, (number + 1) * size // 2
-        ctx = ReplicaContext(
+        ctx = kind(
             all_reduce=threads.all_reduce(number),
             mode=mode,
             num_examples=size,
@@ -166,7 +245,7 @@ def _of_two_devices(trial: Trial, batch: Batch, mode: Mode) -> float:
             raise
 
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        calls = [pool.submit(device, number) for number in range(2)]
+        calls = [pool.submit(part, number) for number in range(2)]
     errors = [error for call in calls if (error := call.exception()) is not None]
     for error in sorted(errors, key=lambda one: isinstance(one, threading.BrokenBarrierError)):
         raise error  # not the one that only says that the other thread had an error

@@ -1,4 +1,4 @@
-"""Finds, for a plan, that several devices would compute another loss than one.
+"""Finds, for a plan, that the parts of a batch would have another loss than the whole batch.
 
 Only for tasks that couple examples otherwise than by batch statistics, the plan reads a batch and
 initializes the weights: whether the loss differs depends on both.
@@ -14,6 +14,7 @@ import tensorflow as tf
 from tekso.framework.execution.data_parallel import DataParallel
 from tekso.framework.experiment import Tree
 from tekso.framework.run import divided_losses, loss_check
+from tekso.framework.run.divided_losses import Division
 from tekso.framework.run.loss_sums import LossError
 from tekso.framework.run.loss_trial import Trial
 from tekso.framework.task import Task
@@ -34,7 +35,7 @@ class DividedStep:
 
 
 def find(tree: Tree.Params, task: Task, devices: int, *, assets_dir: str | None) -> DividedStep:
-    """Returns why training on several devices would be refused for its loss.
+    """Returns why training on several devices, or in accumulation steps, would be refused.
 
     Args:
       tree: the Params.
@@ -42,21 +43,29 @@ def find(tree: Tree.Params, task: Task, devices: int, *, assets_dir: str | None)
       devices: number of devices of the step.
       assets_dir: folder of the assets of a run, if there was one.
     """
-    execution: Any = tree.execution
-    is_divided = issubclass(execution.owner, DataParallel) and not execution.updates
-    if devices == 1 or not is_divided or not divided_losses.couples(task):
+    division = _division(tree, devices)
+    if division.is_whole or not divided_losses.couples(task):
         return DividedStep()
     if sum(spec.size_bytes for spec in task.specs().values()) > loss_check.MOST_BYTES:
-        return DividedStep(warnings=tuple(divided_losses.too_large(task, devices)))
+        return DividedStep(warnings=tuple(divided_losses.unchecked(task, division)))
     try:
         with tf.device("CPU:0"):
             trial = Trial(task, flatten(task.init(seed=tree.run.seed)))
             input = tree.input.instantiate(seed=tree.run.seed, assets_dir=assets_dir)
-            divided_losses.check(trial, {"input": input}, devices=devices, trains=True)
+            divided_losses.check(trial, {"input": input}, division=division, trains=True)
     except LossError as error:
         return DividedStep(str(error))
     except Exception as error:
         reason = str(error).partition("\n")[0]
-        text = f"{type(task).__name__} could not be checked on {devices} devices: {reason}"
+        what = f"whether the loss of {type(task).__name__} {division.text()}"
+        text = f"it could not be checked {what}: {reason}"
         return DividedStep(warnings=(text,))
     return DividedStep()
+
+
+def _division(tree: Tree.Params, devices: int) -> Division:
+    """Returns how a batch of training is divided; with `execution.updates`, by one worker."""
+    execution: Any = tree.execution
+    is_divided = issubclass(execution.owner, DataParallel) and not execution.updates
+    learner: Any = tree.learner
+    return Division(devices if is_divided else 1, learner.accumulation_steps)

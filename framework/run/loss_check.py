@@ -10,13 +10,14 @@
     a gradient of every learned weight                 else the loss does not depend on it
     scores of a softmax that are not probabilities     else a softmax is applied twice (a warning)
     losses are finite                                  else steps would be skipped (a warning)
-    loss on two devices = loss on one                  else it does not gather what it compares;
-                                                       see divided_losses.py
+    loss of parts = loss of a whole batch              else devices do not gather what they compare,
+                                                       or accumulation steps couple examples; see
+                                                       divided_losses.py
 
 The host computes these values with the initial weights of the run, op by op (or traced, if there
 are long loops, as over time). These checks are independent of the execution and take little time
-compared to the first step. Only that of several devices, for a task that couples examples, depends
-on their number: it computes up to the parts of two devices, op by op.
+compared to the first step. Only that of several parts, for a task that couples examples, depends
+on their number: it computes up to two whole parts, op by op.
 
 If a layer counts padding in `ctx.collect_metric`, this is only a warning, because a layer may not
 know which examples are padding.
@@ -45,6 +46,7 @@ from tekso.framework.input.input import Input
 from tekso.framework.learning_step import LearnerBase
 from tekso.framework.path_patterns import listed
 from tekso.framework.run import divided_losses
+from tekso.framework.run.divided_losses import UNDIVIDED, Division
 from tekso.framework.run.input_checks import counted, padding
 from tekso.framework.run.label_limits import LabelLimit
 from tekso.framework.run.loss_sums import LossError, check_is_sum
@@ -87,7 +89,7 @@ def check(
     program: Program,
     inputs: Mapping[str, Input],
     *,
-    devices: int = 1,
+    division: Division = UNDIVIDED,
 ) -> Findings:
     """Checks a task on examples of its inputs; returns what is no error.
 
@@ -98,11 +100,11 @@ def check(
       learner: determines which weights are learned.
       program: has the initial weights.
       inputs: {path in the tree: input}; the training input is "input".
-      devices: number of devices, each of which computes a part of a batch.
+      division: how a batch is divided.
 
     Raises:
       LossError: the loss, or its weight, is not a sum over examples; pieces() computes another
-        loss; the losses of `Task.equal_losses` differ; or several devices compute another loss.
+        loss; the losses of `Task.equal_losses` differ; or the parts of a batch have another loss.
       InputError: the loss or a metric counts padding examples.
       TaskError: the task does not return sums.
       ForeignVariableError: the task computes other sums each time, because it creates variables,
@@ -125,7 +127,7 @@ def check(
             warnings.append(_not_finite(task, *trial.not_finite))
         warnings += _check_padding(trial, inputs)
         _find_labels(trial, inputs)
-        divided_losses.check(trial, inputs, devices=devices, trains=True)
+        divided_losses.check(trial, inputs, division=division, trains=True)
         if trial.softmax.found:
             warnings.append(
                 f"the loss of {type(task).__name__} applies a softmax to probabilities: the "
@@ -141,7 +143,7 @@ def check(
             "Use them in fprop, or name them in learner.frozen",
         ]
 
-    return _try(task, program, inputs, tried, devices)
+    return _try(task, program, inputs, tried, division)
 
 
 def _not_finite(task: Task, loss: float, arrays: list[str]) -> str:
@@ -162,7 +164,7 @@ def check_restored(
     program: Program,
     inputs: Mapping[str, Input],
     *,
-    devices: int = 1,
+    division: Division = UNDIVIDED,
     trains: bool = True,
 ) -> Findings:
     """Checks a task whose loss a new run has checked: padding examples, and several devices.
@@ -173,21 +175,21 @@ def check_restored(
       task: the task.
       program: has the restored weights.
       inputs: {path in the tree: input}; the training input is "input".
-      devices: number of devices, each of which computes a part of a batch.
+      division: how a batch is divided.
       trains: whether training continues; otherwise the task is only evaluated.
 
     Raises:
-      LossError: several devices compute another loss.
+      LossError: the parts of a batch have another loss.
       InputError: the loss or a metric counts padding examples.
     """
 
     def tried(trial: Trial) -> list[str]:
         warnings = _check_padding(trial, inputs)
         _find_labels(trial, inputs)
-        divided_losses.check(trial, inputs, devices=devices, trains=trains)
+        divided_losses.check(trial, inputs, division=division, trains=trains)
         return warnings
 
-    return _try(task, program, inputs, tried, devices)
+    return _try(task, program, inputs, tried, division)
 
 
 def _find_labels(trial: Trial, inputs: Mapping[str, Input]) -> None:
@@ -210,7 +212,7 @@ def _try(
     program: Program,
     inputs: Mapping[str, Input],
     function: Callable[[Trial], list[str]],
-    devices: int,
+    division: Division,
 ) -> Findings:
     """Calls a function with a trial; what it finds until it fails is kept."""
     warnings: list[str] = []
@@ -219,7 +221,8 @@ def _try(
     with tf.device("CPU:0"), _noting(failures):
         weights = trial_weights(task, program)
         if weights is None:
-            return Findings(warnings=divided_losses.too_large(task, devices))
+            is_large = not program.serialize_calls
+            return Findings(warnings=divided_losses.unchecked(task, division, is_large=is_large))
         trial = Trial(task, weights)
         with _noting(failures):
             warnings = function(trial)

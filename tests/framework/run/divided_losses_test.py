@@ -1,4 +1,4 @@
-"""Losses that couple examples: devices that compute parts of a batch must have the same loss."""
+"""Losses that couple examples: parts of a batch must have the loss of the whole batch."""
 
 from __future__ import annotations
 
@@ -12,14 +12,17 @@ from wrong_losses import OnHost, Points
 from tekso.framework import ops
 from tekso.framework.context import StepContext
 from tekso.framework.execution import DataParallel, MeshSharded
-from tekso.framework.experiment import Tree
+from tekso.framework.experiment import Experiment, Tree
 from tekso.framework.initializers import Normal
 from tekso.framework.layer import Layer
 from tekso.framework.learner import Learner
 from tekso.framework.optimizers.sgd import Momentum
+from tekso.framework.params import Params
 from tekso.framework.run import divided_losses, divided_plan, loss_check
+from tekso.framework.run.divided_losses import Division
 from tekso.framework.run.loss_sums import LossError
 from tekso.framework.run.loss_trial import Trial
+from tekso.framework.run.session import Session
 from tekso.framework.schedules import Constant
 from tekso.framework.task import LossSums, Task
 from tekso.models.layers.normalization import BatchNorm
@@ -78,6 +81,23 @@ class Triplets(InBatch):
         return LossSums(tf.reduce_sum(tf.square(tf.reduce_sum(z, 1))))
 
 
+class GroupsOfStatistics(Triplets):
+    """The same, after a normalization by batch statistics."""
+
+    def loss(self, theta: Any, batch: Any, ctx: StepContext) -> LossSums:
+        x = self.norm.fprop(theta.norm, batch["x"], ctx)
+        return super().loss(theta, {**batch, "x": x}, ctx)
+
+
+class SummedOnly(InBatch):
+    """Compares each example with the mean of the batch, which it does not gather."""
+
+    def loss(self, theta: Any, batch: Any, ctx: StepContext) -> LossSums:
+        z = batch["x"] @ theta.w
+        mean = ops.sum_over_replicas(ctx, tf.reduce_sum(z, 0), self) / ctx.num_examples
+        return LossSums(tf.reduce_sum(tf.square(z - mean)))
+
+
 class Random(InBatch):
     """Draws numbers that do not repeat."""
 
@@ -113,8 +133,9 @@ def trial(kind: type[Task]) -> Trial:
 BATCH = Points.Params(batch_size=6, order="once").instantiate().batch(0)
 
 
-def problem(kind: type[Task], devices: int = 2, mode: Any = "train") -> str:
-    return divided_losses.problem(trial(kind), BATCH, devices=devices, mode=mode)
+def problem(kind: type[Task], devices: int = 2, mode: Any = "train", parts: int = 1) -> str:
+    division = Division(devices, parts)
+    return divided_losses.problem(trial(kind), BATCH, division=division, mode=mode)
 
 
 @pytest.mark.parametrize(("mode", "when"), [("train", "training"), ("eval", "evaluation")])
@@ -169,6 +190,26 @@ def test_a_device_that_sums_alone_is_an_error_and_not_a_wait() -> None:
         problem(SumsInOne)
 
 
+def test_a_softmax_over_the_examples_of_an_accumulation_step_is_a_problem() -> None:
+    text = problem(InBatch, devices=1, parts=2)
+    assert "depends on the number of parts of a batch: in training, the first 6 examples" in text
+    assert "in two parts with 3 examples each. The parts (accumulation steps, or workers" in text
+    assert "but the examples of a batch are coupled by the task (InBatch). Set learner." in text
+    assert problem(InBatch, devices=1, parts=2, mode="eval") == ""  # computed as a whole
+    assert problem(InBatch, devices=1, parts=7) == ""  # the program rejects it
+
+
+def test_neither_statistics_nor_whole_groups_are_a_problem_of_accumulation_steps() -> None:
+    assert problem(GroupsOfStatistics, devices=1, parts=2) == ""
+    with pytest.raises(tf.errors.InvalidArgumentError, match="reshape"):
+        problem(GroupsOfStatistics, devices=1, parts=3)  # 2 examples a part
+
+
+def test_sums_over_devices_are_none_over_accumulation_steps() -> None:
+    assert problem(SummedOnly) == ""
+    assert "in two parts with 3 examples each" in problem(SummedOnly, devices=1, parts=2)
+
+
 class Normalised(Task):
     """Couples examples by batch statistics only."""
 
@@ -183,20 +224,39 @@ def test_only_couplings_other_than_statistics_are_checked() -> None:
     assert isinstance(InBatch.Params().instantiate(), Layer)
 
 
-def check(kind: type[Task], *, is_new: bool, devices: int = 2, trains: bool = True) -> None:
+def check(
+    kind: type[Task], *, is_new: bool, devices: int = 2, parts: int = 1, trains: bool = True
+) -> None:
     task = kind.Params().instantiate()
     params = Learner.Params(optimizer=Momentum.Params(), schedule=Constant.Params(value=0.1))
     inputs = {
         "input": Points.Params(batch_size=6).instantiate(),
         "eval_inputs.dev": Points.Params(batch_size=7, order="once").instantiate(),
     }
+    own: Any = {"division": Division(devices, parts)}
     if is_new:
-        found = loss_check.check(task, params.instantiate(), OnHost(task), inputs, devices=devices)
+        found = loss_check.check(task, params.instantiate(), OnHost(task), inputs, **own)
     else:
-        found = loss_check.check_restored(
-            task, OnHost(task), inputs, devices=devices, trains=trains
-        )
+        found = loss_check.check_restored(task, OnHost(task), inputs, trains=trains, **own)
     assert found.unchecked == []
+
+
+class OfExamples(Experiment):
+    """A task that couples the examples of a batch."""
+
+    def task(self) -> Params:
+        return InBatch.Params()
+
+    def input(self) -> Params:
+        return Points.Params(batch_size=6)
+
+    def learner(self) -> Params:
+        return Learner.Params(optimizer=Momentum.Params(), schedule=Constant.Params(value=0.1))
+
+
+def test_a_run_with_accumulation_steps_is_refused() -> None:
+    with pytest.raises(LossError, match="in two parts with 3 examples each"):
+        Session(OfExamples, {"learner.accumulation_steps": 2, "execution.xla": "none"}).train(1)
 
 
 class OnlyInTraining(InBatch):
@@ -214,26 +274,41 @@ def test_new_and_resumed_runs_are_refused(is_new: bool) -> None:
         check(OnlyInTraining, is_new=is_new)
     check(Gathered, is_new=is_new)
     check(OnlyInTraining, is_new=is_new, devices=1)
+    with pytest.raises(LossError, match=r"in training, the first 6 .* in two parts with 3"):
+        check(OnlyInTraining, is_new=is_new, devices=1, parts=2)
 
 
 def test_an_evaluation_is_refused_only_if_it_differs() -> None:
     check(OnlyInTraining, is_new=False, trains=False)
+    check(InBatch, is_new=False, devices=1, parts=2, trains=False)
     with pytest.raises(LossError, match="in evaluation, the first 6"):
         check(InBatch, is_new=False, trains=False)
 
 
 def test_a_task_too_large_to_check_has_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loss_check, "MOST_BYTES", 1)
     task = InBatch.Params().instantiate()
-    (text,) = loss_check.check_restored(task, OnHost(task), {}, devices=2).warnings
+
+    def warnings(program: Any, *division: int) -> list[str]:
+        return loss_check.check_restored(task, program, {}, division=Division(*division)).warnings
+
+    program = OnHost(task)
+    program.serialize_calls = True
+    (text,) = warnings(program, 1, 2)
+    assert text.startswith("InBatch couples the examples of a batch, and has several processes")
+    monkeypatch.setattr(loss_check, "MOST_BYTES", 1)
+    (text,) = warnings(OnHost(task), 2, 1)
     assert text.startswith("InBatch couples the examples of a batch, and is too large to check")
-    assert loss_check.check_restored(task, OnHost(task), {}, devices=1).warnings == []
+    assert text.endswith("whether its loss on 2 devices equals that of one")
+    (text,) = warnings(OnHost(task), 1, 3)
+    assert "in 3 parts (accumulation steps, or workers of execution.updates) equals that" in text
+    assert warnings(OnHost(task), 1, 1) == []
 
 
 def tree(kind: type[Task], **changes: Any) -> Any:
     found = Tree.Params(
         task=kind.Params(),
         input=Points.Params(batch_size=6),
+        learner=Learner.Params(optimizer=Momentum.Params()),
         execution=DataParallel.Params(),
     )
     return found.set(changes)
@@ -246,6 +321,11 @@ def test_a_plan_of_several_devices_has_the_same_problem(monkeypatch: pytest.Monk
     one = divided_plan.find(tree(InBatch), task, 1, assets_dir=None)
     meshes = tree(InBatch, execution=MeshSharded.Params())
     assert one == divided_plan.find(meshes, task, 2, assets_dir=None) == divided_plan.DividedStep()
+    accumulating = tree(InBatch, **{"learner.accumulation_steps": 2})
+    for found in (accumulating, accumulating.copy().set({"execution": MeshSharded.Params()})):
+        problem = divided_plan.find(found, task, 1, assets_dir=None).problem
+        assert "in training, the first 6 examples have a loss sum of" in problem
+        assert "two parts" in problem
     gathered = Gathered.Params().instantiate()
     assert (
         divided_plan.find(tree(Gathered), gathered, 2, assets_dir=None)
@@ -254,7 +334,10 @@ def test_a_plan_of_several_devices_has_the_same_problem(monkeypatch: pytest.Monk
     monkeypatch.setattr(Points, "batch", lambda *_: 1 / 0)
     found = divided_plan.find(tree(InBatch), task, 2, assets_dir=None)
     assert found.problem == ""
-    assert found.warnings == ("InBatch could not be checked on 2 devices: division by zero",)
+    assert found.warnings == (
+        "it could not be checked whether the loss of InBatch on 2 devices equals that of one: "
+        "division by zero",
+    )
     monkeypatch.setattr(loss_check, "MOST_BYTES", 1)
     (warning,) = divided_plan.find(tree(InBatch), task, 2, assets_dir=None).warnings
     assert "too large to check" in warning
