@@ -106,8 +106,11 @@ def _python_loop(
     run_iteration: Callable[..., Any], num_iterations: int, state: Any, xs: Any
 ) -> tuple[Any, Any, Any]:
     ys, summed = [], None
+    # Rows of an unstacked tensor take one op; the gradient of each x[i] would be as large as x.
+    rows = [tf.unstack(x, num_iterations) for x in tf.nest.flatten(xs)]
     for i in range(num_iterations):
-        state, y, sums = run_iteration(i, state, tf.nest.map_structure(lambda x, i=i: x[i], xs))
+        x = tf.nest.pack_sequence_as(xs, [one[i] for one in rows])
+        state, y, sums = run_iteration(i, state, x)
         ys.append(y)
         summed = sums if summed is None else tf.nest.map_structure(tf.add, summed, sums)
     return state, stacked(ys), summed
