@@ -26,6 +26,9 @@ from tekso.framework.signature import Signature
 
 Ints = npt.NDArray[np.int64]
 
+_MOST_SEARCHED = 64  # batches, for one of a short bucket
+_SHORT = 8  # shortest rows by which a loss is checked, if there are longer ones
+
 
 @dataclasses.dataclass(frozen=True)
 class BucketBatch:
@@ -224,6 +227,18 @@ class BucketedInput(ExampleInput):
           IndexError: the step is negative, or beyond the last batch of the pass.
         """
         return self.batch_rows(step, 0, self.num_rows(step))
+
+    def steps_of_each_kind(self) -> list[int]:
+        """See `Input`: of the first steps, one whose rows are short, but have a middle."""
+        if type(self).batch is not BucketedInput.batch:
+            return super().steps_of_each_kind()
+        last = _MOST_SEARCHED if self.num_batches is None else self.num_batches
+
+        def length(step: int) -> tuple[bool, int]:
+            bound = self._bounds[self.bucket_batch(step).bucket]
+            return bound < _SHORT, abs(bound - _SHORT)
+
+        return [min(range(max(1, min(last, _MOST_SEARCHED))), key=length)]
 
     def largest_batch(self) -> Batch:
         """See `Input`: a batch of the bucket with most elements, of those that have examples."""

@@ -120,7 +120,7 @@ def check(
             batch = train.batch(step)
             with error_advice.naming_labels(batch, f"input.batch({step})"):
                 warnings += _check_sums(trial, batch)
-                _check_equal(trial, rows_of(batch, [0]))
+                _check_equal(trial, rows_of(batch, [_fullest(batch)]))
                 _check_pieces(trial, rows_of(batch, [0, -1]))
                 unused = trial.unused(rows_of(batch, [0, -1]), unused) if unused else []
         if trial.not_finite is not None:
@@ -279,6 +279,12 @@ def _check_sums(trial: Trial, batch: Batch) -> list[str]:
     if not any(layer.couples_examples for layer in task.walk()):
         check_is_sum(trial, batch, "train")
     return warnings
+
+
+def _fullest(batch: Batch) -> int:
+    """Returns the example with the least padding: with the most elements that are not 0."""
+    filled = [(array != 0).reshape(len(array), -1).sum(1) for array in batch.values()]
+    return int(np.argmax(np.sum(filled, 0)))
 
 
 def _check_equal(trial: Trial, example: Batch) -> None:

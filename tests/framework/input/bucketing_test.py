@@ -130,12 +130,30 @@ def test_a_row_of_each_bucket_is_built_for_its_signature() -> None:
     assert found[1] == (0.5, largest) and largest["weights"] == ((2,), np.float32)
 
 
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("order", ["shuffled", "once"])
+def test_the_batch_by_which_a_loss_is_checked_has_short_rows(order: str, seed: int) -> None:
+    rows = Rows.Params(batch_size=1, order=order).instantiate(seed=seed)
+
+    def shape(bounds: list[int], *lengths: int) -> tuple[int, ...]:
+        rows.lengths = lengths
+        rows.assign(lengths, bounds, BATCH_SIZES)
+        (step,) = rows.steps_of_each_kind()
+        found: tuple[int, ...] = rows.batch(step)["x"].shape
+        return found
+
+    assert shape([8, 9, 11], 1, 5, 2, 9, 2, 10) == (4, 8)
+    assert shape([2, 8, 11], 1, 5, 2, 9, 2) == (3, 8)
+    assert shape([2, 5, 7], 1, 5, 2, 7, 2) == (2, 7)
+
+
 def test_an_input_with_batches_of_its_own_has_no_buckets() -> None:
     class Own(Rows):
         def batch(self, step: int) -> Any:
             return super().batch(0)
 
-    assert Own.Params(batch_size=1).instantiate().bucket_signatures() == []
+    rows = Own.Params(batch_size=1).instantiate()
+    assert rows.bucket_signatures() == [] and rows.steps_of_each_kind() == [0]
 
 
 def test_an_own_input_whose_copies_would_count_is_refused() -> None:

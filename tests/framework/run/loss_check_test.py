@@ -76,6 +76,11 @@ def test_a_task_whose_equal_losses_differ_is_refused_with_both() -> None:
     assert check("used in training", Nothing) == []
 
 
+def test_equal_losses_are_those_of_the_example_with_the_least_padding() -> None:
+    ids = np.array([[1, 0, 0], [3, 1, 0], [0, 0, 0]])
+    assert loss_check._fullest({"ids": ids, "x": np.ones([3, 2, 2]), "weights": ids > 0}) == 1
+
+
 @pytest.mark.parametrize("kind", [Nothing, InPieces])
 def test_a_loss_that_differs_each_time_is_not_taken_for_another_error(kind: type[Squares]) -> None:
     (message,) = check("coupled, counts its calls", kind)
