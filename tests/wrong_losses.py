@@ -54,6 +54,8 @@ class Squares(Task):
 
     def _same(self, theta: Any, x: Any, _: Any, ctx: StepContext) -> Any:
         self.iterations += 1
+        for _ in range(30):  # as many ops as a cell has
+            x = tf.identity(x)
         return x, None
 
     def loss(self, theta: Any, batch: Any, ctx: StepContext) -> LossSums:

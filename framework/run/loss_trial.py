@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.framework import op_callbacks
 
 from tekso.framework import error_advice, loops, task_results
 from tekso.framework.collected import Pairs
@@ -82,33 +84,80 @@ class _Tensors(NamedTuple):
     auxiliary: dict[str, tf.Tensor]
 
 
-_MOST_ITERATIONS = 16  # of a loop that is computed op by op
+_OPS_OF_TRACE = 30  # so many ops run in about the time in which one is traced
 
 
-class _LongLoopError(Exception):
-    """The task has a loop of more than `_MOST_ITERATIONS`."""
+class _OpCount:
+    """Counts ops that run one by one.
+
+    Attributes:
+      run: number of ops.
+      traced: number of ops that a trace would have: those of loops count once.
+    """
+
+    def __init__(self) -> None:
+        self.run, self._repeated = 0, 0.0
+
+    @property
+    def traced(self) -> float:
+        return self.run - self._repeated
+
+    @contextlib.contextmanager
+    def counting(self) -> Iterator[None]:
+        """Counts the ops of a block."""
+        op_callbacks.add_op_callback(self._observe)
+        try:
+            yield
+        finally:
+            op_callbacks.remove_op_callback(self._observe)
+
+    @contextlib.contextmanager
+    def loop(self, iterations: int) -> Iterator[None]:
+        """Counts the ops of a block that is a loop, which may have other loops inside."""
+        run, repeated = self.run, self._repeated
+        yield
+        inside = self._repeated - repeated
+        more = (self.run - run) * (1 - 1 / iterations)
+        self._repeated = repeated + more + inside / iterations
+
+    def _observe(self, *args: Any, graph: Any = None, **rest: Any) -> None:
+        self.run += graph is None
 
 
-def _short_scan(
+def _counted_scan(
     ctx: StepContext, body: Any, theta: Any, state: Any, xs: Any, **options: Any
 ) -> Any:
-    """Computes a loop of few iterations; raises an error for others, so that the task is traced."""
-    if loops.iterations_of(xs) > _MOST_ITERATIONS:
-        raise _LongLoopError
-    return loops.scan(ctx, body, theta, state, xs, **options)
+    with cast(_OpByOp, ctx).count.loop(loops.iterations_of(xs)):
+        return loops.scan(ctx, body, theta, state, xs, **options)
 
 
 class _OpByOp(StepContext):
-    """A context for computing op by op, without the loops that would take long."""
+    """A context for computing op by op, which counts the ops of loops."""
 
-    forms = MappingProxyType({"scan": _short_scan})
+    forms = MappingProxyType({"scan": _counted_scan})
+
+    def __init__(self, *, count: _OpCount, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.count = count  # also of copies of this
+
+
+@contextlib.contextmanager
+def _unoptimized() -> Iterator[None]:
+    """Runs functions as they were traced: optimizing a graph takes longer than a few runs."""
+    options = tf.config.optimizer
+    before = options.get_experimental_options().get("disable_meta_optimizer", False)
+    options.set_experimental_options({"disable_meta_optimizer": True})
+    try:
+        yield
+    finally:
+        options.set_experimental_options({"disable_meta_optimizer": before})
 
 
 class Trial:
-    """Computes the loss of a task over few examples: op by op, or traced if there are long loops.
+    """Computes the loss of a task over few examples: op by op, or traced if loops are long.
 
-    With long loops, only the first computation of each kind of batch is op by op: that is where
-    `softmax` sees its values.
+    The first computation of each kind of batch is always op by op: that is where `softmax` sees its
+    values, and where ops are counted. Others are traced only if that takes less time.
 
     Attributes:
       task: the task.
@@ -125,7 +174,7 @@ class Trial:
         self.softmax, self.labels = RepeatedSoftmax(), LabelWatch()
         self.not_finite: tuple[float, list[str]] | None = None
         self._traced: dict[Any, Any] = {}  # {mode, sizes and how: its tf.function}
-        self._has_long_loops = False
+        self._long = set[Any]()  # kinds of batches that take less time if traced
         self.seen = set[Any]()
 
     def _run(
@@ -136,7 +185,7 @@ class Trial:
         *,
         mode: Mode,
         by: _Loss = task_results.loss,
-        kind: type[StepContext] = StepContext,
+        kind: Callable[..., StepContext] = StepContext,
     ) -> _Tensors:
         size = next(iter(batch.values())).shape[0]
         ctx = kind(mode=mode, num_examples=size, example_offset=offset)
@@ -155,22 +204,21 @@ class Trial:
     def _tensors(
         self, batch: Batch, mode: Mode, offset: int = 0, by: _Loss = task_results.loss
     ) -> _Tensors:
-        """Computes the task: op by op, or traced after a loop was found to be long."""
+        """Computes the task: op by op, or traced if loops repeated most ops before."""
         examples = {name: tf.convert_to_tensor(array) for name, array in batch.items()}
         arguments = (self.weights, examples, tf.constant(offset, tf.int64))
-        is_new = kind_of(batch) not in self.seen
-        self.seen.add(kind_of(batch))
-        if not self._has_long_loops:
-            try:
-                with self._watching(batch, examples):
-                    return self._run(*arguments, mode=mode, by=by, kind=_OpByOp)
-            except _LongLoopError:
-                self._has_long_loops = True
-        if is_new:
-            with self._watching(batch, examples):
-                return self._run(*arguments, mode=mode, by=by)
-        traced = self._traced_for((mode, by, *((n, a.shape) for n, a in sorted(batch.items()))))
-        found: _Tensors = traced(*arguments, mode=mode, by=by)
+        if (kind := kind_of(batch)) in self._long:
+            sizes = ((name, array.shape) for name, array in sorted(batch.items()))
+            with _unoptimized():
+                found: _Tensors = self._traced_for((mode, by, *sizes))(*arguments, mode=mode, by=by)
+            return found
+        self.seen.add(kind)
+        count = _OpCount()
+        with self._watching(batch, examples), count.counting():
+            context = functools.partial(_OpByOp, count=count)
+            found = self._run(*arguments, mode=mode, by=by, kind=context)
+        if count.run > _OPS_OF_TRACE * count.traced:
+            self._long.add(kind)
         return found
 
     @contextlib.contextmanager
@@ -257,11 +305,12 @@ class Trial:
         """Returns the paths of learned weights that get no gradient."""
         sources = {path: self.weights[path] for path in learned}
         unused = list(sources)
-        for mode in ("eval", "train"):  # training may use more weights
+        for mode in ("train", "eval"):  # training may use more weights
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 tape.watch(sources)
                 total = self._tensors(batch, mode).total
-            gradients = tape.gradient(total, sources)
+            with _unoptimized():
+                gradients = tape.gradient(total, sources)
             unused = [path for path in unused if gradients[path] is None]
             if not unused:
                 break

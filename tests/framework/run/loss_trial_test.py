@@ -18,7 +18,7 @@ from tekso.framework.input.input import ExampleInput
 from tekso.framework.learner import Learner
 from tekso.framework.optimizers.sgd import SGD
 from tekso.framework.params import param
-from tekso.framework.run import loss_check
+from tekso.framework.run import loss_check, loss_trial
 from tekso.framework.run.loss_sums import LossError
 from tekso.framework.run.loss_trial import Trial, different_repetition
 from tekso.framework.schedules import Constant
@@ -163,10 +163,27 @@ def test_a_long_loop_is_computed_once_and_then_traced_once(way: str, iterations:
     task = Squares.Params(way=way).instantiate()
     trial = Trial(task, flatten(task.init(seed=1)))
     batch = Points.Params(batch_size=4).instantiate().batch(0)
+    options = tf.config.optimizer.get_experimental_options
+    before = options().get("disable_meta_optimizer", False)
     first, second, third = (trial.sums(batch) for _ in range(3))
+    assert options().get("disable_meta_optimizer", False) == before
     assert second == third
     assert first.loss == pytest.approx(second.loss, rel=1e-6)  # another order of sums
     assert task.iterations == iterations  # a trace is one, a computation 2 or 100
+
+
+def test_a_trace_has_the_ops_of_a_loop_once() -> None:
+    count, x = loss_trial._OpCount(), tf.constant(1.0)
+    with count.counting():
+        x = tf.negative(x)
+        with count.loop(4):
+            for _ in range(4):
+                x = tf.negative(x)
+                with count.loop(3):
+                    for _ in range(3):
+                        x = tf.negative(x)
+    tf.negative(x)
+    assert count.run == 1 + 4 * (1 + 3) and count.traced == pytest.approx(1 + 1 + 1)
 
 
 def test_traces_for_batches_of_other_sizes_are_no_retracing_that_tensorflow_warns_of(
