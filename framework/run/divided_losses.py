@@ -119,9 +119,10 @@ def check(trial: Trial, inputs: Mapping[str, Input], *, division: Division, trai
         mode: Mode = "train" if path == _TRAINING else "eval"
         if (mode == "train" and not trains) or input.num_batches == 0:
             continue
-        with error_advice.naming_labels(batch := input.batch(0), f"{path}.batch(0)"):
-            if text := problem(trial, batch, division=division, mode=mode):
-                raise LossError(text)
+        for step in input.steps_of_each_kind():
+            with error_advice.naming_labels(batch := input.batch(step), f"{path}.batch({step})"):
+                if text := problem(trial, batch, division=division, mode=mode):
+                    raise LossError(text)
 
 
 def problem(trial: Trial, batch: Batch, *, division: Division, mode: Mode) -> str:

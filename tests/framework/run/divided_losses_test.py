@@ -304,6 +304,36 @@ def test_a_task_too_large_to_check_has_a_warning(monkeypatch: pytest.MonkeyPatch
     assert warnings(OnHost(task), 1, 1) == []
 
 
+class CouplesLarge(InBatch):
+    """Couples only examples of large numbers."""
+
+    def loss(self, theta: Any, batch: Any, ctx: StepContext) -> LossSums:
+        plain = tf.reduce_sum(tf.square(batch["x"] @ theta.w))
+        coupled = super().loss(theta, batch, ctx).loss_sum
+        return LossSums(tf.where(tf.reduce_max(batch["x"]) > 50, coupled, plain))
+
+
+class Kinds(Points):
+    """Has batches of two kinds; in those of the second one, numbers are large."""
+
+    def steps_of_each_kind(self) -> list[int]:
+        return [0, 1]
+
+    def batch(self, step: int) -> Any:
+        found = dict(super().batch(step))
+        return {**found, "x": found["x"] * (1 + 100 * (step % 2))}
+
+
+def test_batches_of_every_kind_are_compared() -> None:
+    def compare(kind: type[Points]) -> None:
+        inputs = {"input": kind.Params(batch_size=6).instantiate()}
+        divided_losses.check(trial(CouplesLarge), inputs, division=Division(2), trains=True)
+
+    compare(Points)
+    with pytest.raises(LossError, match="in training, the first 6"):
+        compare(Kinds)
+
+
 def tree(kind: type[Task], **changes: Any) -> Any:
     found = Tree.Params(
         task=kind.Params(),
