@@ -16,6 +16,7 @@ from tekso.framework.experiment import Tree
 from tekso.framework.planning import layout_search
 from tekso.framework.planning.layout_search import Ranked
 from tekso.framework.run import local_steps, step_plan
+from tekso.framework.run.divided_plan import DividedStep
 from tekso.framework.run.pipelined_step import pipelined
 from tekso.framework.run.step_parts import StepParts, StepPlan
 from tekso.framework.signature import Signature, num_examples
@@ -29,8 +30,16 @@ _MICRO_BATCHES_PER_STAGE = (4, 2, 1)  # the first that divides the batch
 _COMPARED = 10  # layouts of the meshes of stages: of the fastest, and of those with least memory
 
 
-def other_plans(parts: StepParts, devices: int) -> tuple[list[StepPlan], dict[str, str]]:
-    """Returns steps of all executions over a number of devices, and why others are impossible."""
+def other_plans(
+    parts: StepParts, devices: int, of_replicas: Callable[[int], DividedStep]
+) -> tuple[list[StepPlan], dict[str, str]]:
+    """Returns steps of all executions over a number of devices, and why others are impossible.
+
+    Args:
+      parts: the parts of the experiment.
+      devices: number of devices.
+      of_replicas: finds out whether a number of data-parallel devices computes the loss of one.
+    """
     found: list[StepPlan] = []
     rejected: dict[str, str] = {}
 
@@ -40,9 +49,9 @@ def other_plans(parts: StepParts, devices: int) -> tuple[list[StepPlan], dict[st
         except ExecutionError as error:
             to[name] = str(error)
 
-    add("data_parallel", lambda: step_plan.data_parallel(parts, devices))
+    add("data_parallel", lambda: _replicas(parts, devices, of_replicas))
     if devices > 1:
-        add("data_parallel, 1 device", lambda: step_plan.data_parallel(parts, 1))
+        add("data_parallel, 1 device", lambda: _replicas(parts, 1, of_replicas))
         add("mesh_sharded", lambda: _best_mesh(parts, devices))
     for name, owner in _PIPELINES.items():
         reasons: dict[str, str] = {}
@@ -55,6 +64,16 @@ def other_plans(parts: StepParts, devices: int) -> tuple[list[StepPlan], dict[st
         one = set(reasons.values())
         rejected.update(reasons if len(one) > 1 or len(reasons) < 2 else {name: one.pop()})
     return found, rejected
+
+
+def _replicas(
+    parts: StepParts, devices: int, of_replicas: Callable[[int], DividedStep]
+) -> StepPlan:
+    """Returns a data-parallel step that training would not refuse for its loss."""
+    step, found = step_plan.data_parallel(parts, devices), of_replicas(devices)
+    if found.problem:
+        raise ExecutionError(f"refused: {found.problem}")
+    return dataclasses.replace(step, notes=(*step.notes, *found.warnings))
 
 
 def _divisors(number: int) -> list[int]:

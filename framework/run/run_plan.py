@@ -8,15 +8,18 @@ see `divided_plan.py`.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import shutil
 from collections.abc import Mapping
+from typing import Any
 
 from tekso.framework import files, schedules
 from tekso.framework.costs import stored_speeds, this_machine
 from tekso.framework.costs.device_types import DeviceType
 from tekso.framework.costs.stored_speeds import Condition
 from tekso.framework.costs.this_machine import THIS_MACHINE
+from tekso.framework.execution.data_parallel import DataParallel
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.experiment import Tree
 from tekso.framework.run import (
@@ -51,7 +54,7 @@ class RunPlan:
       warnings: of damaged checkpoints that the run skips, and of what could not be checked.
       changes: what differs from the Params of the checkpoint that the run resumes from.
       others: steps under other executions, the fastest that fits first.
-      rejected: {execution: why it is impossible}.
+      rejected: {execution: why it is impossible, or refused}.
       checkpoint_bytes: bytes of a checkpoint, see `checkpoint_size.py`.
       checkpoints: largest number of checkpoints on the disk, with one that is being written.
       existing_checkpoints: number of checkpoints that are in the logdir already, without damaged
@@ -160,14 +163,20 @@ def plan(
         step = None if invalid else step_plan(parts, num_devices)
     except ExecutionError as error:
         problem = str(error)
+    replicated = _data_parallel(tree)
+    of_replicas = functools.cache(
+        functools.partial(divided_plan.find, replicated, parts.task, assets_dir=assets_dir)
+    )
     divided = divided_plan.DividedStep()
-    if step is not None:
+    if step is not None and replicated is tree:
+        divided = of_replicas(step.devices)
+    elif step is not None:
         divided = divided_plan.find(tree, parts.task, step.devices, assets_dir=assets_dir)
     others: list[StepPlan] = []
     rejected: dict[str, str] = {}
     if searches and not invalid:
         devices = num_devices or (step.devices if step else 1)
-        others, rejected = other_plans(parts, devices)
+        others, rejected = other_plans(parts, devices, of_replicas)
     specs = parts.task.specs()
     state = State(specs, parts.learner.slots(specs))
     start = run_start.find(tree, state, Logdir(logdir))
@@ -194,6 +203,16 @@ def plan(
         stored_speeds.condition() if parts.device.name == THIS_MACHINE else Condition(),
         {} if invalid else parts.forward_flops,
     )
+
+
+def _data_parallel(tree: Tree.Params) -> Tree.Params:
+    """Returns the Params with data-parallel execution; themselves, if they have it."""
+    owner: Any = tree.execution.owner
+    if issubclass(owner, DataParallel):
+        return tree
+    found = tree.copy()
+    found.execution = DataParallel.Params()
+    return found
 
 
 def _metric_problem(parts: StepParts, *, is_valid: bool) -> str:

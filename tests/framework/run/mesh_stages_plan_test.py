@@ -24,6 +24,7 @@ from tekso.framework.run import (
     plan_text,
     run_plan,
 )
+from tekso.framework.run.divided_plan import DividedStep
 from tekso.framework.run.step_parts import StepParts, StepPlan
 
 LENGTH, D = 32, 128
@@ -60,8 +61,9 @@ def searched(
     monkeypatch.setattr(execution_search, "_PIPELINES", {"pipelined": Pipelined})
     monkeypatch.setattr(execution_search.step_plan, "data_parallel", lambda *_: None)
     monkeypatch.setattr(execution_search, "_best_mesh", lambda *_: None)
+    monkeypatch.setattr(execution_search, "_replicas", lambda *_: None)
     steps, rejected = execution_search.other_plans(
-        parts_of(found, device_types.find("v100")), devices
+        parts_of(found, device_types.find("v100")), devices, lambda _: DividedStep()
     )
     return [step for step in steps if step is not None], rejected
 

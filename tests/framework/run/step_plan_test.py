@@ -30,6 +30,7 @@ from tekso.framework.run import (
     run_plan,
     step_plan,
 )
+from tekso.framework.run.divided_plan import DividedStep
 from tekso.framework.run.run_plan import RunPlan
 from tekso.framework.run.step_parts import StepParts, StepPlan
 from tekso.models.layers.stack import RepeatedStack
@@ -116,7 +117,7 @@ def test_a_mesh_refuses_loops_of_tensorflow_as_training_does() -> None:
     reason = r"recurrent_tasks.py:\d+: return tf.while_loop.*: EmptyTensorList: .*Write ops.scan"
     with pytest.raises(ExecutionError, match=f"for execution.mesh 'data:2', .*{reason}"):
         step_plan.priced(parts, layout, "float32")
-    steps, rejected = execution_search.other_plans(parts, 2)
+    steps, rejected = execution_search.other_plans(parts, 2, lambda _: DividedStep())
     assert [step.devices for step in steps] == [2, 1]
     assert re.search(reason, rejected["mesh_sharded"])
 

@@ -1,0 +1,97 @@
+"""The ranking of executions for losses that couple examples."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tensorflow as tf
+from wrong_losses import Points
+
+from tekso.framework import ops
+from tekso.framework.context import StepContext
+from tekso.framework.execution import DataParallel, MeshSharded
+from tekso.framework.experiment import Tree
+from tekso.framework.initializers import Normal
+from tekso.framework.learner import Learner
+from tekso.framework.optimizers.sgd import Momentum
+from tekso.framework.run import divided_losses, loss_check, run_plan
+from tekso.framework.run.run_plan import RunPlan
+from tekso.framework.schedules import Constant
+from tekso.framework.task import LossSums, Task
+
+
+class InBatch(Task):
+    """A softmax over the examples at hand."""
+
+    couples_examples = True
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        self.weight("w", [3, 5], dims=(None, None), init=Normal.Params(stddev=1.0))
+
+    def loss_weight(self, batch: Any) -> tf.Tensor:
+        return tf.reduce_sum(batch["weights"])
+
+    def rows(self, z: tf.Tensor, ctx: StepContext) -> tuple[tf.Tensor, tf.Tensor]:
+        return z, tf.range(z.shape[0])
+
+    def loss(self, theta: Any, batch: Any, ctx: StepContext) -> LossSums:
+        z = batch["x"] @ theta.w
+        rows, place = self.rows(z, ctx)
+        scores = tf.matmul(z, rows, transpose_b=True)
+        nats = tf.nn.sparse_softmax_cross_entropy_with_logits(place, scores)
+        return LossSums(tf.reduce_sum(batch["weights"] * nats))
+
+
+class Gathered(InBatch):
+    """A softmax over the examples of all devices."""
+
+    gathers_examples = True
+
+    def rows(self, z: tf.Tensor, ctx: StepContext) -> tuple[tf.Tensor, tf.Tensor]:
+        place = tf.range(z.shape[0]) + tf.cast(ctx.example_offset, tf.int32)
+        member = tf.one_hot(place, ctx.num_examples)
+        return ops.sum_over_replicas(ctx, tf.matmul(member, z, transpose_a=True), self), place
+
+
+def ranking(tmp_path: Path, kind: type[Task], execution: Any) -> RunPlan:
+    tree = Tree.Params(
+        task=kind.Params(),
+        input=Points.Params(batch_size=6),
+        learner=Learner.Params(optimizer=Momentum.Params(), schedule=Constant.Params(value=0.1)),
+        execution=execution.Params(),
+    )
+    return run_plan.plan(
+        "m", tree, logdir=str(tmp_path), device="cpu", num_devices=2, searches=True
+    )
+
+
+@pytest.mark.parametrize("execution", [DataParallel, MeshSharded])
+def test_a_ranking_refuses_several_devices_for_the_loss_of_each_and_not_one(
+    tmp_path: Path, execution: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checked, check = [], divided_losses.check
+    monkeypatch.setattr(
+        divided_losses, "check", lambda *args, **kw: checked.append(1) or check(*args, **kw)
+    )
+    plan = ranking(tmp_path, InBatch, execution)
+    names = [step.name for step in plan.others]
+    assert "data_parallel, 2 devices" not in names and "data_parallel, 1 device" in names
+    text = plan.rejected["data_parallel"]
+    assert text.startswith("refused: InBatch.loss (")
+    assert "have a loss sum of" in text and "gathers_examples = True" in text
+    assert (text == f"refused: {plan.problem}") == (execution is DataParallel)
+    assert len(checked) == 1
+
+
+def test_a_ranking_has_several_devices_for_the_loss_of_all_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = ranking(tmp_path, Gathered, DataParallel)
+    assert "data_parallel, 2 devices" in [step.name for step in plan.others]
+    monkeypatch.setattr(loss_check, "MOST_BYTES", 1)
+    plan = ranking(tmp_path, InBatch, MeshSharded)
+    (step,) = [one for one in plan.others if one.name == "data_parallel, 2 devices"]
+    assert "InBatch couples the examples of a batch, and is too large to check" in step.notes[-1]
