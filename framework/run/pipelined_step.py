@@ -10,9 +10,11 @@ programs (`planning/mesh_stage_graphs.py`).
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from tekso.framework.cores import num_cores
 from tekso.framework.costs import this_machine
@@ -42,6 +44,7 @@ from tekso.framework.planning.simulator import simulate
 from tekso.framework.planning.stage_figures import PipelineFigures, durations, pass_costs
 from tekso.framework.planning.step_time import StepTime
 from tekso.framework.run import pipeline_plan
+from tekso.framework.run.batch_kinds import ONE_KIND
 from tekso.framework.run.step_parts import NO_STARTS, StepParts, StepPlan, measured_note
 from tekso.framework.step import Step
 from tekso.framework.units import bytes_text, seconds_text
@@ -67,6 +70,8 @@ def pipelined(
       ExecutionError: the step is impossible.
     """
     if parts.kinds.are_buckets:
+        if len(layouts) > 1:  # a run has one layout
+            layouts = [_layout_of_largest(parts, tree, layouts)]
         plan = functools.partial(
             pipelined, tree=tree, simulates_memory=simulates_memory, layouts=layouts
         )
@@ -99,6 +104,57 @@ def pipelined(
     return _pipelined_step(parts, execution, base, figures, time)
 
 
+class _OnMesh(NamedTuple):
+    """A step with all stages on meshes of one layout, by the cost model.
+
+    Attributes:
+      step: the step.
+      layout: the layout.
+      figures: figures of the devices of the meshes.
+    """
+
+    step: StepPlan
+    layout: MeshLayout
+    figures: PipelineFigures
+
+
+def _fastest(
+    parts: StepParts, execution: Pipelined, base: PipelineFigures, layouts: Sequence[MeshLayout]
+) -> _OnMesh:
+    """Returns the step with the layout that the cost model chooses.
+
+    Args:
+      parts: the parts of the experiment.
+      execution: the pipeline.
+      base: figures with a device for each stage.
+      layouts: the layouts.
+    """
+    device, dtype = parts.device, parts.dtype(execution)
+    stages = MeshStages(
+        base, parts.learner, parts.task.specs(), device,
+        cost_s=base.cost_seconds(_flops_per_s(device, dtype)), dtype=dtype,
+    )  # fmt: skip
+    found = [
+        _OnMesh(_pipelined_step(parts, execution, base, figures, None), layout, figures)
+        for layout in layouts
+        for figures in [stages.on(layout)]
+    ]
+    return min(
+        found, key=lambda one: (one.step.bytes_together > device.memory_bytes, one.step.seconds)
+    )
+
+
+def _layout_of_largest(
+    parts: StepParts, tree: Tree.Params, layouts: Sequence[MeshLayout]
+) -> MeshLayout:
+    """Returns the layout that the cost model chooses for the largest batch."""
+    largest = dataclasses.replace(parts, kinds=ONE_KIND)
+    base = pipeline_plan.figures_of_parts(
+        tree, parts.task, parts.learner, parts.batch, machine=None
+    )
+    return _fastest(largest, tree.execution.instantiate(), base, layouts).layout
+
+
 def _on_meshes(
     parts: StepParts,
     execution: Pipelined,
@@ -116,22 +172,10 @@ def _on_meshes(
       layouts: the layouts.
       is_here: whether the time is that of the programs of the meshes, on this machine.
     """
-    device, dtype = parts.device, parts.dtype(execution)
-    stages = MeshStages(
-        base, parts.learner, parts.task.specs(), device,
-        cost_s=base.cost_seconds(_flops_per_s(device, dtype)), dtype=dtype,
-    )  # fmt: skip
-    found = [
-        (_pipelined_step(parts, execution, base, figures, None), layout, figures)
-        for layout in layouts
-        for figures in [stages.on(layout)]
-    ]
-    chosen, layout, figures = min(
-        found, key=lambda one: (one[0].bytes_together > device.memory_bytes, one[0].seconds)
-    )
+    chosen, layout, figures = _fastest(parts, execution, base, layouts)
     if not is_here:
         return chosen
-    step = Step(parts.task, parts.learner, seed=0, dtype=dtype)
+    step = Step(parts.task, parts.learner, seed=0, dtype=parts.dtype(execution))
     graphs = mesh_stage_graphs(step, base.plan, layout, parts.batch)
     time = mesh_time.mesh_time(
         graphs,

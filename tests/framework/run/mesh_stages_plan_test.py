@@ -16,6 +16,7 @@ from tekso.framework.costs.device_types import DeviceType
 from tekso.framework.costs.this_machine import MachineSpeed, ThisMachine
 from tekso.framework.execution.pipelined import Pipelined
 from tekso.framework.planning import layout_search, mesh_time
+from tekso.framework.planning.layout_ranking import layout_text
 from tekso.framework.planning.mesh_time import MeshStarts
 from tekso.framework.run import (
     execution_search,
@@ -24,6 +25,7 @@ from tekso.framework.run import (
     plan_text,
     run_plan,
 )
+from tekso.framework.run.batch_kinds import ONE_KIND, BatchKind, BatchKinds
 from tekso.framework.run.divided_plan import DividedStep
 from tekso.framework.run.step_parts import StepParts, StepPlan
 
@@ -60,8 +62,8 @@ def searched(
     monkeypatch.setattr(layout_search, "MAX_TRIED", 200)
     monkeypatch.setattr(execution_search, "_PIPELINES", {"pipelined": Pipelined})
     monkeypatch.setattr(execution_search.step_plan, "data_parallel", lambda *_: None)
-    monkeypatch.setattr(execution_search, "_best_mesh", lambda *_: None)
     monkeypatch.setattr(execution_search, "_replicas", lambda *_: None)
+    monkeypatch.setattr(execution_search, "_best_mesh", lambda *_: None)
     steps, rejected = execution_search.other_plans(
         parts_of(found, device_types.find("v100")), devices, lambda _: DividedStep()
     )
@@ -211,6 +213,32 @@ def test_a_layout_that_fits_is_chosen_before_a_faster_one(monkeypatch: pytest.Mo
     if small.total_bytes < fast.total_bytes:
         tight = dataclasses.replace(device, memory_bytes=small.total_bytes)
         assert chosen(tight) == small
+
+
+def test_buckets_have_one_layout_that_of_the_largest_batch() -> None:
+    found = tree(16, num_stages=2, num_micro_batches=4)
+    device = device_types.find("v100")
+    layouts = [
+        layout_search.MeshLayout(
+            layout_search.MeshShape((("x", 2),)), layout_search.Rules.parse(text)
+        )
+        for text in ("batch:x", "heads:x;mlp:x;vocab:x")
+    ]
+    large, small = parts_of(tree(512), device).batch, parts_of(tree(8), device).batch
+
+    def step(kinds: BatchKinds = ONE_KIND, batch: Any = large, among: Any = layouts) -> StepPlan:
+        parts = dataclasses.replace(parts_of(found, device), batch=batch, kinds=kinds)
+        return pipelined_step.pipelined(parts, found, simulates_memory=False, layouts=among)
+
+    alone = [step(batch=batch) for batch in (large, small)]
+    (chosen,) = [one for one in layouts if layout_text(one) in alone[0].name]
+    assert layout_text(chosen) not in alone[1].name, "this test needs batches that differ"
+    kinds = (BatchKind("large", 0.25, large), BatchKind("small", 0.75, small))
+    both = step(BatchKinds(kinds, "batches have 2 sizes", are_buckets=True))
+    times = [step(batch=batch, among=[chosen]).seconds for batch in (large, small)]
+    assert times[1] > alone[1].seconds
+    assert both.seconds == pytest.approx(0.25 * times[0] + 0.75 * times[1])
+    assert layout_text(chosen) in both.name
 
 
 def test_stages_on_meshes_of_this_machine_are_priced_by_their_graphs(
