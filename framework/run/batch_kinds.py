@@ -15,7 +15,7 @@ from tekso.framework.execution.base import signature_of
 from tekso.framework.experiment import Tree
 from tekso.framework.input.bucketing import BucketedInput
 from tekso.framework.input.task_inputs import TaskInputs, named
-from tekso.framework.params import tree as params_tree
+from tekso.framework.run import input_globs
 from tekso.framework.signature import Signature, num_examples
 
 _MOST_BYTES = 1 << 26  # of files that are read for the shares of buckets
@@ -104,8 +104,8 @@ def _of_buckets(tree: Tree.Params, assets_dir: str | None) -> BatchKinds:
 
 
 def _file_sizes(tree: Tree.Params) -> Iterator[int]:
-    for path, value, _ in params_tree.walk(tree.input):
-        if path.endswith("files") and isinstance(value, str) and value:
+    for path, value in input_globs.of_inputs(tree).items():
+        if path.startswith(f"{input_globs.TRAINING}."):
             for one in files.glob(value, what=path):
                 yield os.path.getsize(one) if files.is_local(one) else _MOST_BYTES + 1
 

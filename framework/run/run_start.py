@@ -11,8 +11,7 @@ from typing import Any
 
 from tekso.framework import files
 from tekso.framework.experiment import Tree
-from tekso.framework.params import tree as params_tree
-from tekso.framework.run import initial_weights, param_changes, restore
+from tekso.framework.run import initial_weights, input_globs, param_changes, restore
 from tekso.framework.run.checkpoints import CheckpointError, Checkpoints
 from tekso.framework.run.job import checkpoints_of
 from tekso.framework.run.logdir import Logdir
@@ -63,22 +62,8 @@ def params_problems(tree: Tree.Params) -> list[str]:
 
 def missing_files(tree: Tree.Params) -> list[str]:
     """Returns which globs of the inputs match no file, in fields such as `files`; reads no data."""
-    splits = {p.get("split") for p in tree.eval_inputs.values() if "split" in p}
-    unused = tuple(f"{split}_" for split in ("dev", "test") if split not in splits)
-    nodes = {"input": tree.input}
-    nodes |= {f"eval_inputs.{name}": params for name, params in tree.eval_inputs.items()}
-    globs = {
-        path: value
-        for root, node in nodes.items()
-        for path, value, _ in params_tree.walk(node, root)
-        if path.endswith("files") and isinstance(value, str) and value
-    }
     found: list[str] = []
-    for path, value in globs.items():
-        parent, _, name = path.rpartition(".")
-        replaced = f"{parent.removesuffix('.corpus')}.files" in globs and parent.endswith(".corpus")
-        if replaced or name.startswith(unused):
-            continue
+    for path, value in input_globs.of_inputs(tree).items():
         try:
             files.glob(value, what=path)
         except OSError as error:

@@ -352,8 +352,10 @@ def test_buckets_whose_data_is_not_read_are_planned_for_the_largest(
     parts: Any = StepParts(tree(), None, None, {}, device_types.find("v100"), kinds)  # type: ignore[arg-type]
     planned_step = StepPlan("x", 1, {}, 1.0, 2.0, notes=("other",))
     assert parts.of_each_kind(lambda _: planned_step).notes == (note, "other")
-    for unread in (str(tmp_path / "none*"), str(tmp_path)):  # of a split that training has not
+    for unread in (str(tmp_path / "none*"), str(tmp_path)):
         other = found.copy().set({"input.corpus.test_source_files": unread})
+        assert not batch_kinds.of_experiment(other).note  # this split is not evaluated
+        other = found.copy().set({"input.corpus.source_files": unread})
         assert batch_kinds.of_experiment(other).note.startswith(largest)
     source.write_text("one\n")  # of 50 lines
     kinds = batch_kinds.of_experiment(found)
