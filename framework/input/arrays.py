@@ -18,7 +18,7 @@ from tekso.framework.input.forms import form_of
 from tekso.framework.input.input import Batch, ExampleInput, Signature
 from tekso.framework.input.loaded import WANT, as_numbers, check_examples
 from tekso.framework.input.sources import digest
-from tekso.framework.input.splits import Split
+from tekso.framework.input.splits import Split, load_split, missing_split
 from tekso.framework.params import param
 from tekso.framework.source_lines import place_of
 
@@ -83,13 +83,14 @@ class Arrays(ExampleInput):
         split = self.params.split
         self._what = f"{type(self).__name__}.load({split!r}){place_of(type(self).load)}"
         self._check_takes_split(split)
-        found = self.load(split)
+        found = load_split(self, split)
         if isinstance(found, Mapping):
             self.arrays = {
                 name: as_numbers(self._what, name, value) for name, value in found.items()
             }
         else:
-            self.arrays = self._read(found)
+            with missing_split(self, split):  # a generator begins when it is read
+                self.arrays = self._read(found)
         if isinstance(found, Mapping):
             self._check_loads_again(split)
         self._check()

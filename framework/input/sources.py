@@ -11,7 +11,7 @@ import numpy as np
 
 from tekso.framework.input.errors import InputError
 from tekso.framework.input.skips import BadRecordError, Origin, SkipReport, Skips
-from tekso.framework.input.splits import SPLITS, Split
+from tekso.framework.input.splits import SPLITS, Split, load_split
 from tekso.framework.params import Configurable, OldField, param
 
 S = TypeVar("S", bound="Source")
@@ -169,7 +169,7 @@ class InMemory(Source):
           InputError: there are none.
         """
         super().__init__(params, split=split)
-        self._records = self.load(split)
+        self._records = load_split(self, split)
         if not len(self._records):
             raise InputError(f"{self.describe()}: the split {split} has no texts")
 

@@ -2,11 +2,50 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+from collections.abc import Iterator
 from typing import Any, Literal
+
+from tekso.framework.input.errors import NoSplitError
+from tekso.framework.source_lines import place_of
 
 Split = Literal["train", "dev", "test"]
 SPLITS: tuple[Split, ...] = ("train", "dev", "test")
+
+
+def load_split(owner: Any, split: Split) -> Any:
+    """Returns `owner.load(split)`.
+
+    Raises:
+      NoSplitError: `load` raises a KeyError with the name of the split.
+    """
+    with missing_split(owner, split):
+        return owner.load(split)
+
+
+@contextlib.contextmanager
+def missing_split(owner: Any, split: Split) -> Iterator[None]:
+    """Converts a KeyError with the name of a split to a NoSplitError.
+
+    Args:
+      owner: an input or a source with a method `load(split)`, which runs inside.
+      split: the split.
+    """
+    try:
+        yield
+    except KeyError as error:
+        if error.args != (split,):
+            raise
+        names = ", ".join(map(repr, SPLITS[:-1])) + f" or {SPLITS[-1]!r}"
+        cure = "return its examples under this name"
+        if split != "train":
+            cure += ", or evaluate another split, as in HeldOut.Params(split='test')"
+        raise NoSplitError(
+            f"{type(owner).__name__}.load({split!r}){place_of(type(owner).load)} has no split "
+            f"{split!r}: it looks it up where this key is missing (KeyError). load is called with "
+            f"{names}: {cure}"
+        ) from error
 
 
 def check_fractions(params: Any) -> None:

@@ -20,6 +20,7 @@ from tekso.framework.input.splits import (
     check_fractions,
     files_param,
     held_out_fractions,
+    load_split,
     split_of,
 )
 from tekso.framework.params import REQUIRED, param
@@ -43,7 +44,7 @@ class SpeechSource(AnySpeech):
           InputError: there are none, or files are missing.
         """
         super().__init__(params, split=split)
-        self._utterances: Sequence[tuple[Utterance, Origin]] = self.load(split)
+        self._utterances: Sequence[tuple[Utterance, Origin]] = load_split(self, split)
         if not self._utterances:
             raise InputError(f"{self.describe()}: the split {split} has no utterances")
 

@@ -14,7 +14,13 @@ from tekso.framework import files
 from tekso.framework.input.errors import InputError
 from tekso.framework.input.skips import Origin
 from tekso.framework.input.sources import Source, digest
-from tekso.framework.input.splits import Split, check_fractions, held_out_fractions, part
+from tekso.framework.input.splits import (
+    Split,
+    check_fractions,
+    held_out_fractions,
+    load_split,
+    part,
+)
 from tekso.framework.params import param
 
 IMAGES, LABELS, WEIGHTS = "images", "labels", "weights"
@@ -114,7 +120,7 @@ class ImageArrays(ImageSource):
 
     def __init__(self, params: Any, *, split: Split = "train") -> None:
         super().__init__(params, split=split)
-        found = self.load(split)
+        found = load_split(self, split)
         what = f"{self.describe()}, split {split}"
         if not isinstance(found, Mapping) or not {IMAGES, LABELS} <= set(found):
             given = sorted(found) if isinstance(found, Mapping) else type(found).__name__

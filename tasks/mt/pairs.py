@@ -8,7 +8,7 @@ from typing import Any, ClassVar, NamedTuple
 from tekso.framework.input.errors import InputError
 from tekso.framework.input.skips import BadRecordError, Origin
 from tekso.framework.input.sources import Source, digest
-from tekso.framework.input.splits import Split
+from tekso.framework.input.splits import Split, load_split
 from tekso.framework.input.text import NotTextError, check_text, to_text
 from tekso.framework.params import OldField, param
 
@@ -86,7 +86,7 @@ class InMemoryPairs(PairSource):
           InputError: there are none.
         """
         super().__init__(params, split=split)
-        self._records = self.load(split)
+        self._records = load_split(self, split)
         self.languages = self.languages_of(self.params)
         if not len(self._records):
             raise InputError(f"{self.describe()}: the split {split} has none")

@@ -14,7 +14,7 @@ from tekso.framework import files
 from tekso.framework.input.errors import InputError
 from tekso.framework.input.skips import BadRecordError, Origin, reason_of
 from tekso.framework.input.sources import digest
-from tekso.framework.input.splits import Split
+from tekso.framework.input.splits import Split, load_split
 from tekso.framework.params import param
 from tekso.tasks.image.files import is_image_name
 from tekso.tasks.image.packed_names import PackedNames
@@ -128,7 +128,7 @@ class LoadedArrays(AnySource):
 
     def __init__(self, params: Any, *, split: Split = "train") -> None:
         super().__init__(params, split=split)
-        found, what = self.load(split), f"{self.describe()}, split {split}"
+        found, what = load_split(self, split), f"{self.describe()}, split {split}"
         first, second = self.array_names
         if not isinstance(found, Mapping) or not {first, second} <= set(found):
             raise InputError(f"{what}: load() must return the arrays {first!r} and {second!r}")

@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 from tekso.framework.input.arrays import Arrays
-from tekso.framework.input.errors import InputError
+from tekso.framework.input.errors import InputError, NoSplitError
 from tekso.framework.input.held_out import HeldOut
 from tekso.framework.input.mixtures import Mixture
 from tekso.framework.params import Params, param
@@ -114,6 +114,31 @@ def test_types_that_stay_and_float64() -> None:
     found = [str(array.dtype) for array in one.arrays.values()]
     assert found == ["bool", "uint8", "int64", "float16", "float32", "float32"]
     assert given({"x": [[1, 2], [3, 4]], "y": tf.ones([2])}).num_examples == 2
+
+
+def by_split(split: str) -> Any:
+    return {"train": {"x": x_of(3)}, "valid": {"x": x_of(2)}}[split]
+
+
+def rows_by_split(split: str) -> Any:
+    yield from ({"x": row} for row in by_split(split)["x"])
+
+
+@pytest.mark.parametrize("load", [by_split, rows_by_split])
+def test_a_split_that_load_looks_up_in_vain_is_named_with_the_names_that_it_gets(load: Any) -> None:
+    train = given(load)
+    with pytest.raises(NoSplitError) as error:
+        HeldOut.Params().instantiate(train=train.params)
+    text = str(error.value)
+    assert text.startswith("Given.load('dev') (") and "arrays_test.py" in text
+    assert ") has no split 'dev': it looks it up where this key is missing (KeyError)." in text
+    assert "load is called with 'train', 'dev' or 'test': return its examples under this" in text
+    assert text.endswith("or evaluate another split, as in HeldOut.Params(split='test')")
+
+
+def test_other_keys_that_load_looks_up_are_its_own_errors() -> None:
+    with pytest.raises(KeyError, match="'labels'"):
+        given(lambda split: {"x": {"train": x_of(3)}["labels"]})
 
 
 def test_held_out_asks_for_the_other_split_and_its_batch_may_be_larger_than_the_data() -> None:
