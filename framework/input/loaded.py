@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -40,7 +40,7 @@ def as_numbers(what: str, name: Any, value: Any) -> np.ndarray:
     except ValueError:
         raise InputError(f"{what}: {name!r} {RAGGED}") from None
     if array.dtype == object:
-        raise InputError(f"{what}: {name!r} {_about_objects(value, array)}")
+        raise InputError(f"{what}: {name!r} {about_objects(value, array)}")
     if array.dtype.kind in "SUT":
         raise InputError(f"{what}: {name!r} contains texts: {_NUMBER_TEXTS}")
     if array.dtype in (np.float64, np.longdouble):
@@ -107,8 +107,13 @@ def _as_float32(what: str, name: str, array: np.ndarray) -> np.ndarray:
     return narrow
 
 
-def _about_objects(value: Any, array: np.ndarray) -> str:
-    """Returns an error message for a value that NumPy converts to an array of Python objects."""
+def about_objects(value: Any, array: np.ndarray) -> str:
+    """Returns what is wrong with a value that NumPy converts to an array of Python objects.
+
+    Args:
+      value: the value.
+      array: the array.
+    """
     if not array.ndim:
         cure = "use value.toarray()" if hasattr(value, "toarray") else "convert it to one"
         return f"is a {type(value).__name__}, which is not an array: {cure}"
@@ -118,6 +123,9 @@ def _about_objects(value: Any, array: np.ndarray) -> str:
             f"is a {type(value).__name__} with columns that are not numbers "
             f"({', '.join(map(repr, names))}): {_NUMBER_TEXTS}; or remove these columns"
         )
+    dicts = [item for item in array.flat if isinstance(item, Mapping)]
+    if dicts:
+        return _about_dicts(dicts)
     kinds = {type(item) for item in array.flat}
     names = sorted(kind.__name__ for kind in kinds)
     if any(issubclass(kind, (str, bytes)) for kind in kinds):
@@ -135,3 +143,14 @@ def _about_objects(value: Any, array: np.ndarray) -> str:
         f"contains Python objects ({', '.join(names)}): convert them to numbers, for example with "
         "np.asarray(…, 'float32')"
     )
+
+
+def _about_dicts(dicts: Sequence[Mapping[Any, Any]]) -> str:
+    """Returns what is wrong with an array of dicts."""
+    keys = list(dict.fromkeys(key for one in dicts for key in one))
+    cure = "make an array of each key"
+    lacking = next((one for one in dicts if len(one) < len(keys)), None)
+    if lacking is not None:
+        missing = next(key for key in keys if key not in lacking)
+        cure += f", with a value for every example: {lacking!r:.60} has no {missing!r}"
+    return f"contains dicts with the keys {', '.join(map(repr, keys[:10]))}: {cure}"

@@ -19,7 +19,7 @@ from tekso.framework.input.bucketing import BucketedInput
 from tekso.framework.input.errors import InputError
 from tekso.framework.input.forms import form_text
 from tekso.framework.input.input import ExampleInput, Input
-from tekso.framework.input.loaded import RAGGED, is_ragged
+from tekso.framework.input.loaded import RAGGED, about_objects, is_ragged
 from tekso.framework.task import Task
 
 MOST_BATCHES = 1000
@@ -90,7 +90,7 @@ def check_batch(path: str, input: Input, batch: object) -> None:
         elif not isinstance(array, np.ndarray):
             problem = f"it is a {type(array).__name__}; np.asarray() makes an array"
         elif array.dtype == object:
-            problem = "it contains Python objects: rows of different lengths need padding"
+            problem = f"it {about_objects(array, array)}"
         elif not array.ndim:
             problem = "it has no dim of examples"
         if problem:

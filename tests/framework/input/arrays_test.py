@@ -200,6 +200,15 @@ NAN = np.array([[0.0, 1.0], [np.nan, 0.0], [np.inf, 0.0]])
             {"x": np.array([Fraction(1), 2])},
             r"'x' contains Python objects \(Fraction, int\): convert",
         ),
+        (
+            {"x": [{"a": 1}, {"a": 1, "b": 2}]},
+            r"'x' contains dicts with the keys 'a', 'b': make an array of each key, with a value "
+            r"for every example: \{'a': 1\} has no 'b'$",
+        ),
+        (
+            {"x": [{"a": 1, "b": [2]}] * 2},
+            r"'x' contains dicts with the keys 'a', 'b': make an array of each key$",
+        ),
         ({"x": RAGGED}, "'x' has rows of different lengths: pad"),
         ({"x": np.array([[1], [1, 2]], object)}, "'x' has rows of different lengths: pad"),
         (
