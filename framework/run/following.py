@@ -93,7 +93,7 @@ class FollowingReport(Report):
         """Returns an empty list, like `evaluated`."""
         return []
 
-    def count(self, units: int) -> None:
+    def count(self, units: int, unit: str) -> None:
         """Does nothing."""
 
     def train(

@@ -334,7 +334,7 @@ class TrainingLoop:
         """Reports a step: the first of a process, or the last of its call, or another one."""
         self._report.progress(step)
         count, unit = units(self._task, batch)
-        self._report.count(count)
+        self._report.count(count, unit)
         if not self._timetable.logs(step):
             if is_first:
                 self._pace.restart()  # the first step of a process is traced and compiled

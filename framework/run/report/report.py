@@ -76,6 +76,7 @@ class Report:
         self._events = TensorBoardEvents(logdir.events)
         self.phase = BEFORE_STEPS
         self._seen = 0.0  # units that training has processed, in all processes of the run
+        self._unit = ""
         self._begin = time.perf_counter()
         self._drawn = time.perf_counter()  # short runs draw curves only at their end
         self._checked = -_CHECK_EVERY_S
@@ -89,9 +90,9 @@ class Report:
         self.time_use.resume(_most_seconds(kept), _most_seconds(every))
         if self._load is not None:
             self._load.resume(machine_load.longest(record.get(MACHINE) for record in every))
-        exact = (mark.get(SEEN) for mark in marks if mark[STEP] == step)
-        known = next((float(seen) for seen in exact if isinstance(seen, int | float)), None)
-        self._seen = _seen(records, step) if known is None else known
+        exact = (_units(mark) for mark in marks if mark[STEP] == step)
+        known = next(filter(None, exact), None) or _estimated_units(records, step)
+        self._unit, self._seen = known or ("", 0.0)
         self._marks.close()
         self._marks.keep_until(step)
         self._log.close()  # files are replaced; they are opened again by the next report
@@ -123,9 +124,10 @@ class Report:
         """
         return history(self._log.read(), metric, since=since)
 
-    def count(self, units: int) -> None:
-        """Counts the units of a batch that is trained on."""
+    def count(self, units: int, unit: str) -> None:
+        """Counts the units of a batch that is trained on; `unit` is their name, "tokens"."""
         self._seen += units
+        self._unit = unit
 
     def train(
         self, step: int, values: Mapping[str, float], reading: Reading | None, *, unit: str
@@ -271,7 +273,8 @@ class Report:
         self._mark(step)
 
     def _mark(self, step: int) -> None:
-        mark = {STEP: step, SPLIT: TRAIN, SEEN: self._seen, SECONDS: self._spent()}
+        seen = {f"{self._unit}{SEEN}": self._seen} if self._unit else {}
+        mark = {STEP: step, SPLIT: TRAIN, **seen, SECONDS: self._spent()}
         self._marks.append({**mark, **self._machine()})
 
     def _spent(self) -> dict[str, float]:
@@ -304,14 +307,24 @@ def _most_seconds(records: Sequence[Record]) -> Mapping[str, float]:
     return max(found, key=lambda one: sum(one.values()), default={})
 
 
-def _seen(records: Sequence[Record], step: int) -> float:
+def _units(record: Record) -> tuple[str, float] | None:
+    """Returns the name of the units in a record, and how many training had processed.
+
+    Runs of earlier versions have marks without the name.
+    """
+    for name, value in record.items():
+        if name.endswith(SEEN) and isinstance(value, int | float):
+            return name.removesuffix(SEEN), float(value)
+    return None
+
+
+def _estimated_units(records: Sequence[Record], step: int) -> tuple[str, float] | None:
     """Returns about the units that training had processed at a step without a mark.
 
     The steps since its last record count as much as those before, on average.
     """
     for record in reversed(records):
-        if 0 < record[STEP] <= step:
-            for name, value in record.items():
-                if name.endswith(SEEN) and isinstance(value, int | float):
-                    return float(value * step / record[STEP])
-    return 0.0
+        if 0 < record[STEP] <= step and (found := _units(record)):
+            unit, seen = found
+            return unit, seen * step / record[STEP]
+    return None

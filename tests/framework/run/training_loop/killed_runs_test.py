@@ -65,7 +65,8 @@ def test_every_second_is_attributed_and_the_work_after_a_checkpoint_is_lost(
     assert all(spent[name] > 0 for name in ("input", "checkpoint", "other"))
 
 
-def test_units_seen_are_those_of_an_uninterrupted_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize("key", ["examples_seen", "_seen"])  # the second one in earlier versions
+def test_units_seen_are_those_of_an_uninterrupted_run(key: str, tmp_path: Path) -> None:
     def batches(start: int) -> Iterator[dict[str, np.ndarray]]:
         for step in range(start, 10**6):
             yield {"x": np.ones((2 + step % 5, 3))}
@@ -78,10 +79,17 @@ def test_units_seen_are_those_of_an_uninterrupted_run(tmp_path: Path) -> None:
     whole.train(log_every=3, batches=batches, keep_best=0)
     with pytest.raises(RuntimeError):
         killed.train(log_every=3, batches=batches, keep_best=0, program=FakeProgram(at_step=fail))
+    progress = tmp_path / "killed" / "progress.jsonl"
+    progress.write_text(progress.read_text().replace("examples_seen", key))
     killed.train(log_every=3, batches=batches, keep_best=0, steps_per_call=3)
     seen = {r["step"]: r["examples_seen"] for r in killed.records("train")}
     assert seen == {n: sum(2 + i % 5 for i in range(n)) for n in (1, 3, 6, 9, 12, 15, 18, 20)}
     assert seen == {r["step"]: r["examples_seen"] for r in whole.records("train")}
+    lines = progress.read_text().splitlines()
+    marks = {mark["step"]: mark for mark in map(json.loads, lines)}
+    for step in (4, 8, 12, 16, 20):  # those before step 11 are of the process that was killed
+        name = key if step < 11 else "examples_seen"
+        assert marks[step][name] == sum(2 + i % 5 for i in range(step))
 
 
 @pytest.mark.parametrize("moment", KILLED)
