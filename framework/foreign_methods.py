@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from types import FrameType
+
 _FOREIGN = {"forward": "PyTorch", "call": "Keras", "__call__": "Flax and Haiku"}
 """{name of a method: frameworks in which it computes the output of a layer}."""
 _LAYER = "tekso.framework.layer"  # the module of the class Layer, whose __call__ is an error
@@ -113,15 +116,36 @@ def attribute_hint(name: str) -> str:
     return f": {_HINTS[name]}" if name in _HINTS else ""
 
 
-def made_in_step(cls: type) -> str:
-    """Returns the message of the error that `fprop` of another layer draws weights of a layer."""
-    name = cls.__name__
-    return (
-        f"{name}.init() runs while a step is traced: its weights would be constants, which are "
-        "neither trained nor saved. Declare the layer in the __init__ of its parent with "
-        f"self.child(name, {name}.Params(…)), and compute it with self.name.fprop(theta.name, x, "
-        "ctx)"
+def made_in_trace(layer: object) -> RuntimeError:
+    """Returns the error that the weights of a layer are drawn while a function is traced."""
+    name = type(layer).__name__
+    text = (
+        f"{name}.init() runs while a function is traced, such as a tf.function or that of "
+        "Dataset.map: its weights would be constants, which are neither trained nor saved. Call "
+        "theta = layer.init() before, and use theta in the function"
     )
+    if _is_in_other_layer(layer):
+        text = (
+            f"{name}.init() runs while a step is traced: its weights would be constants, which are "
+            "neither trained nor saved. Declare the layer in the __init__ of its parent with "
+            f"self.child(name, {name}.Params(…)), and compute it with self.name.fprop(theta.name, "
+            "x, ctx)"
+        )
+    error = RuntimeError(text)
+    vars(error)["ag_pass_through"] = True  # or else AutoGraph makes a stack of the message
+    return error
+
+
+def _is_in_other_layer(layer: object) -> bool:
+    """Returns whether a method of another layer runs."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        found = frame.f_locals.get("self")
+        kinds = type(found).__mro__
+        if found is not layer and any(kind.__module__ == _LAYER for kind in kinds):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def not_called(cls: type, name: str, *, is_indexed: bool) -> str:

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tekso.framework import theta as theta_lib
 from tekso.framework.context import StepContext
-from tekso.framework.foreign_methods import attribute_hint, made_in_step, missing_fprop, not_called
+from tekso.framework.foreign_methods import attribute_hint, made_in_trace, missing_fprop, not_called
 from tekso.framework.initializers import Fans, Initializer
 from tekso.framework.params import Configurable, Params, param
 from tekso.framework.theta import SEPARATOR, Theta
@@ -305,7 +305,7 @@ class Layer(Configurable):
     def init(self, seed: int = 0) -> Theta:
         """Returns a theta of values drawn from `seed`, for notebooks and tests; fails in a step."""
         if not tf.executing_eagerly():
-            raise RuntimeError(made_in_step(type(self)))
+            raise made_in_trace(self)
         return self.theta(
             {path: tf.constant(spec.initial_value(seed)) for path, spec in self.specs().items()}
         )

@@ -155,12 +155,33 @@ class MadeInFprop(Layer):
         return made.fprop(made.init(seed=0), x, ctx)
 
 
-def test_weights_that_are_drawn_in_a_step_are_refused() -> None:
+@pytest.mark.parametrize("autograph", [False, True])
+def test_weights_that_are_drawn_in_a_step_are_refused(autograph: bool) -> None:
     layer = MadeInFprop.Params().instantiate()
-    step = tf.function(lambda x: layer.fprop(None, x, StepContext()), autograph=False)
+    step = tf.function(lambda x: layer.fprop(None, x, StepContext()), autograph=autograph)
     message = r"^Scaled\.init\(\) runs while a step is traced: .* self\.child\(name, Scaled\.Par"
-    with pytest.raises(RuntimeError, match=message):
+    with pytest.raises(RuntimeError, match=message) as error:
         step.get_concrete_function(tf.TensorSpec([4, 3]))
+    assert "\n" not in str(error.value)
+
+
+def doubled(x: tf.Tensor) -> tf.Tensor:
+    layer = Scaled.Params().instantiate()
+    return 2 * layer.fprop(layer.init(), x, StepContext())
+
+
+@pytest.mark.parametrize("way", ["function", "map"])
+def test_weights_that_are_drawn_in_a_function_of_the_user_are_refused(way: str) -> None:
+    with pytest.raises(RuntimeError) as error:
+        if way == "map":
+            tf.data.Dataset.from_tensors(tf.ones([4, 3])).map(doubled)
+        else:
+            tf.function(doubled)(tf.ones([4, 3]))
+    assert str(error.value) == (
+        "Scaled.init() runs while a function is traced, such as a tf.function or that of "
+        "Dataset.map: its weights would be constants, which are neither trained nor saved. Call "
+        "theta = layer.init() before, and use theta in the function"
+    )
 
 
 def test_layers_without_variables_pass() -> None:
