@@ -25,6 +25,8 @@ class FakeTrainer:
         self.trained: list[str] = []
         self.codes: dict[str, int] = {}
         self.evaluates = True
+        self.splits = ["dev"]  # of the records of a trial
+        self.ended: list[str] = []
 
         real = subprocess.Popen
 
@@ -37,15 +39,31 @@ class FakeTrainer:
             rate = next(w for w in words if w.startswith(f"--set={RATE}")).rpartition("=")[2]
             text = PARAMS.format(rate=rate, seed=flags["seed"])
             (logdir / "params.txt").write_text(text)
-            record = {"step": 8, "split": "dev", "loss": 100 * float(rate) + int(flags["seed"])}
+            loss = 100 * float(rate) + int(flags["seed"])
+            records = [
+                {"step": 9 - len(self.splits) + i, "split": split, "loss": loss}
+                for i, split in enumerate(self.splits)
+            ]
             if not self.evaluates:
-                record = {"step": 8, "split": "train", "loss": None}
-            (logdir / "metrics.jsonl").write_text(json.dumps(record) + "\n")
-            code = self.codes.get(logdir.name, 0)
+                records = [{"step": 8, "split": "train", "loss": None}]
+            (logdir / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
             options["stdout"].write(b"the last words\n")
-            return SimpleNamespace(wait=lambda _: code, send_signal=None, terminate=None)
+            return self._process(logdir.name)
 
         monkeypatch.setattr(subprocess, "Popen", popen)
+
+    def _process(self, name: str) -> Any:
+        """Returns a process that has not ended when the sweep looks for the first time."""
+        waits = iter([subprocess.TimeoutExpired("trainer", 1.0)])
+
+        def wait(timeout: float | None = None) -> int:
+            if timeout is not None and (error := next(waits, None)):
+                raise error
+            return self.codes.get(name, 0)
+
+        return SimpleNamespace(
+            wait=wait, send_signal=None, terminate=lambda: self.ended.append(name)
+        )
 
 
 class FakeOptuna:

@@ -24,6 +24,7 @@ from tekso.tools import command_flags, experiment_flags
 from tekso.tools.command_errors import OK, UsageError
 from tekso.tools.sweeping import search, space
 from tekso.tools.sweeping.halving import Judge
+from tekso.tools.sweeping.metric_check import MetricCheck
 from tekso.tools.sweeping.trials import TRIALS, SweepTrial, Trainer, best_of, folder_name
 
 PROGRAM = "tekso-sweep"
@@ -123,7 +124,10 @@ def _run(words: list[str]) -> int:
     if not varied and not is_grid:
         raise UsageError("a search requires a setting to choose: --sweep path=low:high")
     combinations = space.grid(varied) if is_grid else []
-    steps = _check_settings(varied)
+    experiment_flags.load(FLAGS.model, FLAGS["import"].value or [])
+    registered = experiment_flags.experiment(FLAGS.model)().tree()
+    steps = _check_settings(registered, varied)
+    check = _check_parts(registered, varied)
     folder = os.path.expanduser(FLAGS.logdir)
     if not files.is_local(folder):
         raise UsageError(f"--logdir={folder}: a sweep requires a folder on a local file system")
@@ -139,11 +143,11 @@ def _run(words: list[str]) -> int:
         failed = [
             trial
             for number, trial in enumerate(trials, start=1)
-            if not _train(trainer, trial, f"{number}/{len(trials)}", Judge())
+            if not _train(trainer, trial, f"{number}/{len(trials)}", Judge(), check)
         ]
     else:
         study = search.Study(folder, FLAGS.search, varied, goal=FLAGS.goal, seed=0, steps=steps)
-        trials, failed = _search(trainer, study)
+        trials, failed = _search(trainer, study, check)
     code = _compare(folder, trainer, trials, failed, study)
     if study is not None and study.best is not None:
         _show_best(folder, trainer, *study.best)
@@ -174,10 +178,8 @@ def _check_search(*, is_grid: bool) -> None:
         raise UsageError("--search=halving ends trials by one curve each: it requires --seeds=1")
 
 
-def _check_settings(varied: Sequence[space.Varied]) -> int:
+def _check_settings(registered: Any, varied: Sequence[space.Varied]) -> int:
     """Checks every value before the first trial; returns the most training steps of a trial."""
-    experiment_flags.load(FLAGS.model, FLAGS["import"].value or [])
-    registered = experiment_flags.experiment(FLAGS.model)().tree()
     steps = 0
     for path, value in [("", ""), *((one.path, v) for one in varied for v in one.examples)]:
         tree = registered.copy()
@@ -189,26 +191,25 @@ def _check_settings(varied: Sequence[space.Varied]) -> int:
             raise UsageError("the seeds of a sweep are set by --seeds, not by run.seed")
         _check_metric(list(tree.eval_inputs))
         steps = max(steps, tree.run.steps)
-    _check_parts(registered, varied)
     return steps
 
 
-def _check_parts(registered: Any, varied: Sequence[space.Varied]) -> None:
+def _tree(registered: Any, settings: Mapping[str, str]) -> Any:
+    """Returns the Params of a trial."""
+    changed = registered.copy()
+    texts = [*FLAGS.set, *(f"{path}={value}" for path, value in settings.items())]
+    flags: dict[str, tuple[str, Any]] = {"steps": ("run.steps", FLAGS.steps)}
+    experiment_flags.change(changed, execution=FLAGS.execution, settings=texts, flags=flags)
+    return changed
+
+
+def _check_parts(registered: Any, varied: Sequence[space.Varied]) -> MetricCheck:
     """Checks --metric, and that the parts accept every value, in one combination at least."""
     from tekso.tools.sweeping import value_checks
 
-    def tree(settings: Mapping[str, str]) -> Any:
-        changed = registered.copy()
-        texts = [*FLAGS.set, *(f"{path}={value}" for path, value in settings.items())]
-        experiment_flags.change(changed, execution=FLAGS.execution, settings=texts)
-        return changed
-
-    split, _, metric = (FLAGS.metric or "").partition("/")
-    if metric and split != TRAIN and not metric.endswith("_seconds"):  # which every record has
-        single = ({one.path: value} for one in varied for value in one.examples)
-        trees = (tree(settings) for settings in ({}, *single))
-        if why := value_checks.unreported(trees, split, metric):
-            raise UsageError(f"--metric={FLAGS.metric}: an evaluation of {split} {why}")
+    tree = functools.partial(_tree, registered)
+    single = ({one.path: value} for one in varied for value in one.examples)
+    metric = MetricCheck(FLAGS.metric, (tree(settings) for settings in ({}, *single)))
     checks = value_checks.checks_of(tree({})) if varied else []
     for one in varied:
         others = [other for other in varied if other is not one]
@@ -216,6 +217,7 @@ def _check_parts(registered: Any, varied: Sequence[space.Varied]) -> None:
             reason = value_checks.rejection(tree, {one.path: value}, others, checks)
             if reason:
                 raise UsageError(f"--sweep {one.path}={value}: {reason}")
+    return metric
 
 
 def _check_metric(evaluations: Sequence[str]) -> None:
@@ -260,7 +262,9 @@ def _describe(folder: str) -> None:
     files.write_atomically(path, json.dumps(now, indent=1) + "\n")
 
 
-def _train(trainer: Trainer, trial: SweepTrial, number: str, judge: Judge) -> bool:
+def _train(
+    trainer: Trainer, trial: SweepTrial, number: str, judge: Judge, check: MetricCheck
+) -> bool:
     """Trains a trial that is not finished; returns False if its settings fail (exit code 1).
 
     Args:
@@ -268,16 +272,23 @@ def _train(trainer: Trainer, trial: SweepTrial, number: str, judge: Judge) -> bo
       trial: the trial.
       number: its number, "3/8".
       judge: may end it early.
+      check: checks that it reports --metric.
 
     Raises:
+      UsageError: it does not report --metric.
       StoppedSweepError: the trial was stopped, or another trial would end in the same way.
     """
     if trainer.code(trial) is not None:
         print(f"trial {number}: {trial.title}: finished before", flush=True)
+        check.check(trainer.records(trial), is_over=True)
         return True
     print(f"trial {number}: {trial.title}: {trainer.logdir(trial)}", flush=True)
-    evaluations = functools.partial(trainer.evaluations, trial, FLAGS.metric)
-    code = trainer.train(trial, functools.partial(judge.ends, evaluations))
+
+    def ends() -> bool:
+        check.check(trainer.records(trial), is_over=False)
+        return judge.ends(functools.partial(trainer.evaluations, trial, FLAGS.metric))
+
+    code = trainer.train(trial, ends)
     if code == ExitCode.NOT_FINITE:
         print("  diverged: too many steps were not finite", flush=True)
     elif code == ExitCode.FAILED:
@@ -288,6 +299,7 @@ def _train(trainer: Trainer, trial: SweepTrial, number: str, judge: Judge) -> bo
         raise StoppedSweepError(
             f"{ending}\nto continue, repeat the command: it resumes the sweep", code
         )
+    check.check(trainer.records(trial), is_over=code == OK)
     return True
 
 
@@ -302,7 +314,9 @@ def _ending(trainer: Trainer, trial: SweepTrial, number: str, code: int) -> str:
     return f"{what} was ended by {killed_by.name}"
 
 
-def _search(trainer: Trainer, study: search.Study) -> tuple[list[SweepTrial], list[SweepTrial]]:
+def _search(
+    trainer: Trainer, study: search.Study, check: MetricCheck
+) -> tuple[list[SweepTrial], list[SweepTrial]]:
     """Runs the trials of a search; returns those of the whole sweep, and those that failed."""
     trials: list[SweepTrial] = []
     failed: list[SweepTrial] = []
@@ -312,7 +326,7 @@ def _search(trainer: Trainer, study: search.Study) -> tuple[list[SweepTrial], li
         for seed in range(FLAGS.seeds):
             trial = SweepTrial(folder_name(number, seed, settings), settings, seed)
             trials.append(trial)
-            if not _train(trainer, trial, f"{study.num_tried + 1}/{total}", judge):
+            if not _train(trainer, trial, f"{study.num_tried + 1}/{total}", judge, check):
                 failed.append(trial)
                 return None
             evaluations = judge.counted(trainer.evaluations(trial, FLAGS.metric))

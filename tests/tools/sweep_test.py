@@ -148,13 +148,16 @@ def test_mistakes_are_found_before_the_first_trial(
     assert fake.trained == [] and not (tmp_path / "sweep").exists()
 
 
+CHANGED = "--set=eval_inputs.dev.changes={'source.files': 'a.txt'}"
+
+
 @pytest.mark.parametrize(
     "flags",
     [
         ["--metric=dev/bits_per_byte"],
         ["--metric=dev/eval_seconds"],
         ["--metric=train/nope"],  # what training logs depends on its settings
-        ["--metric=dev/nope", "--set=eval_inputs.dev.changes={'source.files': 'a.txt'}"],
+        ["--metric=dev/nope", CHANGED],
         ["--model=image.digits.Mlp", "--metric=dev/crops/top_5_accuracy"],  # of score()
         ["--model=asr.prompts.Ctc", "--metric=dev/deletions"],
     ],
@@ -164,7 +167,34 @@ def test_metrics_that_evaluations_may_report_are_accepted_before_the_first_trial
 ) -> None:
     fake = FakeTrainer(monkeypatch)
     run(tmp_path, *flags)
-    assert fake.trained == NAMES
+    assert fake.trained[:1] == NAMES[:1]
+
+
+@pytest.mark.parametrize(
+    ("metric", "records", "expected"),
+    [
+        ("train/los", ["train", "train"], "training reports loss; did you mean train/loss?"),
+        ("train/los", ["train"], ""),  # the first record does not have all
+        ("train/wait_share", ["train"] * 3, ""),  # not every record has it
+        ("dev/nope", ["dev"], "an evaluation of dev reports loss\n"),
+        ("dev/nope", ["train"], ""),
+        ("dev/loss", ["dev"], ""),
+        ("dev/lo_seconds", ["dev"], "an evaluation of dev reports loss\n"),
+    ],
+)
+def test_a_metric_that_the_first_evaluation_lacks_stops_the_first_trial(
+    metric: str, records: list[str], expected: str, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    fake = FakeTrainer(monkeypatch)
+    fake.splits = records
+    code = run(tmp_path, f"--metric={metric}", CHANGED)
+    assert (f"--metric={metric}: {expected}" if expected else "") in capsys.readouterr().err
+    assert fake.ended == (NAMES[:1] if expected else []) and fake.trained[:1] == NAMES[:1]
+    if expected:  # another metric resumes the trial that was stopped
+        assert code == ExitCode.WRONG_USAGE
+        assert run(tmp_path, f"--metric={records[0]}/loss", CHANGED) == ExitCode.OK
+        assert fake.trained == [NAMES[0], *NAMES]
 
 
 def test_values_that_fit_each_other_only_are_accepted(

@@ -92,13 +92,17 @@ class Trainer:
                     return found
         return {}
 
+    def records(self, trial: SweepTrial) -> list[dict[str, Any]]:
+        """Returns the records of a trial so far."""
+        return MetricsLog(files.join(self.logdir(trial), "metrics.jsonl")).read()
+
     def evaluations(self, trial: SweepTrial, metric: str) -> list[tuple[int, float | None]]:
         """Returns the evaluations of a trial so far."""
-        return history(MetricsLog(files.join(self.logdir(trial), "metrics.jsonl")).read(), metric)
+        return history(self.records(trial), metric)
 
     def metrics(self, trial: SweepTrial) -> list[str]:
         """Returns the names of all figures that a trial has logged, "dev/loss"."""
-        records = MetricsLog(files.join(self.logdir(trial), "metrics.jsonl")).read()
+        records = self.records(trial)
         names = (f"{r[SPLIT]}/{name}" for r in records for name in r if name not in (SPLIT, STEP))
         return list(dict.fromkeys(names))
 
@@ -110,7 +114,8 @@ class Trainer:
 
         Args:
           trial: the trial.
-          stops: called every second; returns whether to end the trial here, as finished.
+          stops: called every second; returns whether to end the trial here, as finished. If it
+            raises an error, the trial is stopped, and can be resumed.
         """
         logdir = self.logdir(trial)
         files.make_folder(logdir)
@@ -131,7 +136,7 @@ class Trainer:
                         code = process.wait(_POLL_S)
                         break
                     except subprocess.TimeoutExpired:
-                        if not was_stopped and stops():
+                        if not was_stopped and _called(stops, process):
                             was_stopped = True
                             process.terminate()
         code = code if code >= 0 else 128 - code
@@ -153,6 +158,16 @@ class Trainer:
         printed = [line for line in lines if line.strip()]
         head = next((line for line in reversed(printed) if not line.startswith(" ")), "")
         return head if head.startswith(_ERROR) else printed[-1].strip() if printed else ""
+
+
+def _called(stops: Callable[[], bool], process: subprocess.Popen[Any]) -> bool:
+    """Returns what a function returns; if it raises an error, ends a process first."""
+    try:
+        return stops()
+    except Exception:
+        process.terminate()
+        process.wait()
+        raise
 
 
 def best_of(evaluations: Evaluations, goal: str) -> float | None:

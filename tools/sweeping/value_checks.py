@@ -9,7 +9,8 @@ from typing import Any
 from tekso.tools.sweeping.space import Varied
 
 _MOST_COMBINATIONS = 64
-_MOST_TREES = 8
+MOST_TREES = 8
+"""Trees of a sweep that are looked at."""
 
 Check = Callable[[Any], object]
 """Raises an error if a part of an experiment rejects its Params."""
@@ -52,11 +53,11 @@ def rejection(
     return first
 
 
-def unreported(trees: Iterable[Any], evaluation: str, metric: str) -> str:
+def unreported(trees: Iterable[Any], evaluation: str, metric: str) -> str | None:
     """Returns what evaluations report if a metric is not among it for any of the Params, or "".
 
-    A figure of decoding must be declared in the `goals` of the task. It is unknown, and "" is
-    returned, if the evaluation changes the batches of training.
+    A figure of decoding must be declared in the `goals` of the task. None: it is unknown, because
+    the evaluation changes the batches of training.
 
     Args:
       trees: the Params of trials; of many, some are tried.
@@ -66,20 +67,27 @@ def unreported(trees: Iterable[Any], evaluation: str, metric: str) -> str:
     from tekso.framework.run import experiment_record, inspection, metric_names
 
     why = ""
-    for tree in itertools.islice(trees, _MOST_TREES):
+    for tree in itertools.islice(trees, MOST_TREES):
         try:
             tree, task, _ = experiment_record.completed(tree)  # the names depend on no size
             if metric_names.is_declared(task, metric):
                 return ""
             if not metric_names.is_like_training(tree, evaluation):
-                return ""
+                return None
             batch = inspection.batch_of(tree)
             why = metric_names.unreported(task, metric, batch, undeclared="rejected")
         except Exception:  # the trial itself will say what is wrong
-            return ""
+            return None
         if not why:
             return ""
     return why
+
+
+def decodes(tree: Any) -> bool:
+    """Returns whether evaluations may report figures of decoding, some only at the last step."""
+    from tekso.framework.task import Task
+
+    return bool(tree.task.owner.score is not Task.score)
 
 
 def _reason(tree: Any, checks: Sequence[Check]) -> str:

@@ -1,0 +1,74 @@
+"""Checks --metric of a sweep: before its first trial as far as possible, else by what that reports.
+
+    before the first trial         figures of evaluations that are known without a run
+    its second record of training  train/…
+    its first evaluation           other figures; those of decoding only if the name is a typo
+    its end                        all other figures
+
+Some figures of decoding are reported only at the last step (see `Task.score`), and not every record
+of training has the speed.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from tekso.framework.run.metrics_log import SPLIT, STEP, TRAIN
+from tekso.framework.spelling import close_matches
+from tekso.tools.command_errors import UsageError
+from tekso.tools.sweeping import value_checks
+
+_COMPLETE = 2  # records of training, after which no figure is added except for the speed
+_SPEED = ("_per_second", "wait_share")
+
+
+class MetricCheck:
+    """Checks a metric.
+
+    Args:
+      metric: value of --metric, "evaluation/metric", or None.
+      trees: the Params of trials.
+
+    Raises:
+      UsageError: no evaluation will report the metric.
+    """
+
+    def __init__(self, metric: str | None, trees: Iterable[Any]) -> None:
+        self._metric = metric or ""
+        self._split, _, self._name = self._metric.partition("/")
+        self._is_known, self._decodes = not metric, False
+        first, *others = itertools.islice(trees, value_checks.MOST_TREES)
+        if self._is_known or self._split == TRAIN or self._name.endswith("_seconds"):
+            return  # which records have without a task
+        why = value_checks.unreported([first, *others], self._split, self._name)
+        if why:
+            raise UsageError(f"--metric={metric}: an evaluation of {self._split} {why}")
+        self._is_known, self._decodes = why is not None, value_checks.decodes(first)
+
+    def check(self, records: Sequence[Mapping[str, Any]], *, is_over: bool) -> None:
+        """Checks that a trial has reported the metric.
+
+        Args:
+          records: its records so far.
+          is_over: whether it has trained all its steps.
+
+        Raises:
+          UsageError: it has not, and will not.
+        """
+        own = [record for record in records if record[SPLIT] == self._split]
+        self._is_known = self._is_known or any(self._name in record for record in own)
+        if self._is_known or not own:
+            return
+        found = [name for record in own for name in record if name not in (SPLIT, STEP)]
+        names = list(dict.fromkeys(found))
+        close = close_matches(self._name, names, count=1)
+        if self._split == TRAIN:
+            is_complete = len(own) >= _COMPLETE and not self._name.endswith(_SPEED)
+        else:
+            is_complete = not self._decodes or bool(close)
+        if is_over or is_complete:
+            hint = f"; did you mean {self._split}/{close[0]}?" if close else ""
+            what = "training" if self._split == TRAIN else f"an evaluation of {self._split}"
+            raise UsageError(f"--metric={self._metric}: {what} reports {', '.join(names)}{hint}")
