@@ -147,7 +147,7 @@ def _run(words: list[str]) -> int:
         ]
     else:
         study = search.Study(folder, FLAGS.search, varied, goal=FLAGS.goal, seed=0, steps=steps)
-        trials, failed = _search(trainer, study, check)
+        trials, failed = _search(trainer, study, registered, check)
     code = _compare(folder, trainer, trials, failed, study)
     if study is not None and study.best is not None:
         _show_best(folder, trainer, *study.best)
@@ -315,7 +315,7 @@ def _ending(trainer: Trainer, trial: SweepTrial, number: str, code: int) -> str:
 
 
 def _search(
-    trainer: Trainer, study: search.Study, check: MetricCheck
+    trainer: Trainer, study: search.Study, registered: Any, check: MetricCheck
 ) -> tuple[list[SweepTrial], list[SweepTrial]]:
     """Runs the trials of a search; returns those of the whole sweep, and those that failed."""
     trials: list[SweepTrial] = []
@@ -330,7 +330,8 @@ def _search(
                 failed.append(trial)
                 return None
             evaluations = judge.counted(trainer.evaluations(trial, FLAGS.metric))
-            if (step := study.ends.get(number)) is not None:
+            step = study.ends.get(number)
+            if step is not None and step < _tree(registered, settings).run.steps:
                 print(f"  ended early after step {step}: others were better by then", flush=True)
             if not evaluations and trainer.code(trial) != ExitCode.NOT_FINITE:
                 known = ", ".join(trainer.metrics(trial))

@@ -72,3 +72,27 @@ def test_halving_ends_the_same_trials_when_it_is_killed_or_late(
         assert printed.count(ended) == 4
         table = printed.partition("best dev/loss\n")[2]
         assert re.search(rf" 6 +{means} ", table), table
+
+
+def test_a_trial_that_is_judged_at_its_last_step_has_not_ended_early(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    optuna = pytest.importorskip("optuna", reason="the extra `sweep` is not installed")
+
+    def train(self: Trainer, trial: SweepTrial, stops: Any) -> int:
+        folder = Path(self.logdir(trial))
+        folder.mkdir(parents=True)
+        record: Any = {"step": 200, "split": "dev", "loss": float(trial.name[:3])}
+        (folder / "metrics.jsonl").write_text(json.dumps(record) + "\n")
+        record = {"exit_code": 0, "settings": dict(trial.settings), "seed": 0}
+        (folder / "trial.json").write_text(json.dumps(record))
+        (folder / "params.txt").write_text(PARAMS.format(rate=1e-3, seed=0))
+        return ExitCode.OK
+
+    monkeypatch.setattr(Trainer, "train", train)
+    words = ["tekso-sweep", TINY, f"--logdir={tmp_path}", "--search=halving", "--metric=dev/loss",
+             f"--sweep={RATE}=1e-3:1e-2", "--trials=3", "--steps=200"]  # fmt: skip
+    assert sweep.main(words) == ExitCode.OK
+    study = optuna.load_study(study_name="sweep", storage=f"sqlite:///{tmp_path}/optuna.db")
+    assert 200 in [trial.user_attrs.get("ended_at") for trial in study.trials]
+    assert "ended early" not in capsys.readouterr().out
