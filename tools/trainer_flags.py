@@ -295,7 +295,7 @@ def profile_steps() -> tuple[int, int] | None:
     text = FLAGS.profile_steps
     if text is None:
         return None
-    found = re.fullmatch(r"(\d+)(?:-(\d+))?", text)
+    found = re.fullmatch(r"(\d{1,18})(?:-(\d{1,18}))?", text)
     first, last = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
     if not 1 <= first <= last:
         raise UsageError(

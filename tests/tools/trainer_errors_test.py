@@ -40,6 +40,8 @@ WRONG = [
     ([LINE, "--logdir="], "--logdir is empty"),
     ([LINE, "--steps=many"], "--steps=many: expected a whole number; --help"),
     ([LINE, "--steps="], "--steps=: expected a whole number; --help"),
+    ([LINE, "--profile_steps=5-3"], "--profile_steps=5-3: expected the first and the last step"),
+    ([LINE, f"--profile_steps=1-{'9' * 19}"], "9: expected the first and the last step, count"),
     ([LINE, "--execution=pipelind"], "data_parallel, mesh_sharded, pipelined, spmd_pipelined"),
     (
         [LINE, "--set=execution.num_stages=2"],

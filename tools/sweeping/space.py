@@ -16,6 +16,7 @@ from tekso.tools.command_errors import UsageError
 
 _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 _RANGE = re.compile(rf"({_NUMBER}):({_NUMBER})(:log)?")
+_LARGEST = 1e18  # a whole number of 64 bits
 _OPEN, _CLOSED = "([{", ")]}"
 
 
@@ -79,9 +80,10 @@ def parse(text: str) -> Varied:
         )
     if found := _RANGE.fullmatch(values.strip()):
         low, high = (_number(found[i]) for i in (1, 2))
-        if low >= high or (found[3] and low <= 0):
+        if low >= high or (found[3] and low <= 0) or max(-low, high) > _LARGEST:
             raise UsageError(
-                f"--sweep {text}: expected low:high with low < high, and above 0 with :log"
+                f"--sweep {text:.80}: expected low:high with low < high, above 0 with :log, and at "
+                f"most {_LARGEST:g}"
             )
         return Varied(path.strip(), (), Range(low, high, bool(found[3])))
     found_values = _split(values)
@@ -91,7 +93,8 @@ def parse(text: str) -> Varied:
 
 
 def _number(text: str) -> float:
-    return int(text) if re.fullmatch(r"[-+]?\d+", text) else float(text)
+    is_whole = re.fullmatch(r"[-+]?\d+", text) and abs(float(text)) <= _LARGEST
+    return int(text) if is_whole else float(text)
 
 
 def _split(text: str) -> list[str]:

@@ -32,10 +32,28 @@ def test_a_range_has_ends_of_one_kind() -> None:
     assert space.parse("x=2:8").examples == ("2", "8")
 
 
-@pytest.mark.parametrize("text", ["x", "x=", "=1", "x=1,,2", "x=3:2", "x=0:1:log"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "x",
+        "x=",
+        "=1",
+        "x=1,,2",
+        "x=3:2",
+        "x=0:1:log",
+        "x=1:1e999",
+        "x=-9e18:1",
+        "x=1:99999999999999999999",
+    ],
+)
 def test_what_is_no_setting_is_an_error_that_repeats_it(text: str) -> None:
     with pytest.raises(UsageError, match=f"--sweep {text}: expected|a value is empty"):
         space.parse(text)
+
+
+def test_an_end_of_a_range_with_many_digits_is_too_large() -> None:
+    with pytest.raises(UsageError, match=r"^--sweep x=1:9{76}: expected .* and at most 1e\+18$"):
+        space.parse("x=1:" + "9" * 5000)
 
 
 def test_a_grid_has_all_combinations() -> None:
