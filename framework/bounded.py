@@ -8,6 +8,7 @@ from typing import Any
 from tekso.framework import files
 
 LONGEST = 64 * 2**20  # bytes of a text file of a run
+_MOST_DIGITS = 300  # of a whole number; one of more than 308 is no float
 
 
 def read(path: str) -> bytes:
@@ -26,12 +27,18 @@ def parse_json(text: str | bytes) -> Any:
     """Returns the value of a JSON text.
 
     Raises:
-      ValueError: the text is not JSON, or nested too deeply.
+      ValueError: the text is not JSON, or nested too deeply, or a number is too long.
     """
     try:
-        return json.loads(text)
+        return json.loads(text, parse_int=_whole)
     except RecursionError:
         raise ValueError("the JSON text is nested too deeply") from None
+
+
+def _whole(text: str) -> int:
+    if len(text) > _MOST_DIGITS:
+        raise ValueError(f"a number in the JSON text has {len(text):,} digits")
+    return int(text)
 
 
 def read_json(path: str) -> Any:

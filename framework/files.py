@@ -191,7 +191,10 @@ def make_folder(path: str, *, parents: bool = True) -> None:
     if path:
         with _named(path):
             if is_local(path):
-                pathlib.Path(path).mkdir(parents=parents, exist_ok=True)
+                try:
+                    pathlib.Path(path).mkdir(parents=parents, exist_ok=True)
+                except FileExistsError as error:
+                    raise NotADirectoryError(errno.ENOTDIR, "Not a directory", path) from error
             else:
                 _gfile().makedirs(path)
 
@@ -323,7 +326,8 @@ def _named(path: str) -> Iterator[None]:
         try:
             yield
         except OSError as error:
-            if error.filename is None and error.errno is not None:  # errors of writes name no file
+            named = error.filename is not None and not is_unfinished(str(error.filename))
+            if not named and error.errno is not None:  # errors of writes name no file
                 raise OSError(error.errno, error.strerror, path) from error
             raise
         return

@@ -63,9 +63,12 @@ def _help() -> str:
 def _run(words: list[str]) -> int:
     if not words:
         raise UsageError(f"a run is missing, as in {typed(PROGRAM)} {USAGE}")
+    if "" in words:
+        raise UsageError("an argument is empty: give the folder of a run")
     output = os.path.expanduser(FLAGS.output)
-    if not output.endswith(".html"):
-        raise UsageError(f"--output={FLAGS.output}: expected a file that ends with .html")
+    if not output.endswith(".html") or files.is_folder(output):
+        found = ", but this is a folder" if files.is_folder(output) else ""
+        raise UsageError(f"--output={FLAGS.output}: expected a file that ends with .html{found}")
     return compare(words, output=output, metric=FLAGS.metric)
 
 
@@ -115,9 +118,10 @@ def compare(
     if len(different) > _MOST_FIELDS:
         more = counted(len(different) - _MOST_FIELDS, "field")
         print(f"… and {more} of Params that differ, in {output}")
-    files.write_atomically(output, page.page(groups, different, shown))
     sheet = f"{output.removesuffix('.html')}.csv"
-    files.write_atomically(sheet, tables.csv_text(groups))
+    texts = {output: page.page(groups, different, shown), sheet: tables.csv_text(groups)}
+    for path, text in texts.items():  # the name of a folder may be no UTF-8
+        files.write_atomically(path, text.encode("utf-8", "backslashreplace"))
     print(f"\nwrote {output} and {sheet}")
     return OK
 

@@ -142,4 +142,6 @@ def _parse(line: bytes) -> dict[str, Any] | None:
         return None
     if not isinstance(record, dict) or not isinstance(record.get(SPLIT), str):
         return None
-    return record if isinstance(record.get(STEP), int) else None
+    step = record.get(STEP)
+    is_step = isinstance(step, int) and not isinstance(step, bool) and 0 <= step < 2**63
+    return record if is_step else None

@@ -29,6 +29,8 @@ def reason(path: str) -> str:
         close = [files.join(folder, name) for name in names]
         hint = f"; did you mean {' or '.join(close)}?" if close else ""
         return f"there is no folder {path}{hint}"
+    if not files.is_folder(path):
+        return f"{path} is a file, but a run is a folder"
     inside = [files.join(path, name) for name in _runs(path)]
     more = ", …" if len(inside) > _SHOWN else ""
     return f"{path} contains runs: {', '.join(inside[:_SHOWN])}{more}" if inside else ""

@@ -67,6 +67,16 @@ def test_an_interrupted_write_leaves_the_old_file_and_nothing_else(folder: str) 
     assert files.glob(files.join(folder, "*")) == [path]
 
 
+def test_errors_of_writing_name_the_file_that_is_written(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").touch()
+    for path, kind in (("folder", IsADirectoryError), ("file/below", NotADirectoryError)):
+        with pytest.raises(kind) as error:
+            files.write_atomically(f"{tmp_path}/{path}", "x")
+        assert error.value.filename == f"{tmp_path}/{path.partition('/')[0]}"
+    assert sorted(os.listdir(tmp_path)) == ["file", "folder"]
+
+
 def test_a_missing_file_is_a_file_not_found_error(folder: str) -> None:
     with pytest.raises(FileNotFoundError):
         files.read(files.join(folder, "nothing.txt"))

@@ -168,6 +168,9 @@ def test_json_that_is_nested_or_too_long_is_an_error(
         bounded.parse_json(DEEP)
     with pytest.raises(ValueError, match="nested too deeply"):
         Description.from_json(f'{{"format": {DEEP}}}')
+    with pytest.raises(ValueError, match="a number in the JSON text has 400 digits"):
+        bounded.parse_json('{"loss": ' + "9" * 400 + "}")
+    assert bounded.parse_json("[-12, 1e400]") == [-12, float("inf")]
     (tmp_path / "index.safetensors.index.json").write_text(DEEP)
     with pytest.raises(CheckpointError, match="nested too deeply"):
         weight_files._check_index(str(tmp_path / "index.safetensors.index.json"), [])

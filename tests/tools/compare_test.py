@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -77,6 +78,9 @@ def test_the_page_is_one_file_without_scripts_and_the_csv_has_all_points(
         ),
         (["{a}", "--metric=x"], "no run has the curve x; the runs have: train/loss, "),
         (["{a}", "--output=x.pdf"], "expected a file that ends with .html"),
+        (["{a}", "--output={a}/../page.html"], "that ends with .html, but this is a folder"),
+        (["{a}/params.txt"], "/params.txt is a file, but a run is a folder"),
+        (["{a}", ""], "an argument is empty: give the folder of a run"),
     ],
 )
 def test_what_is_typed_wrong_is_one_message(
@@ -86,6 +90,7 @@ def test_what_is_typed_wrong_is_one_message(
     (tmp_path / "folder").mkdir()
     write(tmp_path / "folder" / "b", loss=1.0)
     (tmp_path / "trials").mkdir()
+    (tmp_path / "page.html").mkdir()
     words = [word.format(a=run) for word in args]
     assert compare.main(["tekso-compare", *words]) == ExitCode.WRONG_USAGE
     assert expected in capsys.readouterr().err
@@ -127,6 +132,13 @@ def test_a_run_that_has_just_begun_and_an_older_one_are_compared(tmp_path: Path)
     assert compare.compare(paths, output=str(output)) == ExitCode.OK
     assert runs.read(paths[1]).samples == {"decoded/dev": "decoded"}
     assert runs.read(paths[1]).curves["dev/loss"] == [runs.Point(3, None, None, 2.5)]
+
+
+def test_the_name_of_a_folder_may_be_no_text(tmp_path: Path) -> None:
+    run = write(tmp_path / os.fsdecode(b"a\xff"), loss=1.0)
+    output = tmp_path / "out.html"
+    assert compare.compare([run], output=str(output)) == ExitCode.OK
+    assert "a\\udcff" in output.read_text() and "a\\udcff" in (tmp_path / "out.csv").read_text()
 
 
 def test_a_run_that_is_given_twice_is_one_run(

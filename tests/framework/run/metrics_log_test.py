@@ -39,6 +39,16 @@ def test_records_beyond_a_step_and_cut_off_lines_are_taken_back(tmp_path: Path) 
     log.close()
 
 
+def test_lines_without_a_step_are_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    steps = ["1", "-1", "true", "1.5", '"2"', "null", "9" * 400, "9" * 40, "0"]
+    lines = [f'{{"step": {step}, "split": "dev", "loss": 1.0}}\n' for step in steps]
+    path.write_text("".join(lines))
+    log = MetricsLog(str(path))
+    assert [record["step"] for record in log.read()] == [1, 0]
+    assert log.left_out() == [2, 3, 4, 5, 6, 7, 8]
+
+
 def test_a_log_on_another_file_system() -> None:
     log = MetricsLog("ram://report_test/metrics.jsonl")
     log.append({"step": 1, "split": "train", "loss": 1.0})

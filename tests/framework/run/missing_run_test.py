@@ -21,6 +21,8 @@ def test_a_wrong_folder_is_explained(tmp_path: Path) -> None:
     )
     assert missing_run.reason(f"{runs}/x") == f"there is no folder {runs}/x"
     assert missing_run.reason(str(runs)) == f"{runs} contains runs: {runs}/best, {runs}/other"
+    text = f"{runs}/best/params.txt is a file, but a run is a folder"
+    assert missing_run.reason(f"{runs}/best/params.txt") == text
     assert missing_run.reason(str(runs / "best")) == missing_run.reason(str(tmp_path)) == ""
     with pytest.raises(CheckpointError, match=r"no checkpoint in .*; did you mean .*/best\?"):
         open_run(f"{runs}/bset")
