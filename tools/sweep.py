@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import math
 import os
 import shlex
@@ -14,7 +13,7 @@ from typing import Any
 
 from absl import flags
 
-from tekso.framework import bounded, files
+from tekso.framework import files
 from tekso.framework.commands import typed
 from tekso.framework.counting import counted
 from tekso.framework.exit_codes import ExitCode, signal_of
@@ -22,7 +21,7 @@ from tekso.framework.run.metrics_log import TRAIN
 from tekso.framework.run.report.lines import number
 from tekso.tools import command_flags, experiment_flags
 from tekso.tools.command_errors import OK, UsageError
-from tekso.tools.sweeping import search, space
+from tekso.tools.sweeping import description, search, space
 from tekso.tools.sweeping.halving import Judge
 from tekso.tools.sweeping.metric_check import MetricCheck
 from tekso.tools.sweeping.trials import TRIALS, SweepTrial, Trainer, best_of, folder_name
@@ -32,7 +31,6 @@ USAGE = (
     "--model=lm.python_source.Tiny --logdir=runs/rates "
     "--sweep 'learner.schedule.initial_value=1e-3,3e-3' --seeds=3"
 )
-_DESCRIPTION = "sweep.json"
 
 # A separate FlagValues, so that --help lists only these flags.
 FLAGS: Any = flags.FlagValues()  # type: ignore[no-untyped-call]
@@ -238,28 +236,12 @@ def _flags_of_trials() -> list[str]:
 
 
 def _describe(folder: str) -> None:
-    """Writes what the sweep does, or checks that the sweep in the folder does the same.
-
-    Raises:
-      UsageError: it does something else.
-    """
-    path = files.join(folder, _DESCRIPTION)
+    """Writes what the sweep does, or checks that the sweep in the folder does the same."""
     # More trials, or seeds of a grid, continue a sweep; other changes would mix up trials.
     names = ["model", "sweep", "set", "execution", "steps", "search"]
     if FLAGS.search != "grid":  # a grid uses the metric for its comparison only
         names += ["metric", "goal", "seeds"]
-    now = {name: FLAGS[name].value for name in names}
-    if files.exists(path):
-        before = bounded.read_json(path)
-        changed = [name for name in names if before.get(name) != now[name]]
-        if changed:
-            was = ", ".join(f"--{n} was {json.dumps(before.get(n))}" for n in changed)
-            raise UsageError(
-                f"{folder} has another sweep ({was}): repeat its command, or give another --logdir"
-            )
-        return
-    files.make_folder(folder)
-    files.write_atomically(path, json.dumps(now, indent=1) + "\n")
+    description.check_or_write(folder, {name: FLAGS[name].value for name in names})
 
 
 def _train(

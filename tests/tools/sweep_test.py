@@ -114,6 +114,21 @@ def test_another_sweep_in_the_folder_is_refused(
 
 
 @pytest.mark.parametrize(
+    ("text", "why"),
+    [("{", "is damaged (Expecting property name"), ("[1]", "is damaged: it should have the flags")],
+)
+def test_a_damaged_description_is_named(
+    text: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    fake = FakeTrainer(monkeypatch)
+    (tmp_path / "sweep.json").write_text(text)
+    assert run(tmp_path) == ExitCode.WRONG_USAGE
+    assert f"tekso-sweep: {tmp_path}/sweep.json {why}" in capsys.readouterr().err
+    assert fake.trained == []
+
+
+@pytest.mark.parametrize(
     ("flags", "expected"),
     [
         (["--sweep=learner.schedul=1"], "tekso-sweep: --sweep learner.schedul=1: "),

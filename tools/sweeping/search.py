@@ -54,6 +54,9 @@ class Study:
       seed: seed of the search; the number of each trial is added to it, so that a search that was
         killed chooses the settings that it would have chosen anyway.
       steps: training steps of a trial.
+
+    Raises:
+      UsageError: the study in the folder is damaged.
     """
 
     def __init__(
@@ -77,13 +80,23 @@ class Study:
             if self._halves
             else self._optuna.pruners.NopPruner()
         )
-        self._study = self._optuna.create_study(
-            study_name=_STUDY,
-            storage=f"sqlite:///{files.join(folder, 'optuna.db')}",
-            pruner=pruner,
-            direction="minimize" if goal == "min" else "maximize",
-            load_if_exists=True,
-        )
+        path = files.join(folder, "optuna.db")
+        try:
+            self._study = self._optuna.create_study(
+                study_name=_STUDY,
+                storage=f"sqlite:///{path}",
+                pruner=pruner,
+                direction="minimize" if goal == "min" else "maximize",
+                load_if_exists=True,
+            )
+        except Exception as error:
+            if not type(error).__module__.startswith("sqlalchemy"):
+                raise
+            why = str(error).partition("\n")[0]
+            raise UsageError(
+                f"{path} cannot be read as a study of Optuna: {why}. Restore it from a copy, or "
+                "give another --logdir"
+            ) from error
 
     @property
     def num_tried(self) -> int:

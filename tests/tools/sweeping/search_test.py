@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -46,6 +47,19 @@ def test_optuna_searches_and_resumes(
     last = output.rstrip().split("\n")[-1]
     assert f"tekso-trainer {TINY} --set={RATE}={rate!r} --set=run.log_every_steps=" in last
     assert last.endswith(f" --logdir={tmp_path}/best")
+
+
+def test_a_damaged_study_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("optuna", reason="the extra `sweep` is not installed")
+    (tmp_path / "optuna.db").write_text("no database" * 100)
+    words = ["tekso-sweep", TINY, f"--logdir={tmp_path}", "--search=random", "--metric=dev/loss",
+             f"--sweep={RATE}=1e-4:1e-2:log", "--trials=3"]  # fmt: skip
+    assert sweep.main(words) == ExitCode.WRONG_USAGE
+    assert re.fullmatch(
+        rf"tekso-sweep: {tmp_path}/optuna\.db cannot be read as a study of Optuna: .*file is not a "
+        r"database\. Restore it from a copy, or give another --logdir\n",
+        capsys.readouterr().err,
+    )
 
 
 def test_a_trial_that_diverges_before_its_first_evaluation_does_not_end_a_search(
