@@ -195,6 +195,18 @@ class Logdir:
                 f"--logdir, or --model={owner} to continue that run"
             )
 
+    def problem(self) -> str:
+        """Returns why the logdir cannot be created, because a file is in its place; "" if not."""
+        place = os.path.abspath(self.path)
+        if not files.is_local(self.path):
+            return ""
+        while not os.path.lexists(place):
+            place = os.path.dirname(place)
+        if os.path.isdir(place):
+            return ""
+        what = "it" if place == os.path.abspath(self.path) else place
+        return f"{self.path} cannot be a logdir: {what} is a file"
+
     def claim(self, model: str, *, warn: Callable[[str], None] = logging.warning) -> None:
         """Creates the logdir, and locks it for this process and this experiment.
 
@@ -211,7 +223,7 @@ class Logdir:
         try:
             files.make_folder(self.path)
         except (FileExistsError, NotADirectoryError):
-            raise LogdirError(f"{self.path} cannot be a logdir: it is a file") from None
+            raise LogdirError(self.problem()) from None
         owner = None
         try:
             owner = self.model()

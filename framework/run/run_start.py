@@ -79,7 +79,7 @@ def find(tree: Tree.Params, state: State[WeightSpec], place: Logdir) -> RunStart
       state: specs of the weights and of the state of the learner.
       place: the logdir, which may not exist.
     """
-    problems: list[str] = []
+    problems = list(filter(None, [place.problem()]))
     warnings: list[str] = []
     try:
         kept = checkpoints_of(Checkpoints, tree, place, warn=warnings.append)

@@ -16,7 +16,7 @@ from typing import Any
 from tekso.framework.costs.this_machine import THIS_MACHINE
 from tekso.framework.counting import counted, multiples_near
 from tekso.framework.execution.accumulation import part_of
-from tekso.framework.execution.data_parallel import DataParallel, check_statistics
+from tekso.framework.execution.data_parallel import DataParallel, check_statistics, num_towers
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.mesh.layouts import MeshLayout
 from tekso.framework.execution.mesh_sharded import MeshSharded
@@ -98,6 +98,8 @@ def _data_parallel_batch(parts: StepParts, devices: int) -> StepPlan:
     execution: Any = parts.tree.execution
     if issubclass(execution.owner, DataParallel):
         xla, updates = execution.xla, execution.updates
+        if execution.towers is not None:
+            num_towers(execution.towers, parts.task, size // (devices * accumulated), cores=1)
     if updates is None:
         check_statistics(parts.task, replicas=devices, parts=accumulated, xla=xla)
     if parts.device.name == THIS_MACHINE:

@@ -91,10 +91,12 @@ def test_damaged_params_are_named_and_written_again_by_training(
 
 def test_a_file_in_place_of_the_logdir_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("text")
-    with pytest.raises(LogdirError, match=r"file cannot be a logdir"):
+    with pytest.raises(LogdirError, match=r"file cannot be a logdir: it is a file$"):
         Logdir(str(tmp_path / "file")).claim("lm.some.Model")
-    with pytest.raises(LogdirError, match=r"file/run cannot be a logdir"):
+    message = rf"file/run cannot be a logdir: {tmp_path}/file is a file$"
+    with pytest.raises(LogdirError, match=message):
         Logdir(str(tmp_path / "file" / "run")).claim("lm.some.Model")
+    assert Logdir(str(tmp_path / "new" / "run")).problem() == Logdir(str(tmp_path)).problem() == ""
 
 
 CLAIM = """

@@ -242,6 +242,18 @@ def test_numbers_of_all_inputs_are_checked(model: str, path: str) -> None:
     assert run_start.params_problems(found) == [f"{path} is 0, but must be at least 1"]
 
 
+def test_a_file_in_place_of_the_logdir_is_a_problem(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    plan = planned(tmp_path, logdir=f"{tmp_path}/file")
+    assert plan.problems == [f"{tmp_path}/file cannot be a logdir: it is a file"]
+
+
+def test_towers_that_training_rejects_are_a_problem(tmp_path: Path) -> None:
+    (problem,) = planned(tmp_path, tree(**{"execution.towers": -1})).problems
+    assert problem.startswith("execution.towers is -1, which does not divide the 8 examples")
+    assert planned(tmp_path, tree(**{"execution.towers": 2})).problems == []
+
+
 def test_globs_that_match_no_file_are_problems(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("some text")
     found = registry.get("lm.text_files.Bytes")().tree()
