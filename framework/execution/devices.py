@@ -32,6 +32,7 @@ class _Process:
 
 
 _PROCESS = _Process()
+_MOST_DEVICES = 4096  # logical ones of the CPU; each takes memory
 
 
 def set_determinism(wanted: bool) -> None:
@@ -66,11 +67,13 @@ def setup_cpu(*, logical_devices: int | None, threads_per_op: int = 1) -> None:
       threads_per_op: number of threads that one operation may use.
 
     Raises:
-      ExecutionError: TensorFlow has already run in this process, with fewer logical devices.
+      ExecutionError: the number is no whole number or out of range, or TensorFlow has already run
+        in this process, with fewer logical devices.
     """
-    if logical_devices is not None and logical_devices < 1:
+    if logical_devices is not None and logical_devices not in range(1, _MOST_DEVICES + 1):
         raise ExecutionError(
-            f"the number of logical CPU devices is {logical_devices}, but must be at least 1"
+            f"the number of logical CPU devices is {logical_devices!r}, but must be a whole number "
+            f"from 1 to {_MOST_DEVICES:,}"
         )
     if logical_devices is not None:
         _make_logical_devices(logical_devices)

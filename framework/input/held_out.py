@@ -10,7 +10,7 @@ import numpy.typing as npt
 from tekso.framework.batch_part import BatchPart, RowsOf
 from tekso.framework.input.errors import NoSplitError
 from tekso.framework.input.input import Batch, Input, Signature, check_step
-from tekso.framework.input.param_checks import check_at_least_1
+from tekso.framework.input.param_checks import check_counts
 from tekso.framework.input.skips import SkipReport
 from tekso.framework.input.splits import Split
 from tekso.framework.params import param
@@ -86,7 +86,7 @@ class HeldOut(Input):
     def check_params(cls, params: Any) -> None:
         """See `Input`."""
         super().check_params(params)
-        check_at_least_1(params, "max_batches", "batch_size")
+        check_counts(params, "max_batches", "batch_size")
 
     def batch(self, step: int) -> Batch:
         """Returns a batch of the pass.

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from tekso.framework.batch_part import BatchPart, RowsOf
 from tekso.framework.input import example_errors, parts_of_batches, shuffle
 from tekso.framework.input.errors import InputError
-from tekso.framework.input.param_checks import check_at_least_1
+from tekso.framework.input.param_checks import check_counts
 from tekso.framework.input.skips import SkipReport
 from tekso.framework.input.splits import Split
 from tekso.framework.input.unchanged_examples import check_examples, spread_over
@@ -245,7 +245,7 @@ class ExampleInput(Input):
     def check_params(cls, params: Any) -> None:
         """See `Input`: checks batch_size."""
         super().check_params(params)
-        check_at_least_1(params, "batch_size")
+        check_counts(params, "batch_size")
 
     @property
     def num_examples(self) -> int:

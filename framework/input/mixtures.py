@@ -20,7 +20,7 @@ from tekso.framework.input import shuffle
 from tekso.framework.input.errors import InputError
 from tekso.framework.input.forms import form_of, form_text
 from tekso.framework.input.input import Batch, ExampleInput, Input, Signature, check_step
-from tekso.framework.input.param_checks import check_at_least_1
+from tekso.framework.input.param_checks import check_counts
 from tekso.framework.input.skips import SkipReport
 from tekso.framework.input.unread import KnownText
 from tekso.framework.params import REQUIRED, param
@@ -91,7 +91,7 @@ class Mixture(Input):
     def check_params(cls, params: Any) -> None:
         """See `Input`."""
         super().check_params(params)
-        check_at_least_1(params, "batch_size")
+        check_counts(params, "batch_size")
 
     @classmethod
     def signature(cls, params: Any) -> Signature | None:

@@ -19,7 +19,7 @@ from tekso.framework.counting import counted
 from tekso.framework.input import shuffle
 from tekso.framework.input.errors import InputError
 from tekso.framework.input.input import Batch, Signature
-from tekso.framework.input.param_checks import check_at_least_1
+from tekso.framework.input.param_checks import check_counts
 from tekso.framework.input.row_inputs import RowInput
 from tekso.framework.input.sides import CutTexts, Side, SideForm
 from tekso.framework.input.skips import SkipReport
@@ -104,7 +104,7 @@ class TextInput(RowInput):
     def check_params(cls, params: Any) -> None:
         """See `Input`."""
         super().check_params(params)
-        check_at_least_1(params, "length")
+        check_counts(params, "length")
 
     @classmethod
     def forms(cls, params: Any) -> tuple[SideForm, ...]:

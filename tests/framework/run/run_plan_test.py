@@ -240,6 +240,9 @@ def test_numbers_that_training_rejects_are_problems(
 def test_numbers_of_all_inputs_are_checked(model: str, path: str) -> None:
     found = registry.get(model)().tree().set({path: 0})
     assert run_start.params_problems(found) == [f"{path} is 0, but must be at least 1"]
+    found.set({path: 10**20})
+    (problem,) = run_start.params_problems(found)
+    assert problem == f"{path} is {10**20}, but must be at most 2,147,483,647"
 
 
 def test_a_file_in_place_of_the_logdir_is_a_problem(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import tensorflow as tf
 from tekso.framework.batch_part import BatchPart
 from tekso.framework.context import StepContext
 from tekso.framework.error_advice import IdError, naming_ids
+from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.pipeline.workers import StageError
 from tekso.framework.experiment import Experiment
 from tekso.framework.initializers import Zeros
@@ -140,6 +141,13 @@ def test_an_id_in_a_stage_of_a_pipeline_is_named_with_the_stage() -> None:
     assert text.endswith(f"\n  ({stage})")
     with pytest.raises(StageError), naming_ids({"input.batch(0)": first}):
         raise StageError("forward failed: InvalidArgumentError: something else")
+
+
+@pytest.mark.parametrize("number", [0, -1, 1.5, "2", 10**9])
+def test_a_number_of_devices_that_cannot_be_is_named(number: Any) -> None:
+    message = f"devices is {number!r}, but must be a whole number from 1 to 4,096$"
+    with pytest.raises(ExecutionError, match=message):
+        Session(Classes, cpu_devices=number)
 
 
 def test_an_execution_by_name_is_answered_with_its_params() -> None:

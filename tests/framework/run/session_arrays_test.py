@@ -90,4 +90,4 @@ def test_settings_of_the_process_do_not_stay_for_the_next_session(found: Any) ->
 
 def test_devices_that_were_set_first_are_kept_without_a_warning(found: Any) -> None:
     assert "its threads stay" not in found["stderr"]
-    assert found["none"].endswith("the number of logical CPU devices is 0, but must be at least 1")
+    assert found["none"].endswith("is 0, but must be a whole number from 1 to 4,096")
