@@ -354,10 +354,12 @@ class Session:
           logdir: a new folder, or one that this session has saved to.
 
         Raises:
-          SessionError: the folder contains another run.
+          SessionError: the folder contains another run, or its path is empty.
           LogdirError: a process trains in the folder, or it cannot be made.
           CheckpointError: the checkpoint cannot be written.
         """
+        if not os.fspath(logdir):
+            raise SessionError("logdir is empty: give a new folder")
         place = Logdir(os.path.expanduser(os.fspath(logdir)))
         key = os.path.abspath(place.path) if files.is_local(place.path) else place.path
         checkpoints = checkpoints_of(Checkpoints, self.tree, place, warn=logging.warning)

@@ -143,6 +143,11 @@ def test_an_id_in_a_stage_of_a_pipeline_is_named_with_the_stage() -> None:
         raise StageError("forward failed: InvalidArgumentError: something else")
 
 
+def test_an_empty_path_is_no_folder_to_save_to() -> None:
+    with pytest.raises(SessionError, match=r"^logdir is empty: give a new folder$"):
+        Session(Classes).save("")
+
+
 @pytest.mark.parametrize("number", [0, -1, 1.5, "2", 10**9])
 def test_a_number_of_devices_that_cannot_be_is_named(number: Any) -> None:
     message = f"devices is {number!r}, but must be a whole number from 1 to 4,096$"
