@@ -336,6 +336,8 @@ class Run(Configurable):
                 raise ValueError(
                     f"run.{name} is {self.params.get(name)}, but must be at least {minimum}"
                 )
+            if name != "seed" and self.params.get(name) >= 2**63:
+                raise ValueError(f"run.{name} is {self.params.get(name)}, but must be below 2**63")
         if self.params.early_stopping.patience and not self.params.eval_every_steps:
             raise ValueError(
                 f"run.early_stopping.patience is {self.params.early_stopping.patience}, but "

@@ -81,6 +81,7 @@ def test_what_is_typed_wrong_is_one_message_and_code_2(
     ("args", "expected"),
     [
         (["--steps=-3"], "run.steps is -3, but must be at least 0"),
+        ([f"--steps={10**19}"], f"run.steps is {10**19}, but must be below 2**63"),
         (["--mode=inspect_model", "--set=run.steps=-3"], "run.steps is -3, but must be at least 0"),
     ],
 )
