@@ -38,13 +38,13 @@ def missing_split(owner: Any, split: Split) -> Iterator[None]:
         if error.args != (split,):
             raise
         names = ", ".join(map(repr, SPLITS[:-1])) + f" or {SPLITS[-1]!r}"
-        cure = "return its examples under this name"
+        cure = "return its examples"
         if split != "train":
-            cure += ", or evaluate another split, as in HeldOut.Params(split='test')"
+            other = "test" if split == "dev" else "dev"
+            cure += f", or evaluate another split, as in HeldOut.Params(split={other!r})"
         raise NoSplitError(
-            f"{type(owner).__name__}.load({split!r}){place_of(type(owner).load)} has no split "
-            f"{split!r}: it looks it up where this key is missing (KeyError). load is called with "
-            f"{names}: {cure}"
+            f"{type(owner).__name__}.load({split!r}){place_of(type(owner).load)} raises KeyError: "
+            f"{split!r}, so the data has no such split. load is called with {names}: {cure}"
         ) from error
 
 

@@ -131,8 +131,8 @@ def test_a_split_that_load_looks_up_in_vain_is_named_with_the_names_that_it_gets
         HeldOut.Params().instantiate(train=train.params)
     text = str(error.value)
     assert text.startswith("Given.load('dev') (") and "arrays_test.py" in text
-    assert ") has no split 'dev': it looks it up where this key is missing (KeyError)." in text
-    assert "load is called with 'train', 'dev' or 'test': return its examples under this" in text
+    assert ") raises KeyError: 'dev', so the data has no such split." in text
+    assert "load is called with 'train', 'dev' or 'test': return its examples, or" in text
     assert text.endswith("or evaluate another split, as in HeldOut.Params(split='test')")
 
 
