@@ -38,7 +38,8 @@ def other_plans(
     Args:
       parts: the parts of the experiment.
       devices: number of devices.
-      of_replicas: finds out whether a number of data-parallel devices computes the loss of one.
+      of_replicas: finds out whether a number of data-parallel devices computes the loss of the
+        whole batch.
     """
     found: list[StepPlan] = []
     rejected: dict[str, str] = {}
@@ -49,10 +50,14 @@ def other_plans(
         except ExecutionError as error:
             to[name] = str(error)
 
-    add("data_parallel", lambda: _replicas(parts, devices, of_replicas))
+    def replicas(number: int) -> StepPlan:
+        return _accepted(step_plan.data_parallel(parts, number), of_replicas(number))
+
+    add("data_parallel", lambda: replicas(devices))
     if devices > 1:
-        add("data_parallel, 1 device", lambda: _replicas(parts, 1, of_replicas))
-        add("mesh_sharded", lambda: _best_mesh(parts, devices))
+        add("data_parallel, 1 device", lambda: replicas(1))
+        # A mesh computes a whole batch as one device does, or as many parts of it.
+        add("mesh_sharded", lambda: _accepted(_best_mesh(parts, devices), of_replicas(1)))
     for name, owner in _PIPELINES.items():
         reasons: dict[str, str] = {}
         for stages in _divisors(devices):
@@ -66,11 +71,12 @@ def other_plans(
     return found, rejected
 
 
-def _replicas(
-    parts: StepParts, devices: int, of_replicas: Callable[[int], DividedStep]
-) -> StepPlan:
-    """Returns a data-parallel step that training would not refuse for its loss."""
-    step, found = step_plan.data_parallel(parts, devices), of_replicas(devices)
+def _accepted(step: StepPlan, found: DividedStep) -> StepPlan:
+    """Returns a step, with warnings about its loss.
+
+    Raises:
+      ExecutionError: training would refuse it for its loss.
+    """
     if found.problem:
         raise ExecutionError(f"refused: {found.problem}")
     return dataclasses.replace(step, notes=(*step.notes, *found.warnings))

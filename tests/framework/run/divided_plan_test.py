@@ -56,11 +56,15 @@ class Gathered(InBatch):
         return ops.sum_over_replicas(ctx, tf.matmul(member, z, transpose_a=True), self), place
 
 
-def ranking(tmp_path: Path, kind: type[Task], execution: Any) -> RunPlan:
+def ranking(tmp_path: Path, kind: type[Task], execution: Any, *, accumulated: int = 1) -> RunPlan:
     tree = Tree.Params(
         task=kind.Params(),
-        input=Points.Params(batch_size=6),
-        learner=Learner.Params(optimizer=Momentum.Params(), schedule=Constant.Params(value=0.1)),
+        input=Points.Params(batch_size=8),
+        learner=Learner.Params(
+            optimizer=Momentum.Params(),
+            schedule=Constant.Params(value=0.1),
+            accumulation_steps=accumulated,
+        ),
         execution=execution.Params(),
     )
     return run_plan.plan(
@@ -95,3 +99,10 @@ def test_a_ranking_has_several_devices_for_the_loss_of_all_of_them(
     plan = ranking(tmp_path, InBatch, MeshSharded)
     (step,) = [one for one in plan.others if one.name == "data_parallel, 2 devices"]
     assert "InBatch couples the examples of a batch, and is too large to check" in step.notes[-1]
+
+
+def test_a_ranking_refuses_accumulation_steps_for_the_loss_of_each(tmp_path: Path) -> None:
+    plan = ranking(tmp_path, InBatch, DataParallel, accumulated=2)
+    assert plan.others == ()
+    for name in ("data_parallel, 1 device", "mesh_sharded"):
+        assert plan.rejected[name].startswith("refused: InBatch.loss ("), name

@@ -62,7 +62,7 @@ def searched(
     monkeypatch.setattr(layout_search, "MAX_TRIED", 200)
     monkeypatch.setattr(execution_search, "_PIPELINES", {"pipelined": Pipelined})
     monkeypatch.setattr(execution_search.step_plan, "data_parallel", lambda *_: None)
-    monkeypatch.setattr(execution_search, "_replicas", lambda *_: None)
+    monkeypatch.setattr(execution_search, "_accepted", lambda *_: None)
     monkeypatch.setattr(execution_search, "_best_mesh", lambda *_: None)
     steps, rejected = execution_search.other_plans(
         parts_of(found, device_types.find("v100")), devices, lambda _: DividedStep()
