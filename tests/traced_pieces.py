@@ -1,4 +1,4 @@
-"""Traces the pieces of a model once for all plans of pipelines in a test module."""
+"""Traces the steps and the pieces of a model once for all plans in a test module."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from typing import Any
 
 import pytest
 
-from tekso.framework.execution import pipelined
+from tekso.framework.execution import pipelined, spmd_pipelined
+from tekso.framework.planning import tracing
 from tekso.framework.run import pipeline_plan
 
 
 @pytest.fixture(scope="module", autouse=True)
 def traced_once() -> Iterator[None]:
-    """Traces the pieces of equal models once: tests of plans of pipelines are about the rest."""
-    known: dict[Any, list[Any]] = {}
+    """Traces equal steps and pieces once: tests of plans are about the rest."""
+    known: dict[Any, Any] = {}
 
-    def once(function: Any) -> Any:
+    def of_pieces(function: Any) -> Any:
         def found(pieces: Any, *given: Any, fuse: Any = None, **options: Any) -> list[Any]:
             *others, batch = given  # traces are those of pieces, specs and batch
             specs = next(one for one in others if isinstance(one, Mapping))
@@ -32,7 +33,16 @@ def traced_once() -> Iterator[None]:
 
         return found
 
+    def of_step(task: Any, weights: Any, batch: Any, **options: Any) -> Any:
+        key = (task.params.to_text(), str(weights), str(batch), str(sorted(options.items())))
+        if key not in known:
+            known[key] = trace(task, weights, batch, **options)
+        return known[key]
+
+    trace = tracing.trace
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pipelined, "trace_all", once(pipelined.trace_all))
-        patch.setattr(pipeline_plan, "saved_bytes", once(pipeline_plan.saved_bytes))
+        patch.setattr(tracing, "trace", of_step)
+        for module in (pipelined, spmd_pipelined):
+            patch.setattr(module, "trace_all", of_pieces(module.trace_all))
+        patch.setattr(pipeline_plan, "saved_bytes", of_pieces(pipeline_plan.saved_bytes))
         yield

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from planned_runs import planned, tree
+from traced_pieces import traced_once
 
 from tekso.framework import execution, registry, schedules
 from tekso.framework.costs import device_types
@@ -22,6 +23,8 @@ from tekso.framework.run import (
     plan_text,
 )
 from tekso.framework.run.step_parts import StepParts, StepPlan
+
+__all__ = ["traced_once"]
 
 
 def test_the_executions_of_an_experiment_and_of_a_search_are_planned(tmp_path: Path) -> None:

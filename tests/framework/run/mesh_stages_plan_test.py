@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from traced_pieces import traced_once
 
 from tekso.framework import execution, registry, schedules
 from tekso.framework.costs import device_types, this_machine
@@ -28,6 +29,8 @@ from tekso.framework.run import (
 from tekso.framework.run.batch_kinds import ONE_KIND, BatchKind, BatchKinds
 from tekso.framework.run.divided_plan import DividedStep
 from tekso.framework.run.step_parts import StepParts, StepPlan
+
+__all__ = ["traced_once"]
 
 LENGTH, D = 32, 128
 
@@ -261,7 +264,7 @@ def test_stages_on_meshes_of_this_machine_are_priced_by_their_graphs(
         device_types.find("cpu"), name=this_machine.THIS_MACHINE, memory_bytes=1e10
     )
     of = {"num_stages": 2, "num_micro_batches": 4}
-    step = planned(tree(8, stages_on=on("x:2", "batch:x"), **of), here)
+    step = planned(tree(8, layers=1, stages_on=on("x:2", "batch:x"), **of), here)
     # Both passes of four micro-batches in two stages, and in each stage one call to set the sums of
     # gradients to 0, to read the weights, for norms, and for the update.
     assert step.core_seconds is not None

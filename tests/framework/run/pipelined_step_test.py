@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from planned_runs import BFLOAT16, planned, speed_of, tree
+from traced_pieces import traced_once
 
 from tekso.framework import execution, registry
 from tekso.framework.costs import device_types, this_machine
@@ -23,6 +24,8 @@ from tekso.framework.run import (
     plan_text,
     run_plan,
 )
+
+__all__ = ["traced_once"]
 
 
 def test_a_table_in_a_problem_keeps_its_lines(tmp_path: Path) -> None:
@@ -126,7 +129,7 @@ def test_a_pipeline_on_this_machine_has_the_time_of_its_calls(
     monkeypatch.setattr(this_machine, "measured", lambda: machine)
     starts = PipelineStarts(step_s=7.0, stage_s=0.0, weight_s=0.0, action_s=0.0, argument_s=0.0)
     monkeypatch.setattr(pipelined_step, "measured_starts", lambda: starts)
-    small = registry.get("image.digits.Mlp")().tree()
+    small = registry.get("image.digits.Mlp")().tree().set({"task.model.hidden_dims": [32]})
     small.execution = Pipelined.Params(num_stages=2, num_micro_batches=4)
     plan = run_plan.plan("m", small, device="this_machine", logdir=str(tmp_path / "none"))
     step = plan.step

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import recurrent_tasks
 from planned_runs import planned, tree
+from traced_pieces import traced_once
 
 from tekso.framework import execution, registry, schedules
 from tekso.framework.costs import device_types
@@ -34,6 +35,8 @@ from tekso.framework.run.divided_plan import DividedStep
 from tekso.framework.run.run_plan import RunPlan
 from tekso.framework.run.step_parts import StepParts, StepPlan
 from tekso.models.layers.stack import RepeatedStack
+
+__all__ = ["traced_once"]
 
 
 def test_only_meshes_recompute_layers_that_are_repeated(tmp_path: Path) -> None:
