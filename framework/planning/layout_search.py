@@ -240,7 +240,8 @@ def _prepare(
         parts=parts,
         activation_bytes=4 if activation_dtype == "float32" else 2,
     )
-    constrained = activations.of_task(task, batch)
+    # Data-parallel devices shard nothing, and compute what a mesh refuses.
+    constrained = activations.of_task(task, batch) if replicas is None else {}
     dims = _worth_a_rule(specs.values(), constrained)
     legality = _Legality({g.spec.path: g.spec for g in weights}, constrained, dims)
     for layout in compare:

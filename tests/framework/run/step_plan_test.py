@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import recurrent_tasks
+import tensorflow as tf
 from planned_runs import planned, tree
 from traced_pieces import traced_once
 
@@ -34,6 +35,7 @@ from tekso.framework.run import (
 from tekso.framework.run.divided_plan import DividedStep
 from tekso.framework.run.run_plan import RunPlan
 from tekso.framework.run.step_parts import StepParts, StepPlan
+from tekso.framework.task import LossSums
 from tekso.models.layers.stack import RepeatedStack
 
 __all__ = ["traced_once"]
@@ -123,6 +125,27 @@ def test_a_mesh_refuses_loops_of_tensorflow_as_training_does() -> None:
     steps, rejected = execution_search.other_plans(parts, 2, lambda _: DividedStep())
     assert [step.devices for step in steps] == [2, 1]
     assert re.search(reason, rejected["mesh_sharded"])
+
+
+class Joined(recurrent_tasks.Recurrence):
+    """Joins tensors along an axis that is counted from the end, which a mesh refuses."""
+
+    class Params(recurrent_tasks.Recurrence.Params):
+        """Params of Joined."""
+
+    def loss(self, theta: Any, batch: Any, ctx: Any) -> LossSums:
+        y = tf.matmul(batch["x"], theta.w)
+        return LossSums(tf.reduce_sum(tf.concat([y, y], -1)))
+
+
+def test_data_parallel_devices_compute_what_a_mesh_refuses() -> None:
+    task = Joined.Params(kind="unrolled").instantiate()
+    parts = dataclasses.replace(recurrent_parts("unrolled"), task=task)
+    for devices in (1, 2):
+        assert step_plan.data_parallel(parts, devices).devices == devices
+    layout = MeshLayout(MeshShape.parse("data:2"), Rules.parse("batch:data"))
+    with pytest.raises(ExecutionError, match=r"on a mesh, tf\.concat with a negative axis"):
+        step_plan.priced(parts, layout, "float32")
 
 
 def test_batch_statistics_are_summed_over_the_replicas(tmp_path: Path) -> None:
