@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tekso.framework.execution import pipelined, spmd_pipelined
+from tekso.framework.execution.mesh import activations
 from tekso.framework.planning import tracing
 from tekso.framework.run import pipeline_plan
 
@@ -33,15 +34,18 @@ def traced_once() -> Iterator[None]:
 
         return found
 
-    def of_step(task: Any, weights: Any, batch: Any, **options: Any) -> Any:
-        key = (task.params.to_text(), str(weights), str(batch), str(sorted(options.items())))
-        if key not in known:
-            known[key] = trace(task, weights, batch, **options)
-        return known[key]
+    def of_task(function: Any) -> Any:
+        def found(task: Any, *given: Any, **options: Any) -> Any:
+            key = (function, task.params.to_text(), str(given), str(sorted(options.items())))
+            if key not in known:
+                known[key] = function(task, *given, **options)
+            return known[key]
 
-    trace = tracing.trace
+        return found
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tracing, "trace", of_step)
+        patch.setattr(tracing, "trace", of_task(tracing.trace))
+        patch.setattr(activations, "of_task", of_task(activations.of_task))
         for module in (pipelined, spmd_pipelined):
             patch.setattr(module, "trace_all", of_pieces(module.trace_all))
         patch.setattr(pipeline_plan, "saved_bytes", of_pieces(pipeline_plan.saved_bytes))

@@ -9,6 +9,7 @@ import math
 from typing import Any
 
 import pytest
+from traced_pieces import traced_once
 
 from tekso.framework import registry, schedules
 from tekso.framework.costs import device_types
@@ -20,6 +21,8 @@ from tekso.framework.planning.cost_model import CostModel
 from tekso.framework.planning.layout_search import Ranked
 from tekso.framework.run import inspection
 from tekso.framework.units import bytes_text
+
+__all__ = ["traced_once"]
 
 PAPER = MeshLayout(
     MeshShape.parse("batch:16;model:32"),

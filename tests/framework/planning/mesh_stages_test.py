@@ -7,6 +7,7 @@ import functools
 from typing import Any
 
 import pytest
+from traced_pieces import traced_once
 
 from tekso.framework import registry, schedules
 from tekso.framework.costs import device_types
@@ -20,6 +21,8 @@ from tekso.framework.planning.rings import WEIGHTS, CollectiveCost
 from tekso.framework.planning.stage_figures import PipelineFigures, pass_costs
 from tekso.framework.run import inspection, pipeline_plan
 from tekso.models.layers.stack import RepeatedStack
+
+__all__ = ["traced_once"]
 
 MICRO, ROWS, LENGTH, D = 4, 2, 128, 128
 TENSOR = "heads:x;mlp:x;vocab:x"
