@@ -27,7 +27,7 @@ from tekso.framework.step import Step
 def main() -> None:
     """Prints both figures."""
     tree = registry.get("image.digits.Mlp")().tree()
-    tree.set({"task.model.hidden_dims": [1024, 512], "input.batch_size": 2048})
+    tree.set({"task.model.hidden_dims": [1024, 512], "input.batch_size": 1024})
     tree.execution = Pipelined.Params(num_stages=2, num_micro_batches=4)
     task = inspection.task_of(tree, assets_dir=None)
     learner = schedules.end_with_run(tree.learner, 20).instantiate()
@@ -40,7 +40,7 @@ def main() -> None:
     ).peak_bytes(durations(plan, [1.0, 1.0]), least=COUNTED_BYTES)
     program = execution.build(task, learner, seed=0, batch=signature_of(batch))
     program.initialize()
-    for step in range(12):
+    for step in range(6):
         program.train_step(batch, step)
         if step == 2:
             tf.config.experimental.reset_memory_stats("CPU:0")
