@@ -7,6 +7,7 @@ decides nothing: the same tests take two to three times as long on another machi
 
 from __future__ import annotations
 
+import importlib
 import os
 import resource
 from collections.abc import Iterator
@@ -60,9 +61,11 @@ def _cpu_s() -> float:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection(session: pytest.Session) -> Iterator[object]:
-    from tekso.framework.run import quiet_tensorflow  # after the root conftest.py
+    from tekso.framework.run import lazy_keras, quiet_tensorflow  # after the root conftest.py
 
-    with quiet_tensorflow.without_collecting():  # while test modules import TensorFlow
+    with quiet_tensorflow.without_collecting():
+        with lazy_keras.lazy_keras():
+            importlib.import_module("tensorflow")  # before the test modules, which import Keras too
         return (yield)
 
 

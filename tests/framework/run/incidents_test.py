@@ -8,6 +8,7 @@ import os
 import re
 import struct
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -258,17 +259,20 @@ def archive(shape: str, *, zeros: int = 0, method: int = zipfile.ZIP_STORED) -> 
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        (b"PK no archive", "not a zip file"),
-        (archive("(1000000000000,)"), "4,000,000,000,000 bytes has 0"),
-        (archive("(-1, -1)"), "4 bytes has 0"),
-        (archive("(((" * 500), ""),
-        (archive("(70, 2**20)", zeros=70 << 20, method=zipfile.ZIP_DEFLATED), "at most 67,108,864"),
+        (lambda: b"PK no archive", "not a zip file"),
+        (lambda: archive("(1000000000000,)"), "4,000,000,000,000 bytes has 0"),
+        (lambda: archive("(-1, -1)"), "4 bytes has 0"),
+        (lambda: archive("(((" * 500), ""),
+        (
+            lambda: archive("(70, 2**20)", zeros=70 << 20, method=zipfile.ZIP_DEFLATED),
+            "at most 67,108,864",
+        ),
     ],
 )
 def test_a_damaged_or_hostile_batch_is_named_before_memory_is_allocated(
-    tmp_path: Path, data: bytes, reason: str
+    tmp_path: Path, data: Callable[[], bytes], reason: str
 ) -> None:
-    (tmp_path / "batch.npz").write_bytes(data)
+    (tmp_path / "batch.npz").write_bytes(data())
     with pytest.raises(incidents.IncidentError, match=rf"batch\.npz cannot be read: .*{reason}"):
         incidents.read_batch(str(tmp_path))
 

@@ -19,8 +19,9 @@ def test_keras_is_found_but_not_imported_within_the_block_and_imported_after_it(
     (tmp_path / "keras").mkdir()
     (tmp_path / "keras" / "__init__.py").write_text("value = 3\n")
     monkeypatch.syspath_prepend(tmp_path)
-    for name in [name for name in sys.modules if name.partition(".")[0] == "keras"]:
-        monkeypatch.delitem(sys.modules, name)
+    for name in {"keras", *(name for name in sys.modules if name.partition(".")[0] == "keras")}:
+        monkeypatch.setitem(sys.modules, name, sys)  # the end of the test removes what is imported
+        del sys.modules[name]
     with lazy_keras():
         spec = importlib.util.find_spec("keras")
         assert spec is not None and spec.origin == str(tmp_path / "keras" / "__init__.py")
@@ -30,7 +31,6 @@ def test_keras_is_found_but_not_imported_within_the_block_and_imported_after_it(
     assert importlib.import_module("keras").value == 3
     with lazy_keras():
         assert importlib.import_module("keras").value == 3  # imported before: as it is
-    monkeypatch.delitem(sys.modules, "keras")
 
 
 @pytest.mark.slow
