@@ -11,8 +11,11 @@ from pathlib import Path
 import processes
 import pytest
 from matplotlib.image import imread
+from traced_pieces import traced_once
 
 from tekso.tools import trainer
+
+__all__ = ["traced_once"]
 
 TINY = ["--model=lm.python_source.Tiny", "--execution=pipelined"]
 PIPELINE = "--model=lm.python_source.TinyPipeline"
