@@ -27,10 +27,15 @@ from tekso.framework.run.run_plan import RunPlan
 from tekso.framework.task import LossSums, Task
 from tekso.framework.units import bytes_text
 
-ONE_LAYER = {"task.model.stack.num_layers": 1}
-
-
 HERE = "this_machine"
+
+
+def mlp(**settings: Any) -> Any:
+    """A step whose activations are larger than its weights."""
+    found = registry.get("image.digits.Mlp")().tree()
+    found.execution = execution.DataParallel.Params()
+    sizes = {"input.batch_size": 2048, "task.model.hidden_dims": [512, 512]}
+    return found.set({**sizes, **settings})
 
 
 def test_a_step_on_this_machine_has_the_time_and_memory_of_its_graphs(
@@ -42,18 +47,16 @@ def test_a_step_on_this_machine_has_the_time_and_memory_of_its_graphs(
     monkeypatch.setattr(step_graphs, "num_cores", lambda: 2)
     condition = Condition(2.5, is_slow=True)
     monkeypatch.setattr(stored_speeds, "_read", {"machine": condition})
-    one_layer = tree(**ONE_LAYER)
-    plan = planned(tmp_path, one_layer, device=HERE)
+    plan = planned(tmp_path, mlp(), device=HERE)
     assert plan.condition == condition
     assert plan.step is not None and "2 cores" in plan.step.name
     assert plan.device.name == "this_machine"
-    alone = planned(tmp_path, tree(**{**ONE_LAYER, "execution.towers": 1}), device=HERE).step
+    alone = planned(tmp_path, mlp(**{"execution.towers": 1}), device=HERE).step
     assert alone is not None and plan.step.core_seconds is not None
     assert alone.seconds == pytest.approx(alone.core_seconds)
     assert plan.step.core_seconds == pytest.approx(alone.core_seconds, rel=0.2)
     assert 0.5 < plan.step.seconds / plan.step.core_seconds < 0.7
-    in_parts = tree(**{**ONE_LAYER, "learner.accumulation_steps": 4})
-    parts = planned(tmp_path, in_parts, device=HERE).step
+    parts = planned(tmp_path, mlp(**{"learner.accumulation_steps": 4}), device=HERE).step
     assert parts is not None
     assert parts.memory["tensors of a step"] < 0.6 * plan.step.memory["tensors of a step"]
     assert parts.memory["weights"] == plan.step.memory["weights"] == 4 * plan.weights
@@ -65,7 +68,7 @@ def test_a_step_on_this_machine_has_the_time_and_memory_of_its_graphs(
         0.0, 0.0, 0.0, op_s=speed.op_s, collective_s=0.0, collective_elapsed_s=0.0, byte_s=0.0
     )
     monkeypatch.setattr(mesh_time, "measured_starts", lambda: {2: starts, 4: starts})
-    replicas = planned(tmp_path, one_layer, device=HERE, num_devices=2)
+    replicas = planned(tmp_path, mlp(), device=HERE, num_devices=2)
     other = planned(tmp_path, small, device=HERE, num_devices=2).step
     assert other is not None and "in bfloat16 may take much longer" in other.notes[-1]
     # The devices compute what two towers compute, and update their own copies of the weights.
@@ -92,7 +95,7 @@ def test_a_mesh_with_several_cores_for_a_device_says_that_they_are_not_planned(
     )
     monkeypatch.setattr(this_machine, "measured", lambda: machine)
     monkeypatch.setattr(mesh_time, "measured_starts", lambda: {2: starts, 4: starts})
-    small = registry.get("image.digits.Mlp")().tree()
+    small = registry.get("image.digits.Mlp")().tree().set({"task.model.hidden_dims": []})
     small.execution = execution.MeshSharded.Params(mesh="data:2", rules="batch:data")
     compiled = local_steps.compiled_step
     made: list[Any] = []
