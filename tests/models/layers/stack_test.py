@@ -253,9 +253,16 @@ def full_attention_weights(
     return (weights / weights.sum(-1, keepdims=True)).mean(1)
 
 
-@pytest.mark.parametrize("kind", [Stack, RepeatedStack])
+@pytest.mark.parametrize(
+    ("kind", "with_memory"),
+    [
+        (Stack, False),
+        (RepeatedStack, True),
+        pytest.param(Stack, True, marks=pytest.mark.matrix),  # each is in one of those above
+        pytest.param(RepeatedStack, False, marks=pytest.mark.matrix),
+    ],
+)
 @pytest.mark.parametrize("wrap", sample([False, True], quick=[True]))
-@pytest.mark.parametrize("with_memory", [False, True])
 def test_collected_attention_weights_are_those_of_the_last_layer(
     kind: type[StackBase], wrap: bool, with_memory: bool
 ) -> None:
