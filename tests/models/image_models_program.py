@@ -83,7 +83,7 @@ def transformer() -> Layer.Params:
         image_size=SIDE,
         patch_size=4,
         dim=4,
-        stack=Stack.Params(num_layers=2, layer=layer),
+        stack=Stack.Params(num_layers=1, layer=layer),
         classifier_init=Normal.Params(stddev=0.5),
     )
 

