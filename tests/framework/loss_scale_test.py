@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tensorflow as tf
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tekso.framework.initializers import Zeros
@@ -21,6 +21,7 @@ from tekso.tasks.classification.task import Classification
 
 
 @given(st.lists(st.booleans(), max_size=30), st.integers(1, 4))
+@settings(max_examples=40)
 def test_doubles_after_finite_steps_and_halves_after_others(finite: list[bool], n: int) -> None:
     scaling = LossScale.Params(initial=8.0, growth_steps=n, largest=32.0).instantiate()
     slots = {path: tf.constant(spec.initial_value(0)) for path, spec in scaling.slots().items()}

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tekso.framework.input import packing
@@ -98,6 +98,7 @@ def examples_of(batch: dict[str, np.ndarray]) -> list[list[list[int]]]:
 
 @pytest.mark.parametrize("kind", [Tables, Bucketed, Packed])
 @given(rows=ROWS)
+@settings(max_examples=40)
 def test_every_example_keeps_its_sides_together(kind: Any, rows: list[list[list[int]]]) -> None:
     own = type("Own", (kind,), {"rows_of_texts": rows})
     one = own.Params(batch_size=2, order="once").instantiate()  # type: ignore[attr-defined]

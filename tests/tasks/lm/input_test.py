@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tekso.framework.input.characters import Characters
@@ -49,6 +49,7 @@ def joined(texts: list[str]) -> list[int]:
 
 @pytest.mark.parametrize("form", FORMS)
 @given(TEXTS, st.integers(1, 9), st.integers(1, 4))
+@settings(max_examples=40)
 def test_one_pass_has_every_token_as_label_once(
     form: Any, texts: list[str], length: int, batch_size: int
 ) -> None:
@@ -64,6 +65,7 @@ def test_one_pass_has_every_token_as_label_once(
 
 @pytest.mark.parametrize("form", FORMS)
 @given(TEXTS, st.integers(0, 2**64 - 1))
+@settings(max_examples=40)
 def test_a_label_is_what_follows_its_id_in_the_text(form: Any, texts: list[str], seed: int) -> None:
     one = make(form, texts, length=2, seed=seed)
     stream = bytes([0, *joined(texts)])
@@ -136,6 +138,7 @@ class TestTextStream:
         assert len({min(offsets) for offsets in starts}) > 2
 
     @given(st.integers(1, 60), st.integers(1, 12))
+    @settings(max_examples=40)
     def test_windows_of_an_epoch_do_not_overlap_and_lie_inside(
         self, size: int, length: int
     ) -> None:

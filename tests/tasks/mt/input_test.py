@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tekso.framework.input.characters import Characters
@@ -66,6 +66,7 @@ def of_pass(one: Any, first: int, count: int) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize("form", FORMS)
 @given(PAIRS, st.integers(1, 5))
+@settings(max_examples=40)
 def test_a_pass_has_every_pair_once_in_the_order_of_the_data(
     form: Any, pairs: list[Any], batch_size: int
 ) -> None:
@@ -92,6 +93,7 @@ def test_no_corpus_says_how_to_give_one(form: Any) -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 @given(PAIRS, st.integers(0, 2**64 - 1))
+@settings(max_examples=40)
 def test_an_epoch_of_training_has_every_pair_once(form: Any, pairs: list[Any], seed: int) -> None:
     one = make(form, pairs, batch_size=1, seed=seed)
     steps = len(pairs) if form is BucketedPairs else one.num_examples

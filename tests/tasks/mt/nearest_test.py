@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tekso.tasks.mt.nearest import NearestSource
@@ -33,6 +33,7 @@ def cosines(sources: list[str], query: str) -> list[float]:
 
 
 @given(sources=TEXTS, query=st.text("ab c1", min_size=1, max_size=9))
+@settings(max_examples=40)
 def test_it_is_the_one_with_the_highest_cosine(sources: list[str], query: str) -> None:
     index = NearestSource((source, str(i)) for i, source in enumerate(sources))
     (found,) = index.translate([query])

@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tekso.framework import initializers
@@ -55,6 +55,7 @@ def test_separators_of_mesh_tensorflow_are_read_alike(text: str) -> None:
     st.dictionaries(st.from_regex(r"[a-z_][a-z0-9_-]{4,8}", fullmatch=True), st.integers(1, 512)),
     st.sampled_from([";", ",", " ", "; ", " , "]),
 )
+@settings(max_examples=40)
 def test_text_of_mesh_and_rules_reads_back(sizes: dict[str, int], separator: str) -> None:
     pairs = [f"{name}:{size}" for name, size in sizes.items()]
     rules = Rules.parse(separator.join(pairs))
