@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from sampling import sample
 
 PROGRAM = Path(__file__).with_name("classifier_program.py")
+ALL = ["alone", "mesh", "stages", "stages on meshes"]
 
 
 def run(*executions: str, **job: Any) -> list[dict[str, Any]]:
@@ -23,8 +25,7 @@ def run(*executions: str, **job: Any) -> list[dict[str, Any]]:
 
 
 def test_a_float64_model_and_a_skipped_step_are_the_same_under_every_execution() -> None:
-    names = ("alone", "mesh", "stages", "stages on meshes")
-    alone, *others = run(*names, dtype="float64", steps=4, poisoned=[1, 2])
+    alone, *others = run(*ALL, dtype="float64", steps=4, poisoned=[1, 2])
     assert len(alone["changed"]) == 8
     assert alone["skipped"] == 2 and alone["skipped_in_a_row"] == [0, 1, 2, 0]
     assert np.isfinite(alone["losses"]).tolist() == [True, False, False, True, True, True]
@@ -36,9 +37,14 @@ def test_a_float64_model_and_a_skipped_step_are_the_same_under_every_execution()
             np.testing.assert_allclose(one["weights"][path], value, within, err_msg=path)
 
 
+@functools.cache
+def in_bfloat16() -> list[dict[str, Any]]:
+    return run(*ALL, activation_dtype="bfloat16")
+
+
 def test_activations_are_bfloat16_under_every_execution() -> None:
     (full,) = run("alone")
-    alone, *others = run("alone", "mesh", "stages", "stages on meshes", activation_dtype="bfloat16")
+    alone, *others = in_bfloat16()
     assert alone["losses"] != full["losses"]
     np.testing.assert_allclose(alone["losses"], full["losses"], rtol=0.03)
     for one in others:
@@ -46,7 +52,6 @@ def test_activations_are_bfloat16_under_every_execution() -> None:
 
 
 ALONE_AND_STAGES = ["alone", "stages"]
-ALL = ["alone", "mesh", "stages", "stages on meshes"]
 NAMES = sample([ALONE_AND_STAGES, ALL], quick=[ALONE_AND_STAGES])
 
 
@@ -92,16 +97,15 @@ def test_a_model_learns_in_bfloat16_and_in_float16_as_in_float32() -> None:
 
 
 def test_the_type_of_activations_may_be_set_as_earlier_versions_did() -> None:
-    (half,), (wanted,) = run("half"), run("mesh", activation_dtype="bfloat16")
-    assert half["losses"] == wanted["losses"]
+    (half,) = run("half")
+    assert half["losses"] == in_bfloat16()[ALL.index("mesh")]["losses"]
 
 
 def test_frozen_batch_statistics_stay_as_they_are_under_every_execution() -> None:
-    names = ("alone", "mesh", "stages", "stages on meshes")
-    found = run(*names, frozen=["model/norm/.*", "model/mlp/layers/1/b"])
+    found = run(*ALL, frozen=["model/norm/.*", "model/mlp/layers/1/b"])
     alone = found[0]
     learned = [f"weights/model/mlp/layers/{name}" for name in ("0/b", "0/w", "1/w")]
-    for name, one in zip(names, found, strict=True):
+    for name, one in zip(ALL, found, strict=True):
         assert one["changed"] == learned, name
         np.testing.assert_allclose(one["losses"], alone["losses"], rtol=1e-5, err_msg=name)
         for path, value in alone["weights"].items():

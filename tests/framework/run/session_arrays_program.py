@@ -161,7 +161,6 @@ def executions(found: dict[str, Any]) -> None:
     mesh = MeshSharded.Params(mesh="data:4", rules="batch:data")
     given: list[tuple[Any, Any]] = [
         ({}, None),
-        ({}, 2),
         ({"execution": mesh}, None),
         ({}, 2),
         ({"execution": mesh.copy().set({"mesh": "data:2"})}, 2),

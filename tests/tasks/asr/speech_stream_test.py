@@ -55,11 +55,11 @@ def recording(num_samples: int) -> np.ndarray:
 @pytest.mark.parametrize("kind", ["ctc", "transducer"])
 def test_a_stream_has_the_record_of_the_whole_recording(kind: str, beam_size: int) -> None:
     transcriber, program = of_kind(kind, beam_size)
-    samples = recording(8000 + 123)
+    samples = recording(5000 + 123)
     whole = transcriber.record(program, samples, Letters())
     stream = SpeechStream(program, transcriber, Letters())
     assert stream.waits_because is None
-    partial = [stream.add(part) for part in np.split(samples, [100, 1900, 1901, 6000])]
+    partial = [stream.add(part) for part in np.split(samples, [100, 1900, 1901, 4000])]
     assert partial[0] is None and partial[3]  # the first piece is shorter than a chunk
     assert stream.seconds == pytest.approx(len(samples) / 8000)
     record = stream.finish()
@@ -86,8 +86,8 @@ def test_a_model_that_needs_whole_utterances_waits_for_the_end(kind: str) -> Non
     stream = SpeechStream(program, transcriber, Letters())
     reason = "LasTranscriber needs whole" if kind == "las" else "direction is bidirectional"
     assert reason in str(stream.waits_because)
-    samples = recording(5000)
-    assert [stream.add(part) for part in np.split(samples, [4000])] == [None, None]
+    samples = recording(2500)
+    assert [stream.add(part) for part in np.split(samples, [2000])] == [None, None]
     assert stream.finish() == transcriber.record(program, samples, Letters())
 
 
