@@ -46,7 +46,7 @@ def train(addresses: list[str], groups: int, slow: int) -> None:
     execution = DataParallel.Params(updates=updates, towers=1, xla="none").instantiate()
     execution.setup_devices()
     learner = Learner.Params(optimizer=Adam.Params(), schedule=Constant.Params(value=0.01))
-    task = steps.ToyTask.Params().instantiate()
+    task = steps.ToyTask.Params(num_blocks=2).instantiate()
     permutation = np.random.default_rng(0).permutation(steps.VOCAB).astype(np.int32)
 
     def batch(step: int) -> dict[str, np.ndarray]:

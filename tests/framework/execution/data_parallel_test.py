@@ -172,8 +172,9 @@ def test_batch_statistics_are_those_of_the_global_batch(arguments: list[str]) ->
 # tests/models/layers/stack_test.py compares such stacks by themselves.
 @pytest.mark.matrix
 def test_repeated_rematerialised_stack_equals_the_unrolled_one() -> None:
-    run = steps("--task", '{"repeated": true, "rematerialize": true}', UNOPTIMIZED)
-    reference = one_device()
+    repeated = '{"num_blocks": 2, "repeated": true, "rematerialize": true}'
+    run = steps("--task", repeated, UNOPTIMIZED)
+    reference = one_device('{"num_blocks": 2}')
     unstacked = {}
     for path, value in run["weights"].items():
         if path.startswith("weights/blocks/"):
@@ -216,7 +217,10 @@ def test_uneven_parts_are_refused_with_what_would_fit(
     [
         (("--accumulation", "2"), "learner.accumulation_steps=1"),
         (("--execution", '{"xla": "step"}'), "execution.xla"),
-        (("--task", '{"block.batch_norm": true, "repeated": true}'), "repeated stack"),
+        (
+            ("--task", '{"block.batch_norm": true, "repeated": true, "num_blocks": 2}'),
+            "repeated stack",
+        ),
     ],
     ids=["parts", "compiled", "repeated"],
 )

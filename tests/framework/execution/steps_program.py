@@ -72,23 +72,24 @@ class Block(Layer):
 
 
 class ToyTask(Task):
-    """A language model of two blocks over random tokens with uneven padding."""
+    """A language model over random tokens with uneven padding."""
 
     class Params(Task.Params):
         """Params of ToyTask."""
 
+        num_blocks: int = param("Number of blocks.", default=1)
         repeated: bool = param("Whether the blocks are a repeated stack.", default=False)
         rematerialize: bool = param("Whether blocks are computed again.", default=False)
-        block: Block.Params = param("Of both blocks.", default=Block.Params())
+        block: Block.Params = param("Of each block.", default=Block.Params())
 
     def __init__(self, params: Params) -> None:
         super().__init__(params)
         init = Normal.Params(stddev=0.3)
         self.weight("table", [VOCAB, DIM], dims=("vocab", "embed"), init=init)
         if self.params.repeated:
-            self.child_stack("blocks", self.params.block, 2)
+            self.child_stack("blocks", self.params.block, self.params.num_blocks)
         else:
-            self.child_list("blocks", [self.params.block] * 2)
+            self.child_list("blocks", [self.params.block] * self.params.num_blocks)
 
     def loss_weight(self, batch: dict) -> tf.Tensor:
         return tf.reduce_sum(batch["weights"])
