@@ -58,6 +58,14 @@ def planned(found: Any, device: DeviceType) -> StepPlan:
     return pipelined_step.pipelined(parts_of(found, device), found, simulates_memory=False)
 
 
+def without_moves() -> DeviceType:
+    """Returns a device for which links and memory take no time."""
+    v100 = device_types.find("v100")
+    return dataclasses.replace(
+        v100, link_bytes_per_s=math.inf, link_latency_s=0.0, memory_bytes_per_s=math.inf
+    )
+
+
 def searched(
     monkeypatch: pytest.MonkeyPatch, found: Any, devices: int
 ) -> tuple[list[StepPlan], dict[str, str]]:
@@ -143,10 +151,7 @@ def test_an_experiment_with_stages_on_meshes_has_the_plan_of_its_line(over_eight
 
 
 def test_a_mesh_over_the_batch_halves_the_step_of_two_stages() -> None:
-    v100 = device_types.find("v100")
-    fast = dataclasses.replace(
-        v100, link_bytes_per_s=math.inf, link_latency_s=0.0, memory_bytes_per_s=math.inf
-    )
+    v100, fast = device_types.find("v100"), without_moves()
     of = {"num_stages": 2, "num_micro_batches": 4}
     one = planned(tree(8, **of), fast)
     two = planned(tree(8, stages_on=on("x:2", "batch:x"), **of), fast)
@@ -193,11 +198,9 @@ def test_replicas_of_meshes_exchange_shards() -> None:
 
 def test_a_layout_that_fits_is_chosen_before_a_faster_one(monkeypatch: pytest.MonkeyPatch) -> None:
     found = tree(16, num_stages=2, num_micro_batches=4)
-    # Links take no time: a sharded batch divides all of the work, but not the weights.
-    device = dataclasses.replace(
-        device_types.find("v100"), link_bytes_per_s=math.inf, link_latency_s=0.0
-    )
-    texts = ("batch:x", "heads:x;mlp:x;vocab:x")
+    # Only products take time: a sharded batch divides all of them, but not the weights.
+    device = without_moves()
+    texts = ("batch:x", "mlp:x;vocab:x")
     layouts = [
         layout_search.MeshLayout(
             layout_search.MeshShape((("x", 2),)), layout_search.Rules.parse(text)
