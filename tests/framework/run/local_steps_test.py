@@ -60,6 +60,7 @@ def test_a_step_on_this_machine_has_the_time_and_memory_of_its_graphs(
     assert parts is not None
     assert parts.memory["tensors of a step"] < 0.6 * plan.step.memory["tensors of a step"]
     assert parts.memory["weights"] == plan.step.memory["weights"] == 4 * plan.weights
+    assert plan.step.memory["slots"] == pytest.approx(2 * 4 * plan.weights, rel=1e-4)  # of Adam
     small = registry.get("image.digits.Mlp")().tree().set(BFLOAT16)
     in_16_bits = planned(tmp_path, small, device=HERE).step
     assert in_16_bits is not None and "in bfloat16 may take much longer" in in_16_bits.notes[-1]
