@@ -15,19 +15,19 @@ from tekso.framework.execution.mesh.layouts import MeshLayout, MeshShape, Rules
 from tekso.framework.execution.pipelined import Pipelined
 from tekso.framework.planning.mesh_graphs import DeviceGraphs
 from tekso.framework.planning.mesh_stage_graphs import mesh_stage_graphs
-from tekso.framework.run import inspection, pipeline_plan
+from tekso.framework.run import inspection
 from tekso.framework.step import Step
 from tekso.framework.weight_spec import WeightSpec
 
-LENGTH, ROWS, MICRO, DIM = 16, 2, 2, 128
+LENGTH, ROWS, MICRO, DIM, LAYERS = 16, 2, 2, 128, 1
 SHARDED = ("heads", "mlp", "vocab")
 TENSOR = ";".join(f"{dim}:x" for dim in SHARDED)
 
 
 def tiny() -> Any:
-    """Returns Params of Tiny with two layers."""
+    """Returns Params of Tiny with one layer, which is in one of two stages."""
     tree = registry.get("lm.python_source.Tiny")().tree()
-    tree.set({"task.model.stack.num_layers": 2, "input.length": LENGTH})
+    tree.set({"task.model.stack.num_layers": LAYERS, "input.length": LENGTH})
     return tree
 
 
@@ -41,7 +41,7 @@ def graphs(rules: str, *, replicas: int = 1) -> DeviceGraphs:
     )  # fmt: skip
     task, batch = inspection.task_of(tree), inspection.batch_of(tree)
     learner = schedules.end_with_run(tree.learner, tree.run.steps).instantiate()
-    plan = pipeline_plan.figures_of_parts(tree, task, learner, batch, machine=None).plan
+    plan = tree.execution.instantiate().plan(task, batch, parts=1)
     layout = MeshLayout(MeshShape((("x", 2),)), Rules.parse(rules))
     return mesh_stage_graphs(Step(task, learner, seed=0), plan, layout, batch)
 
@@ -69,7 +69,7 @@ def test_collectives_are_those_of_sharded_products_and_norms(sharded: DeviceGrap
     sizes = list(sharded.collectives)
     # For each micro-batch, each layer sums the outputs of attention and of the feed-forward layer,
     # and the gradients of their inputs. So do the table of embeddings and the softmax.
-    assert sizes.count(4.0 * ROWS * LENGTH * DIM) == MICRO * (2 * 4 + 2)
+    assert sizes.count(4.0 * ROWS * LENGTH * DIM) == MICRO * (4 * LAYERS + 2)
     # The squares of the gradients of weights whose elements are on both devices.
     assert sizes.count(4.0) == len(weights_with(SHARDED))
 
