@@ -48,7 +48,7 @@ LARGEST = {
     "max_labels": 6,
     "max_length": 16,
     "max_length_extra": 4,
-    "max_new_tokens": 8,
+    "max_new_tokens": 2,
     "model_dim": 16,
     "num_experts": 4,
     "num_filters": 4,

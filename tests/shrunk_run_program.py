@@ -3,7 +3,7 @@
     shrunk_run_program.py [--op_by_op] EXPERIMENT… FOLDER
 
     train   step 1, traced as for a user, without evaluation; tries to decode; saves, decodes
-    train   restores, evaluates after step 2; op by op
+    train   restores, evaluates after step 2
     eval    restores, evaluates on one device; op by op
     decode  restores, compares what the task is given with the checkpoint, decodes; op by op
     export  restores, traces the exported functions
@@ -11,9 +11,10 @@
 
 Each mode is another call of the trainer, which knows only the logdir. All run in one process, so
 that nothing is imported twice. With DataParallel, only the first step and the exported functions
-are traced, because tracing takes most of the time: op by op, the same code computes the same. The
-other executions evaluate and decode on one device, too, but their steps are always traced. Only the
-first mode checks what the functions of the task, the schedule and the update read.
+are traced, because tracing takes most of the time: op by op, the same code computes the same. With
+the other executions, it is the second step and its evaluation; the first step runs on one device,
+op by op, and so do `eval` and `decode`. Runs that resume under each of them are in tests/chaos/.
+Only the first mode checks what the functions of the task, the schedule and the update read.
 With `--op_by_op`, the first step is not traced, either.
 """
 
@@ -36,10 +37,12 @@ from tekso.framework.execution import devices
 from tekso.framework.exit_codes import ExitCode
 from tekso.framework.exports import ExportedFunction
 from tekso.framework.params import references
+from tekso.framework.params import tree as params_tree
 from tekso.framework.run import assembly, inspection, saved_model
 from tekso.framework.run.opened import open_run
 from tekso.framework.run.weights import load_weights
 from tekso.framework.theta import Theta, flatten
+from tekso.models.decoding.search import Search
 from tekso.tools import trainer
 
 MODULES = (
@@ -50,7 +53,9 @@ MODULES = (
     "small_pictures",
 )
 OP_BY_OP = "--op_by_op"
+DEVICES = 4  # of a mesh of 2 x 2, or of a pipeline
 EXAMPLES = 2
+LONGEST = 3  # tokens that a search finds: each is computed op by op
 SCORE = "score"  # the exported function that is compared; else the first one, often a search
 SAME_MODELS = ("multi.cldr_and_python",)
 """Modules whose experiments export the same functions of the same models, with other tasks. Op by
@@ -86,6 +91,9 @@ def register(key: str) -> str:
         if "mesh" in small.execution and small.execution.mesh:
             small.execution.mesh = re.sub(r":\d+", ":2", small.execution.mesh)
         small.run.warm_start = {}
+        for _, value, _ in params_tree.walk(small.task):
+            if isinstance(value, Search.Params):
+                value.max_length = LONGEST
         for _, input in shrunk_experiments.pairs(small):
             for split in ("dev", "test"):
                 if "corpus" in input and split in input.corpus:
@@ -112,6 +120,7 @@ def main() -> int:
         references.allow_imports(module)
     # The graph optimizer is off, and stays so: after a mesh, an experiment would enable it.
     devices.set_graph_optimizer = lambda wanted: None
+    devices.setup_cpu(logical_devices=DEVICES)
     fork_server.draw_no_pixels()
     exported: dict[str, set[str]] = {}
     for key in keys:
@@ -162,15 +171,17 @@ def _run(
     write = _NewFunctions(saved_model.write, exported, exports_all=exports_all)
     check_functions = assembly._check_functions
     for words, is_traced in (
-        ([*model, "--steps=1", *no_evaluation, *decoding_flags], is_first_traced),
-        ([*model, "--steps=2"], False),
+        (
+            [*model, "--steps=1", *no_evaluation, *decoding_flags, *alone],
+            is_first_traced and can_run_op_by_op,
+        ),
+        ([*model, "--steps=2"], not can_run_op_by_op),
         *([(["--mode=eval", *model, *alone], False)] if tree.eval_inputs else []),
         *([(["--mode=decode", *model], False)] if decodes else []),
         (["--mode=export", *model, "--export_batch_size=1"], True),
     ):
         print(f"== {' '.join(words)}", flush=True)
-        on_one_device = can_run_op_by_op or words[0] in ("--mode=eval", "--mode=decode")
-        tf.config.run_functions_eagerly(on_one_device and not is_traced)
+        tf.config.run_functions_eagerly(not is_traced)
         decoding = _Decoding(task_results.decode, logdir)
         decode = decoding if "--mode=decode" in words else task_results.decode
         with (
