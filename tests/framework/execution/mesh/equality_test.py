@@ -104,8 +104,7 @@ ODD = {
     ],
     "adapted": [{"mesh": "data:2;model:2", "rules": f"batch:data;{TENSOR}"}],
     "adapted_experts": [
-        {"mesh": "data:2;model:2", "rules": "batch:data;experts:data;mlp:model;vocab:model"},
-        {"mesh": "model:2", "rules": "embed:model"},
+        {"mesh": "a:2;b:2;c:2", "rules": "batch:a;experts:a;mlp:b;vocab:b;embed:c"},
     ],
     "adapted_images": [
         {"mesh": "data:2;model:2", "rules": "height:data;channels:model;out_channels:model"},
@@ -117,24 +116,14 @@ ODD = {
         {"mesh": "data:2;model:2", "rules": "batch:data;embed:model", "weights_axis": "data"},
     ],
     "repeated_remat": [{"mesh": "data:2;model:2", "rules": f"batch:data;{TENSOR}"}],
-    "moe": [
-        {"mesh": "data:4", "rules": "batch:data;experts:data"},
-        {"mesh": "a:2;b:2", "rules": "experts:b", "slots_axis": "a"},
-    ],
     "moe2": [{"mesh": "data:2;model:2", "rules": "batch:data;experts:data;mlp:model"}],
     "pairs_luong": [{"mesh": "data:2;model:2", "rules": "embed:data;mlp:model;vocab:model"}],
     "gru": [{"mesh": "data:2;model:2", "rules": "batch:data;mlp:model"}],
-    "translation": [
-        {"mesh": "data:2;model:2", "rules": f"batch:data;{TENSOR}"},
-        {"mesh": "model:2", "rules": "length:model;vocab:model"},
-    ],
+    "translation": [{"mesh": "data:2;model:2", "rules": f"length:data;{TENSOR}"}],
     "repeated_translation": [{"mesh": "data:2;model:2", "rules": f"batch:data;{TENSOR}"}],
     "untied_translation": [{"mesh": "data:2;model:2", "rules": "2d"}],
     "prefix": [{"mesh": "data:2;model:2", "rules": f"length:data;{TENSOR}"}],
-    "images": [
-        {"mesh": "a:2;b:2", "rules": "height:a;width:b"},
-        {"mesh": "data:2;model:2", "rules": "batch:data;out_channels:model", "slots_axis": "data"},
-    ],
+    "images": [{"mesh": "a:2;b:2", "rules": "height:a;width:b"}],
 }
 
 
@@ -145,13 +134,22 @@ ODD = {
 # other form is in "pairs".
 MATRIX = ("gru", "untied_translation", "repeated_translation", "remat", "pairs_luong")
 
-MORE = {
-    "dense": {"mesh": "data:2;model:2", "rules": "length:model;vocab:data"},
-    "gated": {"mesh": "data:2;model:2", "rules": f"batch:data;{TENSOR}"},
-    "moe": {"mesh": "data:2;model:2", "rules": "2d"},
-}
-"""{model: a layout of `make test-matrix`}. Above, "untied", "prefix" and "translation" split the
-length and words, "gated" splits its keys as well, and experts are split over either axis."""
+MORE = [
+    ("dense", {"mesh": "data:2;model:2", "rules": "length:model;vocab:data"}),
+    ("gated", {"mesh": "data:2;model:2", "rules": f"batch:data;{TENSOR}"}),
+    ("moe", {"mesh": "data:2;model:2", "rules": "2d"}),
+    ("moe", {"mesh": "data:4", "rules": "batch:data;experts:data"}),
+    ("moe", {"mesh": "a:2;b:2", "rules": "experts:b", "slots_axis": "a"}),
+    ("translation", {"mesh": "data:2;model:2", "rules": f"batch:data;{TENSOR}"}),
+    (
+        "images",
+        {"mesh": "data:2;model:2", "rules": "batch:data;out_channels:model", "slots_axis": "data"},
+    ),
+]
+"""Layouts of `make test-matrix`. Above, "untied", "prefix" and "translation" split the length and
+words, "gated" splits its keys as well, experts are split over either axis ("moe" of the ordinary
+layouts, "moe2") and slots in "dense". The examples of pairs are split in "pairs", and out_channels
+in windows_test.py."""
 
 
 @pytest.mark.parametrize(
@@ -170,9 +168,9 @@ def test_layers_in_odd_layouts(model: str) -> None:
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("model", MORE)
-def test_layers_in_more_layouts(model: str) -> None:
-    (one,) = run([{"model": model, "execution": MORE[model], "evaluate": False}])
+@pytest.mark.parametrize(("model", "execution"), [pytest.param(*case, id=case[0]) for case in MORE])
+def test_layers_in_more_layouts(model: str, execution: dict[str, str]) -> None:
+    (one,) = run([{"model": model, "execution": execution, "evaluate": False}])
     check(alone(model), one)
 
 

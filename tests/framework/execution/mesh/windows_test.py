@@ -24,6 +24,11 @@ SOME = (
     "|depthwise 3x3|(max|average) 3x3 stride 2|batch norm|network"
     "|transposed 3x4|group norm|drop block|joined channels"
 )
+CHANNELS = (
+    "conv (1x1|3x3|3x3 stride 2 in groups)|depthwise 3x3|(max|average) 3x3 stride 2"
+    "|batch norm|network|transposed 3x4|group norm|joined channels"
+)
+"""Cases where channels are sharded, so that no window needs rows of another device."""
 QUICK = "conv (1x1|3x3 stride 2 fixed|3x3 valid)|depthwise 3x3|max 3x3 stride 2|batch norm|network"
 QUICK += "|transposed 3x4"
 """Cases of a quick test; a slow one has `SOME` of the same ops with height and width sharded."""
@@ -46,10 +51,27 @@ def assert_equal_numbers(results: dict[str, Any]) -> None:
             assert difference < allowed, f"{case}: {part}"
 
 
-@pytest.mark.slow
-def test_images_split_over_space_have_the_same_numbers() -> None:
-    results = run("model:4", "height:model", "(?!volume).*")
-    assert len(results) == 49
+SPARED = (
+    "conv (5x5|1x1 stride 2|2x2 stride 2|3x2 dilated 1, 3|7x7 stride 2 fixed)"
+    "|conv (2x2 stride 2 valid|3x3 stride 2 valid|3x3 in groups)"
+    "|depthwise (3x3 dilated|1x7|5x3 strides 2, 1)"
+    "|max (2x2 stride 2|3x3 stride 2 valid)"
+    "|average (2x2 stride 2|3x3 stride 2 fixed|3x2|1x2 strides 3|3x3 stride 2 valid)"
+)
+"""Cases of `make test-matrix`: other numbers for what the slow test computes. Parts and halos of
+many kernels, strides and dilations are in a quick test."""
+
+
+@pytest.mark.parametrize(
+    ("cases", "count"),
+    [
+        pytest.param(f"(?!volume|({SPARED})$).*", 31, marks=pytest.mark.slow, id="some"),
+        pytest.param("(?!volume).*", 49, marks=pytest.mark.matrix, id="all"),
+    ],
+)
+def test_images_split_over_space_have_the_same_numbers(cases: str, count: int) -> None:
+    results = run("model:4", "height:model", cases)
+    assert len(results) == count
     assert_equal_numbers(results)
     for case in ("conv 3x3", "conv 3x3 stride 2", "depthwise 3x3", "max 3x3 stride 2"):
         assert results[case]["layout"] == ["unsharded", "model", "unsharded", "unsharded"], case
@@ -126,8 +148,10 @@ MATRIX = [
 )
 def test_images_in_other_layouts_have_the_same_numbers(mesh: str, rules: str) -> None:
     is_quick = (mesh, rules) == next(iter(LAYOUTS))
-    results = run(mesh, rules, QUICK if is_quick else SOME)
-    assert len(results) == (8 if is_quick else 15)
+    is_in_space = "height" in rules or "width" in rules
+    cases, count = (QUICK, 8) if is_quick else (SOME, 15) if is_in_space else (CHANNELS, 11)
+    results = run(mesh, rules, cases)
+    assert len(results) == count
     assert_equal_numbers(results)
     assert results["network"]["layout"] == LAYOUTS[mesh, rules]  # [batch, channels]
 
