@@ -15,8 +15,8 @@ import soundfile
 TEXTS = ["".join(row) for row in np.random.default_rng(0).choice(list("abcdef"), (40, 3))]
 SMALL = (
     "--set", "task.model.encoder.stack.cell.hidden_dim=8", "--set", "task.model.encoder.dim=8",
-    "--set", "task.model.encoder.stack.num_layers=1", "--set", "input.bounds_s=[1.0]",
-    "--set", "input.max_seconds=1.0", "--set", "input.max_labels=40",
+    "--set", "task.model.encoder.stack.num_layers=1", "--set", "input.bounds_s=[0.5]",
+    "--set", "input.max_seconds=0.5", "--set", "input.max_labels=40",
     "--set", "execution.towers=1", "--set", "execution.xla=none",
 )  # fmt: skip
 
@@ -87,5 +87,5 @@ def test_prompts_are_exported(tmp_path: Path) -> None:
     printed = trainer(tmp_path, "--logdir=runs/a", "--mode=export", "--output=out")
     assert "recognize(samples, num_samples) -> log_probs, num_frames" in printed
     about = json.loads((tmp_path / "out/assets/export.json").read_text())
-    assert about["functions"]["recognize"]["longest"] == 8000  # a second
+    assert about["functions"]["recognize"]["longest"] == 4000  # half a second
     assert "tokenizer" in about["vocabularies"]

@@ -33,9 +33,8 @@ def trained(
 
 @pytest.mark.slow
 def test_emoji_are_captioned_and_scored(tmp_path: Path) -> None:
-    run, records = trained(
-        tmp_path, "Caption", "task.model.encoder", "--set=task.searcher.search.beam_size=2"
-    )
+    short = ["--set=task.searcher.search.beam_size=2", "--set=task.searcher.search.max_length=4"]
+    run, records = trained(tmp_path, "Caption", "task.model.encoder", *short)
     assert any({"bleu", "chrf", "cider", "exact_match", "perplexity"} <= set(r) for r in records)
     assert (run / "decoded" / "dev" / "captions.png").stat().st_size
     report = next((run / "decoded" / "test").glob("*.txt")).read_text()

@@ -15,6 +15,7 @@ SHORT = (
 SMALL = (
     *SHORT, "--set", "*.num_layers=1", "--set", "*.dim=16", "--set", "*.hidden_dim=16",
     "--set", "input.inputs.mt.corpus.num_pairs=1000", "--set", "task.tasks.mt.scoring.pairs=2",
+    "--set", "task.tasks.mt.translator.search.max_length=4",  # each token is computed op by op
     "--set", "eval_inputs.lm_dev.input.max_batches=1",
     "--set", "eval_inputs.mt_dev.input.max_batches=1",
 )  # fmt: skip
