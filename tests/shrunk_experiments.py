@@ -92,11 +92,11 @@ class Noises(InMemorySpeech):
         """Params of Noises."""
 
     def recordings(self, split: Any) -> list[tuple[Any, str]]:
-        """Returns 80 recordings of 0.28 to 0.33 seconds: a decoder reads one letter at a time."""
+        """Returns 80 recordings of 0.2 seconds: a decoder reads one letter at a time."""
         del split
         rng = np.random.default_rng(1)
-        texts = [text[: 3 + i % 3] for i, text in enumerate(TEXTS)]
-        return [(rng.normal(0, 0.1, 1600 + 200 * len(text)), text) for text in texts]
+        texts = [text[: 2 + i % 2] for i, text in enumerate(TEXTS)]
+        return [(rng.normal(0, 0.1, 1200 + 200 * len(text)), text) for text in texts]
 
 
 def experiments() -> dict[str, Params]:
@@ -224,7 +224,7 @@ def _shrink_data(task: Any, input: Any) -> None:
         sizes = {"steps": [8, 16], "scales": [8.0, 16.0, 32.0], "aspect_ratios": [[2], [2]]}
         task.model.set(image_size=32, num_blocks=[1, 1, 1], **sizes)
     if "max_seconds" in input:
-        input.set(max_seconds=0.8, bounds_s=[0.4])
+        input.set(max_seconds=0.5, bounds_s=[0.25])
     if "corpus" in input:
         input.corpus = _corpus(input)
     if issubclass(input.owner, Triggers):
