@@ -119,6 +119,7 @@ def _all_cpu_minutes() -> float:
 
 def pytest_configure(config: pytest.Config) -> None:
     fork_server.collect_less()
+    fork_server.leave_out_keras()
     if config.option.markexpr in ("not slow", "slow"):
         # LLVM takes longer to optimize a cluster than these tests take to run it.
         os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")

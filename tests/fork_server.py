@@ -28,6 +28,7 @@ import socket
 import sys
 import tempfile
 import threading
+import types
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
@@ -191,6 +192,16 @@ def draw_no_pixels() -> None:
     Figure.savefig = savefig
 
 
+def leave_out_keras() -> None:
+    """Leaves out the Keras layers of `tensorflow_text` when this process and its forks import it.
+
+    Exports of texts import the package for its ops. Its layers import Keras, with scikit-learn and
+    scipy.stats, which takes longer than such an export.
+    """
+    name = "tensorflow_text.python.keras"
+    sys.modules.setdefault(name, types.ModuleType(name))
+
+
 def collect_less() -> None:
     """Collects garbage rarely in this process and its forks.
 
@@ -208,6 +219,7 @@ def _serve_and_become(parent: str, listener: str) -> None:
         for module in MODULES:
             importlib.import_module(module)
     collect_less()
+    leave_out_keras()
     request = _serve(socket.socket(fileno=int(parent)), socket.socket(fileno=int(listener)))
     try:
         _become(request)

@@ -128,6 +128,15 @@ def test_the_cpu_time_of_forwarded_programs_is_counted() -> None:
     assert processes.forks_cpu_s() - before >= 0.6
 
 
+def test_forks_export_texts_without_keras() -> None:
+    code = (
+        "import sys, tensorflow_text as text; "
+        "print(callable(text.SentencepieceTokenizer), 'keras.src' in sys.modules)"
+    )
+    done = processes.run(["-c", code])
+    assert done.stdout == "True False\n", done.stderr
+
+
 def test_programs_and_their_server_end_with_the_process_that_started_them() -> None:
     code = (
         "import sys; sys.path.insert(0, sys.argv[1]); import os, processes;"
