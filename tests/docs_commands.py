@@ -55,6 +55,7 @@ NEVER = "eval_inputs={} --set run.keep_best.eval_input=None"
 # The test is about commands, not sizes: one layer is traced much faster than four.
 SHORT = f"--steps={{steps}} --set run.decode_at_end=false --set {BRIEFLY} --set execution.xla=none"
 SMALL = f"{SHORT} --set *.num_layers=1"
+SMALL_LM = f"{SMALL} --set input.length=32"
 OTHER_EXECUTION = r"--execution=|Pipeline\b|--import=my_(pipeline|mesh|stages)\b"
 """Commands that train, but not under `data_parallel`. All others train with one tower, so a step is
 traced once; tests/tools/trainer_test.py has a run with several."""
@@ -63,12 +64,13 @@ BRIEF_SCRIPT = r"python (session|lab|cell|fine_tune|predict_digits|forced)\.py"
 RESUMED = r"runs/(fsdp|three)\b"
 """Runs under another execution that a later command resumes, and evaluates."""
 PAIRS = f"{SMALL} --set task.scoring.pairs=4 --set input.bounds=[]"  # a single bucket
-TWO_STAGES = f"{SHORT} --set *.num_layers=2 --set execution.num_stages=2"
+TWO_STAGES = f"{SHORT} --set *.num_layers=2 --set execution.num_stages=2 --set input.length=32"
+THREE_STAGES = f"{SHORT} --set *.num_layers=3 --set input.length=32"  # a layer per stage
 TESTS = "tests/packaging_test.py"
 """The tests that `pytest` commands of the documents collect; all tests would take long."""
 
 RUN: list[tuple[str, Run]] = [
-    (r"make train", Run(f"LOGDIR=runs/made ARGS='{SMALL}'")),
+    (r"make train", Run(f"LOGDIR=runs/made ARGS='{SMALL_LM}'")),
     (r"make test", Run(prints=r"packaging_test\.py::test_")),
     (r"make install", Run(prints="up to date|Nothing to be done")),
     (
@@ -100,8 +102,12 @@ RUN: list[tuple[str, Run]] = [
         Run(prints=r"loss \d+\.\d+", leaves="runs/*/events_followed"),
     ),
     (
-        r"tekso-trainer .*(text_files\.Char|runs/spread) .*--mode=decode.*",
-        Run("--set task.decode.max_new_tokens=16", prints=r"\S+(\s+\S+){5}"),
+        r"tekso-trainer (?=.*--mode=decode).*(text_files\.Char|runs/(spread|python|bytes))\b.*",
+        Run("--set task.decode.max_new_tokens=8", prints=r"\S+(\s+\S+){5}"),
+    ),
+    (
+        r"tekso-trainer .*runs/shared --mode=decode .*",
+        Run("--set task.tasks.lm.decode.max_new_tokens=8", prints=r"\S+(\s+\S+){5}"),
     ),
     (r"tekso-trainer .*--mode=decode.*", Run(prints=r"\S+(\s+\S+){5}")),
     (
@@ -118,9 +124,9 @@ RUN: list[tuple[str, Run]] = [
     ),
     (r"tekso-trainer .*--trace_pipeline", Run(TWO_STAGES, leaves="runs/*/pipeline.png")),
     (r"tekso-trainer .*TinyPipeline --logdir.*", Run(TWO_STAGES)),
-    (r"tekso-trainer .*runs/three.*", Run(f"{SHORT} --set *.num_layers=3")),  # a layer per stage
+    (r"tekso-trainer .*runs/three.*", Run(THREE_STAGES)),
     (r"tekso-trainer .*--model=mt\..* --logdir=.*", Run(PAIRS)),
-    (r"tekso-trainer .*--model=(lm|my_lab)\..* --logdir=.*", Run(SMALL)),
+    (r"tekso-trainer .*--model=(lm|my_lab)\..* --logdir=.*", Run(SMALL_LM)),
     (r"tekso-trainer .*--logdir=.*", Run(SHORT)),
     (r"tekso-vocab .*--input=.*", Run(leaves="my_pieces.model")),
     (
