@@ -36,6 +36,11 @@ class Run:
         on_one = "decode_on=mesh" not in command
         return on_one and re.search(r"--mode=(eval|decode|follow)\b", command) is not None
 
+    def is_checked_elsewhere(self, command: str) -> bool:
+        """Whether a command trains an experiment of Tekso, whose task another test checks."""
+        own = "--import=" in command
+        return self.trains and not own and re.search(OF_TEKSO, command) is not None
+
     def arguments_for(self, command: str, steps: int) -> str:
         """Returns the arguments for a command that trains up to a number of steps."""
         found = self.arguments.format(steps=steps)
@@ -59,6 +64,8 @@ SMALL_LM = f"{SMALL} --set input.length=32"
 OTHER_EXECUTION = r"--execution=|Pipeline\b|--import=my_(pipeline|mesh|stages)\b"
 """Commands that train, but not under `data_parallel`. All others train with one tower, so a step is
 traced once; tests/tools/trainer_test.py has a run with several."""
+OF_TEKSO = r"--model=(asr|image|lm|mt|multi)\."
+"""Commands with an experiment of Tekso: tests/shrunk_runs_test.py checks its task."""
 BRIEF_SCRIPT = r"python (session|lab|cell|fine_tune|predict_digits|forced)\.py"
 """Scripts of few steps; the others train longer, and are traced."""
 RESUMED = r"runs/(fsdp|three)\b"

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import fork_server
 import numpy as np
 import processes
 import pytest
@@ -399,7 +400,9 @@ def test_commands_of_a_document_work(document: Path, folder: Path, cache: Path) 
         done = subprocess.run(
             ["bash", "-c", f"{command.text} {arguments}"],
             cwd=folder,
-            env=environment | (processes.OP_BY_OP if how.is_op_by_op(command.text) else {}),
+            env=environment
+            | (processes.OP_BY_OP if how.is_op_by_op(command.text) else {})
+            | (fork_server.UNCHECKED if how.is_checked_elsewhere(command.text) else {}),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

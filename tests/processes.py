@@ -15,6 +15,9 @@ TensorFlow's graph optimizer, which takes longer than a few steps of a small mod
 pixels. With `op_by_op=True`, or `OP_BY_OP`, it also computes its functions op by op, because
 tracing takes longer than both. Exported functions are traced in any case. A program of several
 devices cannot do so.
+
+With `fork_server.UNCHECKED` in its environment, a program does not check the task before the first
+step. tests/shrunk_runs_test.py checks the experiments of Tekso.
 """
 
 from __future__ import annotations

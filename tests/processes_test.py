@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib.util
 import os
 import select
 import signal
@@ -11,6 +12,7 @@ import sys
 import warnings
 from pathlib import Path
 
+import fork_server
 import processes
 import pytest
 
@@ -76,6 +78,18 @@ def test_functions_are_computed_op_by_op_in_programs_that_ask_for_it() -> None:
         assert processes.run(["-c", code], **more).stdout == f"{printed}\n"  # type: ignore[arg-type]
 
 
+def test_tasks_are_not_checked_in_programs_that_ask_for_it() -> None:
+    code = (
+        "from tekso.framework.run import assembly, loss_check; "
+        "print(loss_check.check(*[None] * 4), loss_check.check_restored(), "
+        "assembly._check_functions(*[None] * 4))"
+    )
+    assert "TypeError" in processes.run(["-c", code]).stderr  # they need arguments
+    done = processes.run(["-c", code], env={**os.environ, **fork_server.UNCHECKED})
+    nothing = "Findings(warnings=[], unchecked=[], label_limits=())"
+    assert done.stdout == f"{nothing} {nothing} None\n", done.stderr
+
+
 def test_a_program_that_lasts_too_long_is_killed_and_its_last_words_reported() -> None:
     with pytest.raises(subprocess.TimeoutExpired) as error:
         processes.run(["-c", FOREVER], timeout=1.0)
@@ -128,6 +142,10 @@ def test_the_cpu_time_of_forwarded_programs_is_counted() -> None:
     assert processes.forks_cpu_s() - before >= 0.6
 
 
+@pytest.mark.skipif(
+    importlib.util.find_spec("tensorflow_text") is None,
+    reason="tensorflow-text, an extra, is not installed",
+)
 def test_forks_export_texts_without_keras() -> None:
     code = (
         "import sys, tensorflow_text as text; "
