@@ -44,6 +44,7 @@ UNCHECKED = {"TEKSO_TESTS_CHECKS": "off"}
 MODULES = (
     "matplotlib.backends.backend_agg",
     "matplotlib.figure",
+    "sklearn.datasets",
     "tensorflow.experimental.dtensor",
     "tekso.framework.costs.piece_costs",
     "tekso.framework.execution",
