@@ -94,7 +94,7 @@ class Assembly:
     def _division(self) -> Division:
         """How the program divides a batch."""
         program = self.program
-        devices = program.num_replicas if isinstance(program, DataParallelProgram) else 1
+        devices = program.num_parts_together if isinstance(program, DataParallelProgram) else 1
         return Division(devices, program.num_separate_parts)
 
     def batches(self, start: int) -> Iterator[Mapping[str, Any]]:

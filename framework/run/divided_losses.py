@@ -39,6 +39,7 @@ from tekso.framework.task import Task
 
 _TRAINING = "input"
 _FEW = 2  # examples of a device, that are computed first
+_SMALL = 0.1  # standard deviation of numbers in place of weights that are 0
 _PATIENCE_S = 600.0  # how long a thread waits for the sum of the other one
 _UNEQUAL = (
     "one of two devices sums over the devices (ops.sum_over_replicas), and the other does not"
@@ -53,7 +54,7 @@ class Division:
 
     Attributes:
       devices: number of devices, each of which computes a part of a batch. They can sum over each
-        other.
+        other. Towers of a device count as devices.
       parts: number of parts of a training batch that cannot, such as accumulation steps.
     """
 
@@ -115,14 +116,29 @@ def check(trial: Trial, inputs: Mapping[str, Input], *, division: Division, trai
     """
     if division.is_whole or not couples(trial.task):
         return
+    trials = [trial, *without_zeros(trial)]
     for path, input in inputs.items():
         mode: Mode = "train" if path == _TRAINING else "eval"
         if (mode == "train" and not trains) or input.num_batches == 0:
             continue
         for step in input.steps_of_each_kind():
             with error_advice.naming_labels(batch := input.batch(step), f"{path}.batch({step})"):
-                if text := problem(trial, batch, division=division, mode=mode):
-                    raise LossError(text)
+                for one in trials:
+                    if text := problem(one, batch, division=division, mode=mode):
+                        raise LossError(text)
+
+
+def without_zeros(trial: Trial) -> list[Trial]:
+    """Returns the trial with random numbers in place of weights that are 0; nothing without these.
+
+    A last layer that is initialized with zeros would hide that the loss couples examples.
+    """
+    filled = {
+        path: tf.cast(tf.random.stateless_normal(w.shape, [number, 0], stddev=_SMALL), w.dtype)
+        for number, (path, w) in enumerate(trial.weights.items())
+        if w.dtype.is_floating and not tf.reduce_any(w != 0)
+    }
+    return [Trial(trial.task, {**trial.weights, **filled})] if filled else []
 
 
 def problem(trial: Trial, batch: Batch, *, division: Division, mode: Mode) -> str:

@@ -68,4 +68,5 @@ def _division(tree: Tree.Params, devices: int) -> Division:
     execution: Any = tree.execution
     is_divided = issubclass(execution.owner, DataParallel) and not execution.updates
     learner: Any = tree.learner
-    return Division(devices if is_divided else 1, learner.accumulation_steps)
+    towers = (execution.towers or 1) if is_divided else 1
+    return Division(devices * towers if is_divided else 1, learner.accumulation_steps)

@@ -127,7 +127,6 @@ def check(
             warnings.append(_not_finite(task, *trial.not_finite))
         warnings += _check_padding(trial, inputs)
         _find_labels(trial, inputs)
-        divided_losses.check(trial, inputs, division=division, trains=True)
         if trial.softmax.found:
             warnings.append(
                 f"the loss of {type(task).__name__} applies a softmax to probabilities: the "
@@ -143,7 +142,7 @@ def check(
             "Use them in fprop, or name them in learner.frozen",
         ]
 
-    return _try(task, program, inputs, tried, division)
+    return _try(task, program, inputs, tried, division, trains=True)
 
 
 def _not_finite(task: Task, loss: float, arrays: list[str]) -> str:
@@ -186,10 +185,9 @@ def check_restored(
     def tried(trial: Trial) -> list[str]:
         warnings = _check_padding(trial, inputs)
         _find_labels(trial, inputs)
-        divided_losses.check(trial, inputs, division=division, trains=trains)
         return warnings
 
-    return _try(task, program, inputs, tried, division)
+    return _try(task, program, inputs, tried, division, trains=trains)
 
 
 def _find_labels(trial: Trial, inputs: Mapping[str, Input]) -> None:
@@ -213,8 +211,14 @@ def _try(
     inputs: Mapping[str, Input],
     function: Callable[[Trial], list[str]],
     division: Division,
+    *,
+    trains: bool,
 ) -> Findings:
-    """Calls a function with a trial; what it finds until it fails is kept."""
+    """Calls a function with a trial; what it finds until it fails is kept.
+
+    The losses of the parts of a batch are compared also if the function fails: they are of whole
+    parts, and the function has only a few examples.
+    """
     warnings: list[str] = []
     labels: list[LabelLimit] = []
     failures: list[Exception] = []
@@ -229,6 +233,8 @@ def _try(
         if failures:
             with _noting(failures):
                 _find_labels(trial, inputs)
+        with _noting(failures):
+            divided_losses.check(trial, inputs, division=division, trains=trains)
         labels = [one for one in trial.labels.found if one.name not in task.unchecked_labels]
     unchecked = [_unchecked(task, error) for error in failures[:1]]
     return Findings(warnings=warnings, unchecked=unchecked, label_limits=tuple(labels))

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 from wrong_losses import OnHost, Points
 
-from tekso.framework import ops
+from tekso.framework import initializers, ops
 from tekso.framework.context import StepContext
 from tekso.framework.execution import DataParallel, MeshSharded
 from tekso.framework.experiment import Experiment, Tree
@@ -96,6 +96,26 @@ class SummedOnly(InBatch):
         z = batch["x"] @ theta.w
         mean = ops.sum_over_replicas(ctx, tf.reduce_sum(z, 0), self) / ctx.num_examples
         return LossSums(tf.reduce_sum(tf.square(z - mean)))
+
+
+class Hidden(InBatch):
+    """Compares each example with the mean of those at hand, times weights that are 0 at first."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        self.weight("scale", [5], dims=(None,), init=initializers.Constant.Params(value=0.0))
+
+    def loss(self, theta: Any, batch: Any, ctx: StepContext) -> LossSums:
+        z = batch["x"] @ theta.w
+        return LossSums(tf.reduce_sum(tf.square(z - theta.scale * tf.reduce_mean(z, 0))))
+
+
+class InThrees(InBatch):
+    """Has an error for a number of examples that 3 does not divide."""
+
+    def loss(self, theta: Any, batch: Any, ctx: StepContext) -> LossSums:
+        x = tf.reshape(tf.reshape(batch["x"], [-1, 3, 3]), [-1, 3])
+        return super().loss(theta, {**batch, "x": x}, ctx)
 
 
 class Random(InBatch):
@@ -276,6 +296,28 @@ def test_new_and_resumed_runs_are_refused(is_new: bool) -> None:
     check(OnlyInTraining, is_new=is_new, devices=1)
     with pytest.raises(LossError, match=r"in training, the first 6 .* in two parts with 3"):
         check(OnlyInTraining, is_new=is_new, devices=1, parts=2)
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_weights_that_are_0_hide_no_coupling(is_new: bool) -> None:
+    assert problem(Hidden) == ""
+    with pytest.raises(LossError, match="in training, the first 6"):
+        check(Hidden, is_new=is_new)
+
+
+def test_a_task_that_cannot_compute_a_few_examples_is_refused_for_its_parts() -> None:
+    with pytest.raises(LossError, match="in training, the first 6"):
+        check(InThrees, is_new=True)
+
+
+def test_towers_of_a_device_count_as_devices() -> None:
+    settings = {"task": Misplaced.Params(), "execution.towers": 2, "execution.xla": "none"}
+    with pytest.raises(LossError, match=r"of .* on two with 3 examples each"):
+        Session(OfExamples, settings).train(1)
+    towers = {"execution": DataParallel.Params(towers=2)}
+    task = Misplaced.Params().instantiate()
+    found = divided_plan.find(tree(Misplaced, **towers), task, 1, assets_dir=None)
+    assert "on two with 3 examples each" in found.problem
 
 
 def test_an_evaluation_is_refused_only_if_it_differs() -> None:
