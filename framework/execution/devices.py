@@ -67,8 +67,7 @@ def setup_cpu(*, logical_devices: int | None, threads_per_op: int = 1) -> None:
       threads_per_op: number of threads that one operation may use.
 
     Raises:
-      ExecutionError: the number is no whole number or out of range, or TensorFlow has already run
-        in this process, with fewer logical devices.
+      ExecutionError: TensorFlow runs already with fewer logical devices, or the number is invalid.
     """
     if logical_devices is not None and logical_devices not in range(1, _MOST_DEVICES + 1):
         raise ExecutionError(

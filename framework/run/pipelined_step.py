@@ -22,7 +22,6 @@ from tekso.framework.costs.device_types import DeviceType
 from tekso.framework.costs.this_machine import THIS_MACHINE
 from tekso.framework.counting import counted
 from tekso.framework.execution.mesh.layouts import MeshLayout
-from tekso.framework.execution.mesh.presets import DATA
 from tekso.framework.execution.pipeline.staged_execution import StagedExecution
 from tekso.framework.execution.pipelined import Pipelined
 from tekso.framework.experiment import Tree
@@ -32,18 +31,17 @@ from tekso.framework.planning import (
     mesh_time,
     pipeline_memory,
 )
-from tekso.framework.planning.collectives import Collective
 from tekso.framework.planning.mesh_stage_graphs import mesh_stage_graphs
 from tekso.framework.planning.mesh_stages import MeshStages
 from tekso.framework.planning.pipeline_time import (
     measured_starts,
     pipeline_time,
 )
-from tekso.framework.planning.rings import WEIGHTS, CollectiveCost, ring
+from tekso.framework.planning.rings import WEIGHTS
 from tekso.framework.planning.simulator import simulate
 from tekso.framework.planning.stage_figures import PipelineFigures, durations, pass_costs
 from tekso.framework.planning.step_time import StepTime
-from tekso.framework.run import pipeline_plan
+from tekso.framework.run import pipeline_exchange, pipeline_plan
 from tekso.framework.run.batch_kinds import ONE_KIND
 from tekso.framework.run.step_parts import NO_STARTS, StepParts, StepPlan, measured_note
 from tekso.framework.step import Step
@@ -248,27 +246,15 @@ def _pipelined_step(
         idle_share,
         tuple(notes),
         collectives=(
-            *collectives.of_costs(_of_meshes(figures)),
-            *filter(None, [_exchange(figures)]),
+            *collectives.of_costs(pipeline_exchange.of_meshes(figures)),
+            *filter(None, [pipeline_exchange.exchange(figures)]),
         ),
-        sent_bytes=_sent_bytes(figures),
+        sent_bytes=pipeline_exchange.sent_bytes(figures),
         core_seconds=time.core_seconds if time else None,
         counted_bytes=figures.counted_bytes if time and figures.mesh_size == 1 else None,
         sharing_devices=devices if shares else 1,
         shared_bytes=figures.shared_bytes if shares else None,
     )
-
-
-def _of_meshes(figures: PipelineFigures) -> list[CollectiveCost]:
-    """Returns the collectives in a step of the device whose collectives take longest."""
-    on_mesh = figures.on_mesh
-    if on_mesh is None or on_mesh.is_program:
-        return []
-    of_devices = [
-        [one for s in figures.on_device(i) for one in on_mesh.collectives[s.stage.index]]
-        for i in range(figures.plan.num_devices)
-    ]
-    return max(of_devices, key=lambda found: math.fsum(one.seconds for one in found))
 
 
 def _modelled_seconds(
@@ -299,55 +285,18 @@ def _modelled_seconds(
     )
     moved = 3 * memory["weights"] + 2 * memory["slots"]
     work = timeline.makespan * slowest * plan.num_parts
-    gathers = math.fsum(one.seconds for one in _of_meshes(figures) if one.of == WEIGHTS)
-    exchange = _exchange_seconds(figures, device)
+    gathers = math.fsum(
+        one.seconds for one in pipeline_exchange.of_meshes(figures) if one.of == WEIGHTS
+    )
+    exchange = pipeline_exchange.exchange_seconds(figures, device)
     return work + exchange + gathers + moved / device.memory_bytes_per_s
-
-
-def _exchange(figures: PipelineFigures) -> Collective | None:
-    """Returns what a device exchanges with its copies in the other replicas in a step, if any.
-
-    One program reduces the gradient of each weight in a ring. Otherwise the device of the first
-    replica gets the gradients of all others, one after the other, and sends its weights to them:
-    each weight by itself.
-    """
-    plan = figures.plan
-    others = plan.num_replicas - 1
-    if not others:
-        return None
-    on_devices = [figures.on_device(i) for i in range(plan.num_devices)]
-    if figures.on_mesh is not None and figures.on_mesh.is_program:
-        largest = max(sum(stage.gradient_bytes for stage in own) for own in on_devices)
-        learned = {path for stage in figures.stages for path in stage.learned}
-        return Collective("all-reduce", DATA, len(learned), largest)
-    sent = [
-        (
-            sum(stage.gradient_bytes for stage in own),
-            sum(len(stage.learned) for stage in own),
-        )
-        for own in on_devices
-    ]
-    largest, number = max(sent)
-    return Collective("send", "replica", 2 * others * number, 2 * others * largest)
-
-
-def _exchange_seconds(figures: PipelineFigures, device: DeviceType) -> float:
-    """Returns the time in which replicas exchange gradients and weights."""
-    found, plan = _exchange(figures), figures.plan
-    if found is None:
-        return 0.0
-    bytes_per_s, latency_s = device.link(figures.num_devices)
-    if found.kind == "send":
-        return found.bytes / bytes_per_s + found.count * latency_s
-    sent, hops = ring("all-reduce", plan.num_replicas, found.bytes)
-    return sent / bytes_per_s + found.count * hops * latency_s
 
 
 def _pipeline_notes(
     figures: PipelineFigures, device: DeviceType, time: StepTime | None, dtype: str, *, shares: bool
 ) -> Iterator[str]:
     on_meshes = figures.mesh_size > 1
-    sent = _sent_bytes(figures)
+    sent = pipeline_exchange.sent_bytes(figures)
     sent_s = sent / device.link(figures.num_devices)[0]
     if on_meshes and time is not None:
         yield "its stages compute one after the other, as meshes of one process do"
@@ -364,13 +313,17 @@ def _pipeline_notes(
         f"sends {bytes_text(sent)} per device, {seconds_text(sent_s)} if nothing is "
         "computed meanwhile; " + in_time
     )
-    for one in _of_meshes(figures):
+    for one in pipeline_exchange.of_meshes(figures):
         in_time = ", " + seconds_text(one.seconds) if time is None else ""
         yield layout_ranking.collective_text(one) + in_time
-    exchange = _exchange(figures)
+    exchange = pipeline_exchange.exchange(figures)
     if exchange is not None:
         what = "all-reduces" if exchange.kind == "all-reduce" else "sends and gets"
-        in_time = ": " + seconds_text(_exchange_seconds(figures, device)) if time is None else ""
+        in_time = (
+            ": " + seconds_text(pipeline_exchange.exchange_seconds(figures, device))
+            if time is None
+            else ""
+        )
         yield (
             f"{what} {counted(exchange.count, 'tensor')} of gradients and weights of the replicas, "
             f"{bytes_text(exchange.bytes)}{in_time}"
@@ -390,16 +343,6 @@ def _pipeline_notes(
             )
     elif device.name == THIS_MACHINE:
         yield NO_STARTS
-
-
-def _sent_bytes(figures: PipelineFigures) -> float:
-    """Returns the bytes that the device that sends most sends to other stages in a step."""
-    plan = figures.plan
-    most = max(
-        math.fsum(s.handed_bytes + s.returned_bytes for s in figures.on_device(i))
-        for i in range(plan.num_devices)
-    )
-    return plan.num_micro_batches * plan.num_parts * most
 
 
 def _stage_memory(figures: PipelineFigures, device: int, *, itemsize: int) -> dict[str, float]:

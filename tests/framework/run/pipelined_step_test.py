@@ -19,6 +19,7 @@ from tekso.framework.execution.pipelined import Pipelined
 from tekso.framework.execution.spmd_pipelined import SpmdPipelined
 from tekso.framework.planning.pipeline_time import PipelineStarts
 from tekso.framework.run import (
+    pipeline_exchange,
     pipeline_plan,
     pipelined_step,
     plan_text,
@@ -71,7 +72,7 @@ def test_replicas_of_a_pipeline_exchange_gradients_and_weights(tmp_path: Path) -
     number = len(largest.stage.weights)  # all are learned, and each is sent by itself
     once = largest.gradient_bytes / device.link_bytes_per_s + number * device.link_latency_s
     assert number > 5
-    assert pipelined_step._exchange_seconds(figures, device) == pytest.approx(2 * once)
+    assert pipeline_exchange.exchange_seconds(figures, device) == pytest.approx(2 * once)
     plan = planned(tmp_path, found, device="v100")
     assert plan.step is not None
     (sent,) = plan_text.record(plan)["step"]["collectives"]
@@ -83,7 +84,7 @@ def test_replicas_of_a_pipeline_exchange_gradients_and_weights(tmp_path: Path) -
     }
     assert any(note.startswith(f"sends and gets {2 * number} tensors") for note in plan.step.notes)
     found.execution = Pipelined.Params(num_stages=2, num_micro_batches=4)
-    assert pipelined_step._exchange_seconds(pipeline_plan.figures(found), device) == 0.0
+    assert pipeline_exchange.exchange_seconds(pipeline_plan.figures(found), device) == 0.0
 
 
 @pytest.mark.parametrize(("stages", "handovers"), [(2, 1), (3, 2)])
@@ -103,12 +104,12 @@ def test_one_program_of_replicas_reduces_each_weight_in_a_ring() -> None:
     found = registry.get("lm.python_source.TinySpmdPipeline")().tree()
     found.execution = SpmdPipelined.Params(num_stages=2, num_micro_batches=2, num_replicas=2)
     figures = pipeline_plan.figures(found)
-    exchange = pipelined_step._exchange(figures)
+    exchange = pipeline_exchange.exchange(figures)
     assert exchange is not None and (exchange.kind, exchange.axis) == ("all-reduce", "data")
     assert exchange.count == len({path for stage in figures.stages for path in stage.learned})
     # A ring of two sends half of the bytes in each of two hops.
     time = exchange.bytes / device.link_bytes_per_s + 2 * exchange.count * device.link_latency_s
-    assert pipelined_step._exchange_seconds(figures, device) == pytest.approx(time)
+    assert pipeline_exchange.exchange_seconds(figures, device) == pytest.approx(time)
 
 
 def test_a_pipeline_says_that_it_has_its_own_number_of_devices(tmp_path: Path) -> None:
