@@ -242,7 +242,7 @@ class Session:
           NotImplementedError: the task has no `predict`.
           ValueError: the task needs an array that is not given.
         """
-        _refuse(not_named(batch, "session.input.batch(0)"))
+        _refuse(session_batches.problems_of_values(batch))
         given = {name: narrowed(value) for name, value in batch.items()}
         _refuse(session_batches.problems_of_shapes(given, self._signature))
         if type(self.task).predict is Task.predict:

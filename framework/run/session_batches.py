@@ -11,7 +11,9 @@ import tensorflow as tf
 
 from tekso.framework import task_results
 from tekso.framework.counting import counted
-from tekso.framework.run.session_arrays import dtype_of
+from tekso.framework.input.loaded import RAGGED, about_objects, is_ragged
+from tekso.framework.params.types import type_name
+from tekso.framework.run.session_arrays import dtype_of, not_named
 from tekso.framework.signature import Signature
 from tekso.framework.task import Task
 
@@ -72,6 +74,14 @@ def problems_of_batch(batch: Batch, wanted: Signature) -> list[str]:
       batch: arrays or tensors by name.
       wanted: signature of a batch of the input.
     """
+    if problems := not_named(batch, "session.input.batch(0)"):
+        return problems
+    plain = {name: value for name, value in batch.items() if not hasattr(value, "dtype")}
+    if plain:
+        kinds = {name: type_name(type(value)) for name, value in plain.items()}
+        return [
+            f"{name!r} is a {kind}; np.asarray() makes an array" for name, kind in kinds.items()
+        ]
     problems = [f"{name!r} is missing" for name in wanted if name not in batch]
     problems += [f"{name!r} is unknown" for name in batch if name not in wanted]
     for name in wanted.keys() & batch.keys():
@@ -79,6 +89,19 @@ def problems_of_batch(batch: Batch, wanted: Signature) -> list[str]:
         if (found := dtype_of(batch[name])) != dtype:
             problems.append(f"{name!r} is {found}, expected {dtype}")
     return [*problems, *problems_of_shapes(batch, wanted)]
+
+
+def problems_of_values(batch: object) -> list[str]:
+    """Returns why the values of a batch cannot be converted to arrays of numbers, or []."""
+    if not isinstance(batch, Mapping):
+        return not_named(batch, "session.input.batch(0)")
+    problems = []
+    for name, value in batch.items():
+        if is_ragged(value):
+            problems.append(f"{name!r} {RAGGED}")
+        elif not isinstance(value, tf.Tensor) and (array := np.asarray(value)).dtype == object:
+            problems.append(f"{name!r} {about_objects(value, array)}")
+    return problems
 
 
 def problems_of_shapes(batch: Batch, wanted: Signature) -> list[str]:

@@ -143,6 +143,27 @@ def test_an_id_in_a_stage_of_a_pipeline_is_named_with_the_stage() -> None:
         raise StageError("forward failed: InvalidArgumentError: something else")
 
 
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ([[1], [1, 2]], "has rows of different lengths: pad them to one length"),
+        ([{"a": 1}, {"b": 2}], "contains dicts with the keys 'a', 'b': make an array of each key"),
+        (["a", None], "contains texts and other values"),
+    ],
+)
+def test_values_that_are_no_arrays_are_named(value: Any, message: str) -> None:
+    session = Session(Classes)
+    batch = dict(session.input.batch(0))
+    name = next(iter(batch))
+    with pytest.raises(SessionError, match=f"^wrong arrays: {name!r} {message}"):
+        session.predict({**batch, name: value})
+    plain = f"^wrong arrays: {name!r} is a list; np.asarray"
+    with pytest.raises(SessionError, match=plain):
+        session.loss(session.theta(), {**batch, name: value})
+    with pytest.raises(SessionError, match=r"a dict of arrays by name, as session.input.batch"):
+        session.loss(session.theta(), [value])  # type: ignore[arg-type]
+
+
 def test_an_empty_path_is_no_folder_to_save_to() -> None:
     with pytest.raises(SessionError, match=r"^logdir is empty: give a new folder$"):
         Session(Classes).save("")
