@@ -56,6 +56,7 @@ from tekso.framework.run.loss_trial import (
     Trial,
     TrialSums,
     different_repetition,
+    fullest,
     kind_of,
     repeated,
     rows_of,
@@ -120,13 +121,12 @@ def check(
             batch = train.batch(step)
             with error_advice.naming_labels(batch, f"input.batch({step})"):
                 warnings += _check_sums(trial, batch)
-                _check_equal(trial, rows_of(batch, [_fullest(batch)]))
+                _check_equal(trial, rows_of(batch, [fullest(batch)]))
                 _check_pieces(trial, rows_of(batch, [0, -1]))
                 unused = trial.unused(rows_of(batch, [0, -1]), unused) if unused else []
         if trial.not_finite is not None:
             warnings.append(_not_finite(task, *trial.not_finite))
-        warnings += _check_padding(trial, inputs)
-        _find_labels(trial, inputs)
+        warnings += _padding_and_labels(trial, inputs)
         if trial.softmax.found:
             warnings.append(
                 f"the loss of {type(task).__name__} applies a softmax to probabilities: the "
@@ -183,11 +183,15 @@ def check_restored(
     """
 
     def tried(trial: Trial) -> list[str]:
-        warnings = _check_padding(trial, inputs)
-        _find_labels(trial, inputs)
-        return warnings
+        return _padding_and_labels(trial, inputs)
 
     return _try(task, program, inputs, tried, division, trains=trains)
+
+
+def _padding_and_labels(trial: Trial, inputs: Mapping[str, Input]) -> list[str]:
+    warnings = _check_padding(trial, inputs)
+    _find_labels(trial, inputs)
+    return warnings
 
 
 def _find_labels(trial: Trial, inputs: Mapping[str, Input]) -> None:
@@ -216,8 +220,7 @@ def _try(
 ) -> Findings:
     """Calls a function with a trial; what it finds until it fails is kept.
 
-    The losses of the parts of a batch are compared also if the function fails: they are of whole
-    parts, and the function has only a few examples.
+    Parts of a batch are compared also if it fails: they are whole, it has only a few examples.
     """
     warnings: list[str] = []
     labels: list[LabelLimit] = []
@@ -285,12 +288,6 @@ def _check_sums(trial: Trial, batch: Batch) -> list[str]:
     if not any(layer.couples_examples for layer in task.walk()):
         check_is_sum(trial, batch, "train")
     return warnings
-
-
-def _fullest(batch: Batch) -> int:
-    """Returns the example with the least padding: with the most elements that are not 0."""
-    filled = [(array != 0).reshape(len(array), -1).sum(1) for array in batch.values()]
-    return int(np.argmax(np.sum(filled, 0)))
 
 
 def _check_equal(trial: Trial, example: Batch) -> None:

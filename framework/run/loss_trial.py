@@ -353,3 +353,9 @@ def kind_of(batch: Batch) -> tuple[Any, ...]:
 def rows_of(batch: Batch, rows: list[int] | slice) -> dict[str, np.ndarray]:
     """Returns some examples of a batch."""
     return {name: array[rows] for name, array in batch.items()}
+
+
+def fullest(batch: Batch) -> int:
+    """Returns the example with the least padding: with the most elements that are not 0."""
+    filled = [(array != 0).reshape(len(array), -1).sum(1) for array in batch.values()]
+    return int(np.argmax(np.sum(filled, 0)))

@@ -54,7 +54,7 @@ def closure(start: str) -> dict[str, Path]:
     ("name", "most", "unused"),
     [
         ("data_parallel", 2220, ("mesh", "pipeline", "parameter_server")),
-        ("pipelined", 5200, ("mesh", "spmd")),
+        ("pipelined", 5250, ("mesh", "spmd")),
     ],
 )
 def test_an_execution_loads_only_what_it_uses(

@@ -13,7 +13,7 @@ from wrong_losses import OnHost, Points, Squares, check
 from tekso.framework.context import StepContext
 from tekso.framework.input.errors import InputError
 from tekso.framework.pieces import LOSS_SUM, METRICS, Piece
-from tekso.framework.run import loss_check
+from tekso.framework.run import loss_check, loss_trial
 from tekso.framework.run.loss_sums import LossError
 from tekso.framework.task import LossSums
 
@@ -78,7 +78,7 @@ def test_a_task_whose_equal_losses_differ_is_refused_with_both() -> None:
 
 def test_equal_losses_are_those_of_the_example_with_the_least_padding() -> None:
     ids = np.array([[1, 0, 0], [3, 1, 0], [0, 0, 0]])
-    assert loss_check._fullest({"ids": ids, "x": np.ones([3, 2, 2]), "weights": ids > 0}) == 1
+    assert loss_trial.fullest({"ids": ids, "x": np.ones([3, 2, 2]), "weights": ids > 0}) == 1
 
 
 @pytest.mark.parametrize("kind", [Nothing, InPieces])
