@@ -163,13 +163,25 @@ def test_a_long_loop_is_computed_once_and_then_traced_once(way: str, iterations:
     task = Squares.Params(way=way).instantiate()
     trial = Trial(task, flatten(task.init(seed=1)))
     batch = Points.Params(batch_size=4).instantiate().batch(0)
-    options = tf.config.optimizer.get_experimental_options
-    before = options().get("disable_meta_optimizer", False)
     first, second, third = (trial.sums(batch) for _ in range(3))
-    assert options().get("disable_meta_optimizer", False) == before
     assert second == third
     assert first.loss == pytest.approx(second.loss, rel=1e-6)  # another order of sums
     assert task.iterations == iterations  # a trace is one, a computation 2 or 100
+
+
+def test_a_traced_loss_leaves_the_graph_optimizer_as_it_was() -> None:
+    name, options = "disable_meta_optimizer", tf.config.optimizer
+    task = Squares.Params(way="long loop").instantiate()
+    batch = Points.Params(batch_size=4).instantiate().batch(0)
+    before = options.get_experimental_options().get(name, False)
+    try:
+        for is_off in (True, False):
+            options.set_experimental_options({name: is_off})
+            trial = Trial(task, flatten(task.init(seed=1)))
+            assert trial.sums(batch).loss == pytest.approx(trial.sums(batch).loss, rel=1e-6)
+            assert options.get_experimental_options()[name] == is_off
+    finally:
+        options.set_experimental_options({name: before})
 
 
 def test_a_trace_has_the_ops_of_a_loop_once() -> None:
