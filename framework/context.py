@@ -172,9 +172,20 @@ class StepContext:
         stream = counter_hash.stream(f"{layer.pattern}:{name}")
         return counter_hash.fold(self._key.value(), stream)
 
-    def uniform(self, layer: HasStream, shape: Sequence[int], name: str = "") -> tf.Tensor:
-        """Returns random float32 numbers in [0, 1); dim 0 of `shape` is the batch dimension."""
-        return counter_hash.uniform(self.random_key(layer, name), shape, self.example_offset)
+    def uniform(
+        self, layer: HasStream, shape: Sequence[int], name: str = "", *, shared: bool = False
+    ) -> tf.Tensor:
+        """Returns random float32 numbers in [0, 1).
+
+        Args:
+          layer: the layer that draws them.
+          shape: their shape; dim 0 is the batch dimension, unless they are shared.
+          name: tells several draws of a layer apart.
+          shared: whether all examples of the batch share the numbers, as the negatives of a
+            sampled softmax. Then every device, and every accumulation step, draws the same.
+        """
+        first = 0 if shared else self.example_offset
+        return counter_hash.uniform(self.random_key(layer, name), shape, first)
 
     # --- outputs of a layer besides its return value ---
 

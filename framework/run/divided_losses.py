@@ -38,7 +38,7 @@ from tekso.framework.run.loss_trial import (
 from tekso.framework.task import Task
 
 _TRAINING = "input"
-_FEW = 2  # examples of a device, that are computed first
+_FEW = 16  # examples of a device, that are computed first
 _SMALL = 0.1  # standard deviation of numbers in place of weights that are 0
 _PATIENCE_S = 600.0  # how long a thread waits for the sum of the other one
 _UNEQUAL = (
@@ -144,7 +144,7 @@ def without_zeros(trial: Trial) -> list[Trial]:
 def problem(trial: Trial, batch: Batch, *, division: Division, mode: Mode) -> str:
     """Returns why the parts of a batch would have another loss than the whole batch, or "".
 
-    If all layers that couple examples say that they gather them, the loss of a few examples is
+    If all layers that couple examples say that they gather them, the loss of some examples is
     enough. A loss that couples only neighbours, such as triplets, is correct if no part begins
     between them: so each of two parts has as many examples as in training.
 

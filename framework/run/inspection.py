@@ -289,6 +289,8 @@ def list_text(rows: Sequence[Mapping[str, Any]]) -> str:
         if row["result"] is not None:
             old = "" if row["result_is_current"] else " (before its Params changed)"
             text = f"measured{old}: {results.figures(row['result'])}; {results.cost(row['result'])}"
+            if changes := row["result"]["changes"]:
+                text += f" ({'; '.join(changes)})"
             lines += textwrap.wrap(
                 text, WIDTH, initial_indent=_INDENT, subsequent_indent=_INDENT * 2
             )

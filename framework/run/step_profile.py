@@ -25,13 +25,13 @@ class StepProfile:
         self._folder, self._log = folder, log
         self._began: int | None = None
         self._ended = 0  # last step that was profiled
-        self._is_done = False
+        self._is_done = self._is_explained = False
 
     def __enter__(self) -> StepProfile:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._began is None:
+        if self._began is None and not self._is_explained:
             wanted = _steps_text(self._first, self._last)
             self._log(f"no profile was written: this process did not run {wanted}")
         self._close()
@@ -47,6 +47,7 @@ class StepProfile:
             reason = f"{step} are done" if self._last <= step else f"run.steps is {steps}"
             wanted = _steps_text(self._first, self._last)
             self._log(f"no profile will be written of {wanted}: {reason}")
+            self._is_explained = True
 
     @contextlib.contextmanager
     def around(self, first: int, last: int) -> Iterator[None]:

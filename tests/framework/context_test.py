@@ -100,6 +100,9 @@ def test_a_part_of_the_batch_draws_by_its_global_position(tree: Tree, offset: ob
     whole = train(seed=5, step=2)
     part = train(seed=5, step=2, example_offset=offset)
     np.testing.assert_array_equal(part.uniform(tree.a, [2, 4]), whole.uniform(tree.a, [5, 4])[3:])
+    shared = [ctx.uniform(tree.a, [2, 4], shared=True) for ctx in (part, whole)]
+    np.testing.assert_array_equal(*shared)
+    np.testing.assert_array_equal(shared[0], whole.uniform(tree.a, [2, 4]))
     x = tf.reshape(tf.range(20.0), [5, 4])
     np.testing.assert_array_equal(
         ops.dropout(part, x[3:], 0.5, tree.a), ops.dropout(whole, x, 0.5, tree.a)[3:]

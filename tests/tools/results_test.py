@@ -200,6 +200,9 @@ def test_the_list_shows_it_and_says_when_params_changed(
         monkeypatch.setattr(entry.cls, "tree", lambda self: changed)
         shown = " ".join(inspection.list_text([inspection.list_record(entry)]).split())
         assert "measured (before its Params changed): dev" in shown
+        stored.write({**result, "changes": ["run.steps : 4 -> 8"]}, str(package / "results"))
+        shown = " ".join(inspection.list_text([inspection.list_record(entry)]).split())
+        assert shown.endswith("(run.steps : 4 -> 8)")
         for text in ('{"model": ', "[]", '{"metrics": {}}'):
             (package / "results" / "my_results.own.Mine.json").write_text(text)
             record = inspection.list_record(entry)

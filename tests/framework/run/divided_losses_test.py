@@ -110,6 +110,14 @@ class Hidden(InBatch):
         return LossSums(tf.reduce_sum(tf.square(z - theta.scale * tf.reduce_mean(z, 0))))
 
 
+class SharedDraws(InBatch):
+    """Adds the same random numbers to all examples."""
+
+    def loss(self, theta: Any, batch: Any, ctx: StepContext) -> LossSums:
+        z = batch["x"] @ theta.w + ctx.uniform(self, [5], shared=True)
+        return LossSums(tf.reduce_sum(tf.square(z)))
+
+
 class InThrees(InBatch):
     """Has an error for a number of examples that 3 does not divide."""
 
@@ -308,6 +316,10 @@ def test_weights_that_are_0_hide_no_coupling(is_new: bool) -> None:
 def test_a_task_that_cannot_compute_a_few_examples_is_refused_for_its_parts() -> None:
     with pytest.raises(LossError, match="in training, the first 6"):
         check(InThrees, is_new=True)
+
+
+def test_random_numbers_that_all_examples_share_are_none() -> None:
+    assert problem(SharedDraws) == "" == problem(SharedDraws, devices=1, parts=2)
 
 
 def test_towers_of_a_device_count_as_devices() -> None:

@@ -55,3 +55,6 @@ def test_a_profile_that_will_not_be_written_is_reported_before_the_steps() -> No
         "no profile will be written of steps 3-4: 4 are done",
         "no profile will be written of steps 3-4: run.steps is 2",
     ]
+    with profile:  # says nothing more
+        pass
+    assert len(lines) == 2
