@@ -32,7 +32,7 @@ class _Process:
 
 
 _PROCESS = _Process()
-_MOST_DEVICES = 4096  # logical ones of the CPU; each takes memory
+_MOST = 4096  # logical ones of the CPU; each takes memory
 
 
 def set_determinism(wanted: bool) -> None:
@@ -69,10 +69,9 @@ def setup_cpu(*, logical_devices: int | None, threads_per_op: int = 1) -> None:
     Raises:
       ExecutionError: TensorFlow runs already with fewer logical devices, or the number is invalid.
     """
-    if logical_devices is not None and logical_devices not in range(1, _MOST_DEVICES + 1):
+    if logical_devices is not None and logical_devices not in range(1, _MOST + 1):
         raise ExecutionError(
-            f"the number of logical CPU devices is {logical_devices!r}, but must be a whole number "
-            f"from 1 to {_MOST_DEVICES:,}"
+            f"cpu_devices is {logical_devices!r}, but must be a whole number from 1 to {_MOST:,}"
         )
     if logical_devices is not None:
         _make_logical_devices(logical_devices)
