@@ -260,14 +260,15 @@ def _train(
       UsageError: it does not report --metric.
       StoppedSweepError: the trial was stopped, or another trial would end in the same way.
     """
+    read = functools.partial(trainer.records, trial)
     if trainer.code(trial) is not None:
         print(f"trial {number}: {trial.title}: finished before", flush=True)
-        check.check(trainer.records(trial), is_over=True)
+        check.check(read, is_over=trainer.code(trial) == OK)
         return True
     print(f"trial {number}: {trial.title}: {trainer.logdir(trial)}", flush=True)
 
     def ends() -> bool:
-        check.check(trainer.records(trial), is_over=False)
+        check.check(read, is_over=False)
         return judge.ends(functools.partial(trainer.evaluations, trial, FLAGS.metric))
 
     code = trainer.train(trial, ends)
@@ -281,7 +282,7 @@ def _train(
         raise StoppedSweepError(
             f"{ending}\nto continue, repeat the command: it resumes the sweep", code
         )
-    check.check(trainer.records(trial), is_over=code == OK)
+    check.check(read, is_over=code == OK)
     return True
 
 

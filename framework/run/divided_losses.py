@@ -24,6 +24,7 @@ from tekso.framework import error_advice, task_results
 from tekso.framework.context import HasStream, Mode, StepContext
 from tekso.framework.counting import counted
 from tekso.framework.coupling import coupling, named
+from tekso.framework.execution.base import parts_of
 from tekso.framework.execution.replica_context import ReplicaContext
 from tekso.framework.input.input import Input
 from tekso.framework.layer import Layer
@@ -102,6 +103,13 @@ def unchecked(task: Task, division: Division, *, is_large: bool = True) -> list[
     ]
 
 
+def failed(task: Task, division: Division, error: Exception) -> str:
+    """Returns the warning about a check that ended with an error of user code."""
+    reason = str(error).partition("\n")[0]
+    what = f"whether the loss of {type(task).__name__} {division.text()}"
+    return f"it could not be checked {what}: {reason}"
+
+
 def check(trial: Trial, inputs: Mapping[str, Input], *, division: Division, trains: bool) -> None:
     """Rejects a loss that the parts of a batch would not have as the whole batch has it.
 
@@ -131,12 +139,14 @@ def check(trial: Trial, inputs: Mapping[str, Input], *, division: Division, trai
 def without_zeros(trial: Trial) -> list[Trial]:
     """Returns the trial with random numbers in place of weights that are 0; nothing without these.
 
-    A last layer that is initialized with zeros would hide that the loss couples examples.
+    A last layer that is initialized with zeros would hide that the loss couples examples. Biases,
+    and state that is not trained, stay as they are.
     """
+    learned = {path for path, spec in trial.task.specs().items() if spec.trainable}
     filled = {
         path: tf.cast(tf.random.stateless_normal(w.shape, [number, 0], stddev=_SMALL), w.dtype)
         for number, (path, w) in enumerate(trial.weights.items())
-        if w.dtype.is_floating and not tf.reduce_any(w != 0)
+        if path in learned and not path.endswith("bias") and not tf.reduce_any(w != 0)
     }
     return [Trial(trial.task, {**trial.weights, **filled})] if filled else []
 
@@ -156,7 +166,8 @@ def problem(trial: Trial, batch: Batch, *, division: Division, mode: Mode) -> st
     """
     size = len(next(iter(batch.values())))
     if mode == "train" and division.parts > 1:
-        own = size // (division.devices * division.parts)
+        together = size // division.devices
+        own = together // parts_of(together, division.parts) if together else 0
         differing = _losses(trial, batch, own, mode, kind=_SeparateContext) if own else None
         if differing is not None:
             return _text_of_parts(trial.task, 2 * own, *differing)

@@ -40,7 +40,7 @@ def find(tree: Tree.Params, task: Task, devices: int, *, assets_dir: str | None)
     Args:
       tree: the Params.
       task: the task.
-      devices: number of devices of the step.
+      devices: number of devices of the step; 0: those of a mesh, which compute a batch together.
       assets_dir: folder of the assets of a run, if there was one.
     """
     division = _division(tree, devices)
@@ -56,10 +56,7 @@ def find(tree: Tree.Params, task: Task, devices: int, *, assets_dir: str | None)
     except LossError as error:
         return DividedStep(str(error))
     except Exception as error:
-        reason = str(error).partition("\n")[0]
-        what = f"whether the loss of {type(task).__name__} {division.text()}"
-        text = f"it could not be checked {what}: {reason}"
-        return DividedStep(warnings=(text,))
+        return DividedStep(warnings=(divided_losses.failed(task, division, error),))
     return DividedStep()
 
 
@@ -69,4 +66,4 @@ def _division(tree: Tree.Params, devices: int) -> Division:
     is_divided = issubclass(execution.owner, DataParallel) and not execution.updates
     learner: Any = tree.learner
     towers = (execution.towers or 1) if is_divided else 1
-    return Division(devices * towers if is_divided else 1, learner.accumulation_steps)
+    return Division(max(1, devices * towers) if is_divided else 1, learner.accumulation_steps)

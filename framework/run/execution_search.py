@@ -39,7 +39,7 @@ def other_plans(
       parts: the parts of the experiment.
       devices: number of devices.
       of_replicas: finds out whether a number of data-parallel devices computes the loss of the
-        whole batch.
+        whole batch; 0: a mesh, which divides it by accumulation steps only.
     """
     found: list[StepPlan] = []
     rejected: dict[str, str] = {}
@@ -56,8 +56,7 @@ def other_plans(
     add("data_parallel", lambda: replicas(devices))
     if devices > 1:
         add("data_parallel, 1 device", lambda: replicas(1))
-        # A mesh computes a whole batch as one device does, or as many parts of it.
-        add("mesh_sharded", lambda: _accepted(_best_mesh(parts, devices), of_replicas(1)))
+        add("mesh_sharded", lambda: _accepted(_best_mesh(parts, devices), of_replicas(0)))
     for name, owner in _PIPELINES.items():
         reasons: dict[str, str] = {}
         for stages in _divisors(devices):

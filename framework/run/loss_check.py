@@ -17,7 +17,7 @@
 The host computes these values with the initial weights of the run, op by op (or traced, if there
 are long loops, as over time). These checks are independent of the execution and take little time
 compared to the first step. Only that of several parts, for a task that couples examples, depends
-on their number: it computes up to two whole parts, op by op.
+on their number: it computes up to two whole parts, op by op, twice if there are weights of 0.
 
 If a layer counts padding in `ctx.collect_metric`, this is only a warning, because a layer may not
 know which examples are padding.
@@ -218,10 +218,7 @@ def _try(
     *,
     trains: bool,
 ) -> Findings:
-    """Calls a function with a trial; what it finds until it fails is kept.
-
-    Parts of a batch are compared also if it fails: they are whole, it has only a few examples.
-    """
+    """Keeps what a function of a trial finds until it fails; compares parts of a batch anyway."""
     warnings: list[str] = []
     labels: list[LabelLimit] = []
     failures: list[Exception] = []
@@ -229,6 +226,7 @@ def _try(
         weights = trial_weights(task, program)
         if weights is None:
             is_large = not program.serialize_calls
+            division = division if trains else Division(division.devices)
             return Findings(warnings=divided_losses.unchecked(task, division, is_large=is_large))
         trial = Trial(task, weights)
         with _noting(failures):
@@ -236,10 +234,12 @@ def _try(
         if failures:
             with _noting(failures):
                 _find_labels(trial, inputs)
-        with _noting(failures):
+        apart: list[Exception] = []
+        with _noting(apart):
             divided_losses.check(trial, inputs, division=division, trains=trains)
         labels = [one for one in trial.labels.found if one.name not in task.unchecked_labels]
     unchecked = [_unchecked(task, error) for error in failures[:1]]
+    unchecked += [divided_losses.failed(task, division, error) for error in apart]
     return Findings(warnings=warnings, unchecked=unchecked, label_limits=tuple(labels))
 
 

@@ -81,7 +81,18 @@ def data_parallel(parts: StepParts, devices: int) -> StepPlan:
     Raises:
       ExecutionError: the step is impossible.
     """
+    _check_towers(parts, devices)
     return parts.of_each_kind(lambda one: _data_parallel_batch(one, devices))
+
+
+def _check_towers(parts: StepParts, devices: int) -> None:
+    """Rejects towers as training does: by the first batch, as others may have fewer."""
+    execution: Any = parts.tree.execution
+    if not issubclass(execution.owner, DataParallel) or execution.towers is None:
+        return
+    examples = num_examples(parts.batch) // (devices * parts.learner.params.accumulation_steps)
+    sums = devices == 1 and execution.xla != "step"
+    num_towers(execution.towers, parts.task, max(1, examples), cores=1, sums=sums)
 
 
 def _data_parallel_batch(parts: StepParts, devices: int) -> StepPlan:
@@ -98,8 +109,6 @@ def _data_parallel_batch(parts: StepParts, devices: int) -> StepPlan:
     execution: Any = parts.tree.execution
     if issubclass(execution.owner, DataParallel):
         xla, updates = execution.xla, execution.updates
-        if execution.towers is not None:
-            num_towers(execution.towers, parts.task, size // (devices * accumulated), cores=1)
     if updates is None:
         check_statistics(parts.task, replicas=devices, parts=accumulated, xla=xla)
     if parts.device.name == THIS_MACHINE:

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tekso.framework import counter_hash, ops
+from tekso.framework import ops
 from tekso.framework.context import StepContext
 from tekso.framework.initializers import Initializer, LecunNormal, Zeros
 from tekso.framework.params import REQUIRED, param
@@ -190,9 +190,7 @@ class SampledSoftmax(Softmax):
         """Samples the classes of this step: int32 [num_samples]."""
         p = self.params
         high, low = (
-            tf.cast(
-                counter_hash.uniform(ctx.random_key(self, name), [1, p.num_samples]), tf.float64
-            )
+            tf.cast(ctx.uniform(self, [1, p.num_samples], name, shared=True), tf.float64)
             for name in ("candidates", "candidates, low bits")
         )
         u = tf.squeeze(high + low * 2.0**-24, 0)

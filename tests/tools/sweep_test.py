@@ -188,9 +188,7 @@ def test_metrics_that_evaluations_may_report_are_accepted_before_the_first_trial
 @pytest.mark.parametrize(
     ("metric", "records", "expected"),
     [
-        ("train/los", ["train", "train"], "training reports loss; did you mean train/loss?"),
-        ("train/los", ["train"], ""),  # the first record does not have all
-        ("train/wait_share", ["train"] * 3, ""),  # not every record has it
+        ("train/mt/loss", ["train"] * 3, ""),  # a step of another task may have it
         ("dev/nope", ["dev"], "an evaluation of dev reports loss\n"),
         ("dev/nope", ["train"], ""),
         ("dev/loss", ["dev"], ""),
@@ -210,6 +208,29 @@ def test_a_metric_that_the_first_evaluation_lacks_stops_the_first_trial(
         assert code == ExitCode.WRONG_USAGE
         assert run(tmp_path, f"--metric={records[0]}/loss", CHANGED) == ExitCode.OK
         assert fake.trained == [NAMES[0], *NAMES]
+
+
+def test_a_metric_that_training_never_reports_ends_the_sweep_after_its_first_trial(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake = FakeTrainer(monkeypatch)
+    fake.splits = ["train", "train"]
+    for _ in range(2):  # the second time, the trial has finished before
+        assert run(tmp_path, "--metric=train/los") == ExitCode.WRONG_USAGE
+        expected = "--metric=train/los: training reports loss; did you mean train/loss?"
+        assert expected in capsys.readouterr().err
+    assert fake.trained == NAMES[:1] and fake.ended == []
+
+
+def test_a_first_trial_that_diverged_may_lack_the_metric(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = FakeTrainer(monkeypatch)
+    fake.splits, fake.codes[NAMES[0]] = ["train"], ExitCode.NOT_FINITE
+    fake.codes[NAMES[1]] = -signal.SIGKILL
+    for _ in range(2):
+        assert run(tmp_path, "--metric=train/los") == 128 + signal.SIGKILL
+    assert fake.trained == [*NAMES[:2], NAMES[1]]
 
 
 def test_values_that_fit_each_other_only_are_accepted(

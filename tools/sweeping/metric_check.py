@@ -1,27 +1,23 @@
 """Checks --metric of a sweep: before its first trial as far as possible, else by what that reports.
 
-    before the first trial         figures of evaluations that are known without a run
-    its second record of training  train/…
-    its first evaluation           other figures; those of decoding only if the name is a typo
-    its end                        all other figures
+    before the first trial    figures of evaluations that are known without a run
+    its first evaluation      other figures; those of decoding only if the name is a typo
+    its end                   all other figures, and train/…
 
-Some figures of decoding are reported only at the last step (see `Task.score`), and not every record
-of training has the speed.
+Some figures of decoding are reported only at the last step (see `Task.score`). A record of training
+has the speed and the figures of a task only if steps of its time have them.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from tekso.framework.run.metrics_log import SPLIT, STEP, TRAIN
 from tekso.framework.spelling import close_matches
 from tekso.tools.command_errors import UsageError
 from tekso.tools.sweeping import value_checks
-
-_COMPLETE = 2  # records of training, after which no figure is added except for the speed
-_SPEED = ("_per_second", "wait_share")
 
 
 class MetricCheck:
@@ -47,28 +43,31 @@ class MetricCheck:
             raise UsageError(f"--metric={metric}: an evaluation of {self._split} {why}")
         self._is_known, self._decodes = why is not None, value_checks.decodes(first)
 
-    def check(self, records: Sequence[Mapping[str, Any]], *, is_over: bool) -> None:
+    def check(self, read: Callable[[], Sequence[Mapping[str, Any]]], *, is_over: bool) -> None:
         """Checks that a trial has reported the metric.
 
         Args:
-          records: its records so far.
+          read: reads its records so far.
           is_over: whether it has trained all its steps.
 
         Raises:
           UsageError: it has not, and will not.
         """
-        own = [record for record in records if record[SPLIT] == self._split]
-        self._is_known = self._is_known or any(self._name in record for record in own)
+        if self._is_known or (self._split == TRAIN and not is_over):
+            return
+        own = [record for record in read() if record[SPLIT] == self._split]
+        self._is_known = any(self._name in record for record in own)
         if self._is_known or not own:
             return
-        found = [name for record in own for name in record if name not in (SPLIT, STEP)]
+        found = [
+            name
+            for record in own
+            for name, value in record.items()
+            if name not in (SPLIT, STEP) and not isinstance(value, Mapping)
+        ]
         names = list(dict.fromkeys(found))
         close = close_matches(self._name, names, count=1)
-        if self._split == TRAIN:
-            is_complete = len(own) >= _COMPLETE and not self._name.endswith(_SPEED)
-        else:
-            is_complete = not self._decodes or bool(close)
-        if is_over or is_complete:
+        if is_over or not self._decodes or close:
             hint = f"; did you mean {self._split}/{close[0]}?" if close else ""
             what = "training" if self._split == TRAIN else f"an evaluation of {self._split}"
             raise UsageError(f"--metric={self._metric}: {what} reports {', '.join(names)}{hint}")

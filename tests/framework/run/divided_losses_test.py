@@ -81,6 +81,15 @@ class Triplets(InBatch):
         return LossSums(tf.reduce_sum(tf.square(tf.reduce_sum(z, 1))))
 
 
+class Pairs(InBatch):
+    """Adds the sum of each pair to its examples; one without the other is a pair of its own."""
+
+    def loss(self, theta: Any, batch: Any, ctx: StepContext) -> LossSums:
+        z = batch["x"] @ theta.w
+        others = tf.reshape(z, [-1, 2 if z.shape[0] % 2 == 0 else 1, 5])
+        return LossSums(tf.reduce_sum(tf.square(tf.reduce_sum(others, 1))))
+
+
 class GroupsOfStatistics(Triplets):
     """The same, after a normalization by batch statistics."""
 
@@ -233,6 +242,12 @@ def test_neither_statistics_nor_whole_groups_are_a_problem_of_accumulation_steps
         problem(GroupsOfStatistics, devices=1, parts=3)  # 2 examples a part
 
 
+def test_parts_are_as_large_as_in_training() -> None:
+    """Four accumulation steps of 6 examples are three of 2: pairs stay together."""
+    assert problem(Pairs, devices=1, parts=4) == ""
+    assert "in two parts with 1 example each" in problem(Pairs, devices=1, parts=6)
+
+
 def test_sums_over_devices_are_none_over_accumulation_steps() -> None:
     assert problem(SummedOnly) == ""
     assert "in two parts with 3 examples each" in problem(SummedOnly, devices=1, parts=2)
@@ -316,6 +331,23 @@ def test_weights_that_are_0_hide_no_coupling(is_new: bool) -> None:
 def test_a_task_that_cannot_compute_a_few_examples_is_refused_for_its_parts() -> None:
     with pytest.raises(LossError, match="in training, the first 6"):
         check(InThrees, is_new=True)
+
+
+class Fails(InBatch):
+    """Has an error on two devices."""
+
+    def loss(self, theta: Any, batch: Any, ctx: StepContext) -> LossSums:
+        if batch["x"].shape[0] < (ctx.num_examples or 0):
+            raise ArithmeticError("no parts")
+        return super().loss(theta, batch, ctx)
+
+
+def test_an_error_of_the_parts_alone_is_no_error_of_a_few_examples() -> None:
+    task = Fails.Params().instantiate()
+    inputs = {"input": Points.Params(batch_size=6).instantiate()}
+    found = loss_check.check_restored(task, OnHost(task), inputs, division=Division(2))
+    (text,) = found.unchecked
+    assert text.endswith("whether the loss of Fails on 2 devices equals that of one: no parts")
 
 
 def test_random_numbers_that_all_examples_share_are_none() -> None:

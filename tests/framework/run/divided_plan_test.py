@@ -56,7 +56,9 @@ class Gathered(InBatch):
         return ops.sum_over_replicas(ctx, tf.matmul(member, z, transpose_a=True), self), place
 
 
-def ranking(tmp_path: Path, kind: type[Task], execution: Any, *, accumulated: int = 1) -> RunPlan:
+def ranking(
+    tmp_path: Path, kind: type[Task], execution: Any, *, accumulated: int = 1, **fields: Any
+) -> RunPlan:
     tree = Tree.Params(
         task=kind.Params(),
         input=Points.Params(batch_size=8),
@@ -65,7 +67,7 @@ def ranking(tmp_path: Path, kind: type[Task], execution: Any, *, accumulated: in
             schedule=Constant.Params(value=0.1),
             accumulation_steps=accumulated,
         ),
-        execution=execution.Params(),
+        execution=execution.Params(**fields),
     )
     return run_plan.plan(
         "m", tree, logdir=str(tmp_path), device="cpu", num_devices=2, searches=True
@@ -106,3 +108,16 @@ def test_a_ranking_refuses_accumulation_steps_for_the_loss_of_each(tmp_path: Pat
     assert plan.others == ()
     for name in ("data_parallel, 1 device", "mesh_sharded"):
         assert plan.rejected[name].startswith("refused: InBatch.loss ("), name
+
+
+class Forgetful(Gathered):
+    """Gathers the examples of all devices, and forgets where its own are."""
+
+    def rows(self, z: tf.Tensor, ctx: StepContext) -> tuple[tf.Tensor, tf.Tensor]:
+        return super().rows(z, ctx)[0], tf.range(z.shape[0])
+
+
+def test_a_ranking_refuses_towers_of_a_device_and_not_of_a_mesh(tmp_path: Path) -> None:
+    plan = ranking(tmp_path, Forgetful, DataParallel, towers=2)
+    assert plan.rejected["data_parallel, 1 device"].startswith("refused: Forgetful.loss (")
+    assert "mesh_sharded" not in plan.rejected
