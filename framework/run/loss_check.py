@@ -222,6 +222,7 @@ def _try(
     warnings: list[str] = []
     labels: list[LabelLimit] = []
     failures: list[Exception] = []
+    apart: list[Exception] = []  # of the parts of a batch
     with tf.device("CPU:0"), _noting(failures):
         weights = trial_weights(task, program)
         if weights is None:
@@ -234,7 +235,6 @@ def _try(
         if failures:
             with _noting(failures):
                 _find_labels(trial, inputs)
-        apart: list[Exception] = []
         with _noting(apart):
             divided_losses.check(trial, inputs, division=division, trains=trains)
         labels = [one for one in trial.labels.found if one.name not in task.unchecked_labels]

@@ -350,6 +350,14 @@ def test_an_error_of_the_parts_alone_is_no_error_of_a_few_examples() -> None:
     assert text.endswith("whether the loss of Fails on 2 devices equals that of one: no parts")
 
 
+def test_an_error_before_any_loss_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = InBatch.Params().instantiate()
+    monkeypatch.setattr(loss_check, "trial_weights", lambda *_: 1 / 0)
+    found = loss_check.check_restored(task, OnHost(task), {}, division=Division(2))
+    (text,) = found.unchecked
+    assert text.endswith("ZeroDivisionError: division by zero")
+
+
 def test_random_numbers_that_all_examples_share_are_none() -> None:
     assert problem(SharedDraws) == "" == problem(SharedDraws, devices=1, parts=2)
 
