@@ -142,6 +142,31 @@ def convolution(
     return run(x, w)
 
 
+def grouped_convolution(
+    x: tf.Tensor, w: tf.Tensor, *, sizes: Sizes, strides: Sizes, dilations: Sizes
+) -> tf.Tensor:
+    """Returns the convolution of x with w, grouped if w has fewer inputs than x has channels.
+
+    Shapes:
+      x: [batch, *spatial, channels]
+      w: [*kernel, channels / groups, outputs]; kernel has as many dims as `sizes`
+      returns: [batch, *sizes, outputs]
+    """
+    groups = x.shape[-1] // w.shape[-2]
+    if groups == 1:
+        return convolution(x, w, sizes=sizes, strides=strides, dilations=dilations)
+    x = _to_front(tf.reshape(x, [*dims(x)[:-1], groups, w.shape[-2]]), -2)
+    w = _to_front(tf.reshape(w, [*w.shape[:-1], groups, w.shape[-1] // groups]), -2)
+    y = convolution(x, w, sizes=sizes, strides=strides, dilations=dilations)
+    y = tf.transpose(y, [*range(1, y.shape.rank - 1), 0, y.shape.rank - 1])
+    return tf.reshape(y, [*dims(y)[:-2], groups * y.shape[-1]])
+
+
+def _to_front(x: tf.Tensor, axis: int) -> tf.Tensor:
+    order = list(range(len(x.shape)))
+    return tf.transpose(x, [order.pop(axis), *order])
+
+
 def _side_by_side(x: tf.Tensor, axis: int, **window: int) -> tf.Tensor:
     parts = elements(x, axis, **window)
     return tf.concat(parts, x.shape.rank - 1) if len(parts) > 1 else parts[0]

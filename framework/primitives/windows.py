@@ -18,7 +18,6 @@ are computed with slices in both passes.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -133,16 +132,9 @@ def convolution(
     # Dilation has no effect in a kernel dim of size 1.
     by_dim = [d if n > 1 else 1 for n, d in zip(window.shape, window.dilations, strict=True)]
     window = window._replace(dilations=tuple(by_dim))
-    if not _has_kernel(x, w, window):
-        y = _convolved_by_slices(x, w, window)
-    elif _has_gradient(x, w, window):
-        y = _convolved(x, w, window)
-    else:
-        y = _convolved_with_gradient_by_slices(x, w, window)
-    if b is None:
-        return y
-    groups = x.shape[-1] // w.shape[-2]
-    return tf.nn.bias_add(y, b) if groups == 1 else _with_bias_of_groups(y, b, groups)
+    if len(x.shape) == 4 and x.shape[2] == window.shape[1] == 1:
+        return _convolved_as_rows(x, w, b, window)
+    return _convolved_with_bias(x, w, b, window)
 
 
 def depthwise_convolution(
@@ -299,6 +291,36 @@ def _sums_in_16_bits(x: tf.Tensor) -> bool:
     return tf.as_dtype(x.dtype).size == 2 and not _has_accelerator()
 
 
+def _convolved_as_rows(
+    x: tf.Tensor, w: tf.Tensor, b: tf.Tensor | None, window: Window
+) -> tf.Tensor:
+    """Convolves images of width 1, such as sequences, as images of height 1.
+
+    oneDNN computes several outputs of one row at once: with 256 channels, a kernel of 3 elements
+    and a length of 200, the gradient of the weights takes less than half the time.
+    """
+    turned = Window(*(field[::-1] for field in window[:-1]), window.padding)
+    x = tf.reshape(x, [-1, 1, *x.shape[1::2]])
+    w = tf.reshape(w, [1, *w.shape[:1], *w.shape[2:]])
+    y = _convolved_with_bias(x, w, b, turned)
+    return tf.reshape(y, [-1, y.shape[2], 1, y.shape[3]])
+
+
+def _convolved_with_bias(
+    x: tf.Tensor, w: tf.Tensor, b: tf.Tensor | None, window: Window
+) -> tf.Tensor:
+    if not _has_kernel(x, w, window):
+        y = _convolved_by_slices(x, w, window)
+    elif _has_gradient(x, w, window):
+        y = _convolved(x, w, window)
+    else:
+        y = _convolved_with_gradient_by_slices(x, w, window)
+    if b is None:
+        return y
+    groups = x.shape[-1] // w.shape[-2]
+    return tf.nn.bias_add(y, b) if groups == 1 else _with_bias_of_groups(y, b, groups)
+
+
 def _convolved(x: tf.Tensor, w: tf.Tensor, window: Window) -> tf.Tensor:
     if len(x.shape) == 5:
         return tf.nn.conv3d(x, w, [1, *window.strides, 1], window.padding)
@@ -328,26 +350,13 @@ def _with_bias_of_groups(y: tf.Tensor, b: tf.Tensor, groups: int) -> tf.Tensor:
 
 
 def _convolved_by_slices(x: tf.Tensor, w: tf.Tensor, window: Window) -> tf.Tensor:
-    form = functools.partial(
-        window_slices.convolution,
+    return window_slices.grouped_convolution(
+        _padded(x, window),
+        w,
         sizes=window.output_sizes(x),
         strides=window.strides,
         dilations=window.dilations,
     )
-    groups = x.shape[-1] // w.shape[-2]
-    x = _padded(x, window)
-    if groups == 1:
-        return form(x, w)
-    x = tf.reshape(x, [*window_slices.dims(x)[:-1], groups, w.shape[-2]])
-    w = tf.reshape(w, [*w.shape[:-1], groups, w.shape[-1] // groups])
-    y = form(_to_front(x, -2), _to_front(w, -2))
-    y = tf.transpose(y, [*range(1, y.shape.rank - 1), 0, y.shape.rank - 1])
-    return tf.reshape(y, [*window_slices.dims(y)[:-2], groups * y.shape[-1]])
-
-
-def _to_front(x: tf.Tensor, axis: int) -> tf.Tensor:
-    order = list(range(len(x.shape)))
-    return tf.transpose(x, [order.pop(axis), *order])
 
 
 def _check_fits(x: tf.Tensor, window: Window) -> None:

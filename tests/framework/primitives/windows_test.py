@@ -28,6 +28,12 @@ DILATED = {
     "dilated with strides": Window((2, 3), (2, 1), (2, 1), "SAME"),
 }
 
+COLUMNS = {
+    "column": Window((3, 1), (1, 1), (1, 1), "SAME"),
+    "column dilated with stride": Window((3, 1), (2, 1), (2, 1), "VALID"),
+    "column with strides": Window((2, 1), (2, 3), (1, 2), "SAME"),
+}
+
 
 def taken(x: np.ndarray, window: Window) -> tuple[np.ndarray, np.ndarray]:
     """Returns what every window holds, and whether it is of the image.
@@ -143,11 +149,11 @@ def test_depthwise_convolution_is_a_sum_over_the_window(name: str, multiplier: i
 
 
 @pytest.mark.parametrize("num_groups", [1, 2])
-@pytest.mark.parametrize("name", [*WINDOWS, *DILATED])
+@pytest.mark.parametrize("name", [*WINDOWS, *DILATED, *COLUMNS])
 def test_convolution_is_a_sum_over_window_and_channels(name: str, num_groups: int) -> None:
-    window = (WINDOWS | DILATED)[name]
+    window = (WINDOWS | DILATED | COLUMNS)[name]
     rng = np.random.default_rng(0)
-    x = rng.normal(size=(2, 7, 6, 4))
+    x = rng.normal(size=(2, 7, 1 if name in COLUMNS else 6, 4))
     w = rng.normal(size=(*window.shape, 4 // num_groups, 6))
     b = rng.normal(size=[6])
     held, _ = taken(x, window)
@@ -176,6 +182,24 @@ def test_convolution_is_a_sum_over_window_and_channels(name: str, num_groups: in
     np.testing.assert_allclose(direct[0], expected, rtol=1e-11, atol=1e-12)
     for found, wanted in zip(value_and_gradients(sliced, x, w, b), direct, strict=True):
         np.testing.assert_allclose(found, wanted, rtol=1e-11, atol=1e-11)  # sums of up to 700 terms
+
+
+@pytest.mark.parametrize("num_groups", [1, 2])
+@pytest.mark.parametrize("name", COLUMNS)
+def test_sequences_are_convolved_along_rows(name: str, num_groups: int) -> None:
+    window = COLUMNS[name]
+    rng = np.random.default_rng(0)
+    x, b = rng.normal(size=(2, 9, 1, 4)).astype(np.float32), rng.normal(size=[6])
+    w = rng.normal(size=(*window.shape, 4 // num_groups, 6)).astype(np.float32)
+    form = functools.partial(windows.convolution, window=window)
+    args = [x, w, b.astype(np.float32)]
+    direct = value_and_gradients(form, *args)
+    double = value_and_gradients(form, *(a.astype(np.float64) for a in args))
+    for found, wanted in zip(direct, double, strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
+    graph = tf.function(form, autograph=False).get_concrete_function(*map(tf.constant, args)).graph
+    inputs = [op.inputs[0].shape for op in graph.get_operations() if op.type == "Conv2D"]
+    assert [shape[1] for shape in inputs] == [1] and inputs[0][2] == 9
 
 
 @pytest.mark.parametrize("groups", [1, 2])
