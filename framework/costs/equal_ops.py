@@ -43,19 +43,29 @@ def merged(graph: Any) -> Merged:
 
 
 def _found(graph: Any) -> tuple[Same, Mapping[str, tf.Operation]]:
-    """Returns {tensor: first one in the same memory} and {op: earlier one that is equal}."""
-    tensors: dict[str, tf.Tensor] = {}
+    """Returns {tensor: first one in the same memory} and {op: earlier one that is equal}.
+
+    What reads a tensor behind a control input, such as the sigmoid that the gradient of
+    `tf.nn.silu` computes again, is not equal to what reads the tensor itself.
+    """
+    tensors: dict[str, tf.Tensor] = {}  # the first one in the same memory
+    equal: dict[str, tf.Tensor] = {}  # the first one of the same value that waits for no other op
     first: dict[Any, tf.Operation] = {}
     ops: dict[str, tf.Operation] = {}
     for op in graph.get_operations():
-        given = [tensors.get(tensor.name, tensor) for tensor in op.inputs]
-        own = [given[number] for number in graph_work.shared_inputs(op)]
-        if not own:
+        given = [equal.get(tensor.name, tensor) for tensor in op.inputs]
+        if shared := graph_work.shared_inputs(op):
+            inputs = [op.inputs[number] for number in shared]
+            own = [tensors.get(tensor.name, tensor) for tensor in inputs]
+            same = op.outputs if op.control_inputs else [given[number] for number in shared]
+        else:
             earlier = first.setdefault(kind(op, given), op)
-            own = earlier.outputs
+            own = same = earlier.outputs
             if earlier is not op:
                 ops[op.name] = earlier
-        tensors.update({tensor.name: one for tensor, one in zip(op.outputs, own, strict=True)})
+        names = [tensor.name for tensor in op.outputs]
+        tensors.update(zip(names, own, strict=True))
+        equal.update(zip(names, same, strict=True))
     return tensors, ops
 
 
