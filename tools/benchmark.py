@@ -84,9 +84,8 @@ def _usage() -> str:
 
 
 def _help() -> str:
-    names = {"set": "path=value", "import": "package", "model": "key"}
     purpose = " ".join((__doc__ or "").partition(": ")[2].split())
-    return command_flags.help_text(FLAGS, usage=_usage(), purpose=purpose, value_names=names)
+    return command_flags.help_text(FLAGS, usage=_usage(), purpose=purpose, value_names={})
 
 
 def _run(words: list[str]) -> None:

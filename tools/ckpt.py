@@ -87,7 +87,7 @@ def _define() -> None:
         flag_values=f,
     )
     flags.DEFINE_boolean(
-        "not_finite", False, "With stats: only tensors that have such values.", flag_values=f
+        "not_finite", False, "With stats: only tensors with numbers that are not finite.", flag_values=f
     )
     _define_experiment(f)
     flags.DEFINE_enum(
@@ -163,22 +163,21 @@ def _usage() -> str:
 
 
 def _help() -> str:
-    purpose = (
-        "average: writes a checkpoint with the mean of the weights of several checkpoints and the "
-        "learner of the last one; it can be evaluated, decoded and restored as any other. To "
-        "average checkpoints of several runs, give their paths. list: prints the checkpoints, and "
-        "whether each is good or damaged. verify PATH: verifies a checkpoint, all checkpoints of a "
-        "run, or safetensors files. show PATH: prints what a checkpoint is, with sizes by module. "
-        "grep PATTERN PATH: lists the weights and slots that a regular expression matches. stats "
-        "PATH [PATTERN]: prints mean, standard deviation, range and norm of each tensor. diff PATH "
-        "PATH [PATTERN]: compares the tensors of two checkpoints or safetensors files. "
-        "convert SOURCE DEST: writes the weights of a run, a checkpoint or safetensors files to a "
-        "safetensors file, or to a new run that begins with them. merge: writes a new run whose "
-        "matrices contain the updates of the adapters of a run. PATH is a run, a checkpoint, "
-        "RUN/best, RUN/last, RUN/STEP, or safetensors."
-    )
-    names = {"logdir": "folder", "output": "path", "steps": "steps", "match": "glob"}
-    names |= {"model": "key", "set": "path=value", "import": "package"}
+    purpose = """Lists, shows, compares, averages, converts and merges checkpoints.
+
+  list --logdir=RUN: the checkpoints of a run, and whether each is good.
+  verify PATH: whether a checkpoint, all checkpoints of a run, or safetensors files are damaged.
+  show PATH: what a checkpoint is, with sizes by module.
+  grep PATTERN PATH: the weights and slots that a regular expression matches.
+  stats PATH [PATTERN]: mean, standard deviation, range and norm of each tensor.
+  diff PATH PATH [PATTERN]: the tensors that differ.
+  average: writes a checkpoint with the mean of the weights of several checkpoints, and the learner \
+of the last one. To average checkpoints of several runs, give their paths.
+  convert SOURCE DEST: writes weights to a safetensors file, or to a new run that begins with them.
+  merge: writes a new run whose matrices contain the updates of the adapters of a run.
+
+PATH is a run, a checkpoint, RUN/best, RUN/last, RUN/STEP, or safetensors."""
+    names = {"output": "path", "steps": "steps", "match": "glob"}
     return command_flags.help_text(FLAGS, usage=_usage(), purpose=purpose, value_names=names)
 
 

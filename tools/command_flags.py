@@ -16,6 +16,21 @@ from tekso.tools import command_errors
 from tekso.tools.command_errors import UsageError
 
 _WIDTH = 80  # of the terminals that are narrowest in practice
+_VALUE_NAMES = {
+    "assets_dir": "folder",
+    "checkpoint": "step",
+    "execution": "name",
+    "import": "package",
+    "language": "name",
+    "logdir": "folder",
+    "model": "key",
+    "rematerialize": "names",
+    "schedules": "names",
+    "set": "path=value",
+    "task": "name",
+    "tpu": "name",
+}
+"""{flag: name of its value}, for every command that has the flag."""
 
 
 def parse(values: flags.FlagValues, argv: Sequence[str]) -> list[str]:
@@ -56,23 +71,41 @@ def help_text(
     Args:
       values: the flags.
       usage: an example of a command line.
-      purpose: a sentence or two.
-      value_names: {flag: name of its value}; other flags show "N" or "text", by type.
+      purpose: a sentence or two. Its lines are kept; those after an indented one are indented more.
+      value_names: {flag: name of its value}, besides those that all commands share; other flags
+        show "N" or "text", by type.
     """
-    lines = [f"usage: {usage}", "", *textwrap.wrap(purpose, _WIDTH), ""]
+    lines = [f"usage: {usage}", "", *_wrapped_lines(purpose[:1].upper() + purpose[1:]), ""]
     for name in values:
         flag = values[name]
         if name != flag.name:
             continue  # an abbreviation
-        shown = f"  --{name}" if flag.boolean else f"  --{name}={_value(flag, value_names)}"
-        has_default = flag.default not in (None, [], False, "")
-        text = _plain(flag.help) + (f" Default: {flag.default}." if has_default else "")
+        shown = f"  --{name}"
+        if not flag.boolean:
+            shown += f"={_value(flag, {**_VALUE_NAMES, **value_names})}"
+        text = _plain(flag.help)
+        if flag.default not in (None, [], False, ""):
+            is_list = isinstance(flag.default, list)
+            text += f" Default: {','.join(flag.default) if is_list else flag.default}."
         indent = " " * 6
-        lines += [
-            *_wrapped_choices(shown),
-            *textwrap.wrap(text, _WIDTH, initial_indent=indent, subsequent_indent=indent),
-        ]
+        lines += [*_wrapped_choices(shown), *_wrap(text, indent, indent)]
     return "\n".join(lines)
+
+
+def _wrap(text: str, first: str = "", later: str = "") -> list[str]:
+    """Returns the lines of a text; a hyphenated name such as "tekso-trainer" is not divided."""
+    return textwrap.wrap(
+        text, _WIDTH, initial_indent=first, subsequent_indent=later, break_on_hyphens=False
+    )
+
+
+def _wrapped_lines(text: str) -> list[str]:
+    """Returns the lines of a text, each wrapped; an indented one goes on with more indent."""
+    return [
+        line
+        for one in text.splitlines()
+        for line in (_wrap(one, later=" " * 6 if one.startswith(" ") else "") or [""])
+    ]
 
 
 def _wrapped_choices(shown: str) -> list[str]:

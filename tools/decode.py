@@ -246,14 +246,7 @@ def _usage() -> str:
 
 def _help() -> str:
     purpose = (__doc__ or "").partition(": ")[2]
-    purpose = purpose[:1].upper() + purpose[1:]
-    names = {
-        "logdir": "folder",
-        "pictures": "folder",
-        "input": "file",
-        "output": "file",
-        "set": "path=value",
-    }
+    names = {"pictures": "folder", "input": "file", "output": "file"}
     return command_flags.help_text(FLAGS, usage=_usage(), purpose=purpose, value_names=names)
 
 

@@ -1,7 +1,7 @@
 """tekso-pipeline-benchmark: compares an experiment on one device and in pipelines.
 
 It measures one device with one core, and then pipelines with each schedule, with and without
-rematerialisation. Each measurement runs in a separate process (tekso-benchmark), one after the
+rematerialization. Each measurement runs in a separate process (tekso-benchmark), one after the
 other. All measurements are repeated --turns times. It reports medians of the step time, the CPU
 time of all cores, the measured and simulated time of the forward and backward passes, and the peak
 memory above weights and slots, each also as a ratio.
@@ -85,9 +85,8 @@ def _usage() -> str:
 
 
 def _help() -> str:
-    names = {"set": "path=value", "import": "package", "model": "key"}
     purpose = " ".join((__doc__ or "").partition(": ")[2].split())
-    return command_flags.help_text(FLAGS, usage=_usage(), purpose=purpose, value_names=names)
+    return command_flags.help_text(FLAGS, usage=_usage(), purpose=purpose, value_names={})
 
 
 def _run(words: list[str]) -> None:
@@ -120,7 +119,7 @@ def _check_pipelines() -> None:
     """Checks the flags of the pipelines before the measurements, which take minutes.
 
     Raises:
-      UsageError: a schedule or a rematerialisation is unknown, or a schedule does not support the
+      UsageError: a schedule or a rematerialization is unknown, or a schedule does not support the
         number of stages and micro-batches.
     """
     from tekso.framework.execution.pipeline.schedule import schedule_of

@@ -48,7 +48,7 @@ def _help() -> str:
         usage=f"{typed(PROGRAM)} {USAGE}",
         purpose="Copies the evaluation at the last step of finished runs, with steps, seconds, "
         "processor, versions and date. --list and docs/catalogue.md show it.",
-        value_names={"output": "folder", "import": "package"},
+        value_names={"output": "folder"},
     )
 
 

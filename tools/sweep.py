@@ -104,7 +104,7 @@ def _help() -> str:
         purpose="Trains an experiment with several settings and seeds, one run after the other, "
         "and compares them. The same command resumes a sweep that was stopped or killed. If a "
         "signal ends a trial, the exit code of the sweep is 128 + the number of the signal.",
-        value_names={"set": "path=value", "sweep": "path=values", "model": "key", "metric": "name"},
+        value_names={"sweep": "path=values", "metric": "name"},
     )
 
 

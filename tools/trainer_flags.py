@@ -333,20 +333,13 @@ def help_text() -> str:
         usage=f"{typed(PROGRAM)} {EXAMPLE} --logdir=runs/tiny [--set path=value …]",
         purpose="Trains, evaluates, decodes, exports or inspects a registered experiment.",
         value_names={
-            "set": "path=value",
             "list": "glob",
-            "import": "package",
-            "model": "key",
             "cluster": "addresses",
-            "logdir": "folder",
-            "execution": "name",
             "device": "type",
             "litert": "types",
             "export_lengths": "N,N",
-            "tpu": "name",
             "cluster_token_file": "file",
             "warm_start": "run",
-            "checkpoint": "step",
             "incident": "folder",
             "output": "path",
             "profile_steps": "first-last",
@@ -354,5 +347,6 @@ def help_text() -> str:
     )
     return (
         f"{text}\n\nExit codes: 0 success; 1 error; 2 wrong command line; 129 (SIGHUP), 130\n"
-        "(SIGINT) or 143 (SIGTERM) stopped by a signal, after the state was saved."
+        "(SIGINT) or 143 (SIGTERM) stopped by a signal, after the state was saved.\n"
+        "docs/faults.md lists the others."
     )

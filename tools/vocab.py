@@ -117,8 +117,7 @@ def _usage() -> str:
 
 
 def _help() -> str:
-    purpose = (__doc__ or "").partition(": ")[2].replace("\n\n", " ")
-    purpose = purpose[:1].upper() + purpose[1:]
+    purpose = " ".join((__doc__ or "").partition(": ")[2].split())
     names = dict.fromkeys(("input", "source_files", "target_files"), "globs")
     names["output"] = "file"
     return command_flags.help_text(FLAGS, usage=_usage(), purpose=purpose, value_names=names)

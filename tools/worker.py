@@ -69,7 +69,6 @@ def _usage() -> str:
 
 def _help() -> str:
     purpose = (__doc__ or "").partition(": ")[2]
-    purpose = purpose[:1].upper() + purpose[1:]
     names = {"address": "host:port"}
     return command_flags.help_text(FLAGS, usage=_usage(), purpose=purpose, value_names=names)
 

@@ -24,6 +24,8 @@ def test_programs_answer_help_and_reject_unknown_flags(
     assert len(output.out.splitlines()) > 3 and output.out.strip() and not output.err
     if output.out.startswith("usage: "):  # that line has to be one, to copy it
         assert max(map(len, output.out.splitlines()[1:])) <= 80
+        assert "=text\n" not in output.out  # every flag says what it takes
+        assert output.out.splitlines()[2][0].isupper()
     assert main([program, "--hlep"]) == ExitCode.WRONG_USAGE
     output = capsys.readouterr()
     assert not output.out and "there is no flag --hlep; " in output.err
