@@ -184,7 +184,8 @@ def _run(plan: RunPlan, width: int) -> list[str]:
     if plan.step is not None:
         about = duration(left * plan.step.seconds)
         time.append(f"              about {about}, without start, compilation and evaluations")
-    existing = f", {plan.existing_checkpoints} exist" if plan.existing_checkpoints else ""
+    count = plan.existing_checkpoints
+    existing = f", {count} {'exists' if count == 1 else 'exist'}" if count else ""
     free = "" if plan.free_bytes is None else f"; {bytes_text(plan.free_bytes)} are free"
     said = [*plan.warnings, *(f"changed since then: {line}" for line in plan.changes)]
     return [

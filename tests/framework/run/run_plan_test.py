@@ -146,7 +146,9 @@ def test_the_checkpoints_of_a_resumed_run_are_on_the_disk_already(
     size = planned(tmp_path).checkpoint_bytes
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=3 * size))
     assert "5 checkpoints need" in planned(tmp_path).problems[0]
-    save_fitting(tmp_path, tree(), 4, 8, 12)
+    save_fitting(tmp_path, tree(), 4)
+    assert ", 1 exists; " in plan_text.text(planned(tmp_path, logdir=str(tmp_path)))
+    save_fitting(tmp_path, tree(), 8, 12)
     plan = planned(tmp_path, logdir=str(tmp_path))
     assert plan.problems == [] and plan.new_disk_bytes == 2 * size
     assert ", 3 exist; " in plan_text.text(plan)
