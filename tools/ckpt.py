@@ -87,7 +87,10 @@ def _define() -> None:
         flag_values=f,
     )
     flags.DEFINE_boolean(
-        "not_finite", False, "With stats: only tensors with numbers that are not finite.", flag_values=f
+        "not_finite",
+        False,
+        "With stats: only tensors with numbers that are not finite.",
+        flag_values=f,
     )
     _define_experiment(f)
     flags.DEFINE_enum(
@@ -171,8 +174,8 @@ def _help() -> str:
   grep PATTERN PATH: the weights and slots that a regular expression matches.
   stats PATH [PATTERN]: mean, standard deviation, range and norm of each tensor.
   diff PATH PATH [PATTERN]: the tensors that differ.
-  average: writes a checkpoint with the mean of the weights of several checkpoints, and the learner \
-of the last one. To average checkpoints of several runs, give their paths.
+  average: writes a checkpoint with the mean of the weights of several checkpoints, and the \
+learner of the last one. To average checkpoints of several runs, give their paths.
   convert SOURCE DEST: writes weights to a safetensors file, or to a new run that begins with them.
   merge: writes a new run whose matrices contain the updates of the adapters of a run.
 
