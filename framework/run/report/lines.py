@@ -12,6 +12,7 @@ The figures of all steps are aligned in columns. The functions depend only on th
 from __future__ import annotations
 
 import math
+import re
 import textwrap
 from collections.abc import Collection, Mapping, Sequence
 
@@ -187,16 +188,20 @@ def fit(parts: Sequence[Part], width: int | None) -> str:
 
 
 def wrapped(text: str, width: int = WIDTH) -> list[str]:
-    """Returns a text wrapped at `width`; continuation lines are indented, words are not broken."""
+    """Returns a text wrapped at `width`; continuation lines are indented, words are not broken.
+
+    A figure and its share, "1.1s (10%)", stay in one line.
+    """
     indent = " " * (len(text) - len(text.lstrip()))
-    return textwrap.wrap(
-        text.lstrip(),
+    lines = textwrap.wrap(
+        re.sub(r" (?=\(\d+%\))", "\u00a0", text.lstrip()),
         width,
         initial_indent=indent,
         subsequent_indent=f"{indent}    ",
         break_long_words=False,
         break_on_hyphens=False,
     )
+    return [line.replace("\u00a0", " ") for line in lines]
 
 
 def packed(parts: Sequence[str], *, indent: str, width: int = WIDTH) -> list[str]:

@@ -135,6 +135,14 @@ def test_a_long_text_is_wrapped_below_its_indentation_and_words_stay_whole() -> 
     assert lines.wrapped(text, 100) == [text]
 
 
+def test_a_figure_and_its_share_stay_in_one_line() -> None:
+    text = "  time of the run: 11s: start 4.5s (40%), evaluation 1.1s (10%)"
+    assert lines.wrapped(text, 58) == [
+        "  time of the run: 11s: start 4.5s (40%), evaluation",
+        "      1.1s (10%)",
+    ]
+
+
 @pytest.mark.parametrize(
     ("value", "text"),
     [(0.00298, "3.0e-3"), (0.0, "0"), (1.0, "1.0e0"), (5e-12, "5.0e-12"), (math.nan, "nan")],
