@@ -87,10 +87,7 @@ def _define() -> None:
         flag_values=f,
     )
     flags.DEFINE_boolean(
-        "not_finite",
-        False,
-        "With stats: only tensors with numbers that are not finite.",
-        flag_values=f,
+        "not_finite", False, "With stats: only tensors with NaN or infinity.", flag_values=f
     )
     _define_experiment(f)
     flags.DEFINE_enum(
