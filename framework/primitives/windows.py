@@ -299,7 +299,8 @@ def _convolved_as_rows(
     oneDNN computes several outputs of one row at once: with 256 channels, a kernel of 3 elements
     and a length of 200, the gradient of the weights takes less than half the time.
     """
-    turned = Window(*(field[::-1] for field in window[:-1]), window.padding)
+    shape, strides, dilations = window.shape[::-1], window.strides[::-1], window.dilations[::-1]
+    turned = Window(shape, strides, dilations, window.padding)
     x = tf.reshape(x, [-1, 1, *x.shape[1::2]])
     w = tf.reshape(w, [1, *w.shape[:1], *w.shape[2:]])
     y = _convolved_with_bias(x, w, b, turned)
