@@ -7,11 +7,12 @@ iterations, like the weights of the layers.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from tekso.framework import outer_tensors
 from tekso.framework.context import StepContext, isolated
 from tekso.framework.late_gradients import LateGradients, without_late_gradients
 from tekso.framework.nests import filled, stacked, tensors
@@ -202,9 +203,38 @@ def check_same(before: Any, after: Any) -> None:
 def rematerialize(
     ctx: StepContext, function: Callable[..., Any], theta: Theta, *inputs: Any
 ) -> Any:
-    """See `ops.rematerialize`."""
-    everything = (theta, inputs)
+    """See `ops.rematerialize`; eagerly, nothing is recomputed."""
+    if tf.executing_eagerly():
+        inner = isolated(ctx)
+        output = function(theta, *inputs, inner)
+        ctx.collected.merge(inner.collected.sums)
+        return output
+    outputs, structure, outer = _recomputed(ctx, function, (theta, inputs), [])
+    if outer:  # its gradients would be lost
+        outputs, structure, _ = _recomputed(ctx, function, (theta, inputs), outer)
+    output, sums = filled(structure, outputs)
+    ctx.collected.merge(sums)
+    return output
+
+
+def _recomputed(
+    ctx: StepContext, function: Callable[..., Any], everything: Any, outer: Sequence[tf.Tensor]
+) -> tuple[list[tf.Tensor], Any, list[tf.Tensor]]:
+    """Returns outputs of a function that is recomputed, and what else has gradients.
+
+    Args:
+      ctx: the context.
+      function: the function.
+      everything: weights and inputs.
+      outer: other tensors that it reads, which get gradients too.
+
+    Returns:
+      outputs: the tensors of output and collected sums.
+      structure: the nest that they fill.
+      others: tensors with gradients that the function reads besides `everything`.
+    """
     structure: dict[str, Any] = {}
+    read: list[tf.Tensor] = []
 
     def run(*args: tf.Tensor) -> list[tf.Tensor]:
         weights, unpacked = filled(everything, args)
@@ -215,16 +245,22 @@ def rematerialize(
 
     @custom_gradient
     def recomputed(*args: tf.Tensor) -> Any:
+        args = args[: len(args) - len(outer)]
+        graph = tf.compat.v1.get_default_graph()
+        before = len(graph.get_operations())
         outputs = run(*args)
+        read.extend(outer_tensors.read_by(graph.get_operations()[before:], args))
 
         def grad(*gradients: tf.Tensor) -> list[tf.Tensor | None]:
             # The control dependency delays the recomputation until the gradients are computed.
             # Otherwise TensorFlow would merge it with the forward pass and save all activations.
             with tf.control_dependencies([g for g in gradients if g is not None]):
                 again = [tf.identity(a) for a in args]
+            others = [outer_tensors.inside(t) for t in outer]
             floats = [i for i, a in enumerate(again) if a.dtype.is_floating]
             with tf.GradientTape(watch_accessed_variables=False) as tape:
-                tape.watch([again[i] for i in floats])
+                watched = [*(again[i] for i in floats), *others]
+                tape.watch(watched)
                 outputs = run(*again)
             pairs = [
                 (o, g)
@@ -234,17 +270,16 @@ def rematerialize(
             results: list[tf.Tensor | None] = [None] * len(again)
             found = tape.gradient(
                 [o for o, _ in pairs],
-                [again[i] for i in floats],
+                watched,
                 output_gradients=[g for _, g in pairs],
                 unconnected_gradients=tf.UnconnectedGradients.ZERO,
             )
-            for i, g in zip(floats, found, strict=True):
+            for i, g in zip(floats, found, strict=False):
                 results[i] = g
-            return results
+            return [*results, *found[len(floats) :]]
 
         return outputs, grad
 
-    outputs = tf.nest.flatten(recomputed(*tensors(everything)))
-    output, sums = filled(structure["all"], outputs)
-    ctx.collected.merge(sums)
-    return output
+    given = [*tensors(everything), *map(outer_tensors.inside, outer)]
+    outputs = tf.nest.flatten(recomputed(*given))
+    return outputs, structure["all"], outer_tensors.learned(read)

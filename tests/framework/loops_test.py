@@ -364,23 +364,76 @@ def test_rematerialised_computes_twice_and_once_without_gradient() -> None:
         calls.append(1)
         return x * theta.w
 
-    theta, x = Theta(w=tf.constant(3.0)), tf.constant(2.0)
-    with tf.GradientTape() as tape:
-        tape.watch(x)
-        y = ops.rematerialize(StepContext(), function, theta, x)
-    assert (float(y), len(calls)) == (6.0, 1)
-    assert float(tape.gradient(y, x)) == 3.0
+    theta = Theta(w=tf.constant(3.0))
+
+    @tf.function(autograph=False)
+    def run(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = ops.rematerialize(StepContext(), function, theta, x)
+        assert len(calls) == 1
+        return y, tape.gradient(y, x)
+
+    assert [float(t) for t in run(tf.constant(2.0))] == [6.0, 3.0]
     assert len(calls) == 2
 
 
 def test_rematerialised_gives_zero_for_a_weight_that_is_not_used() -> None:
     theta = Theta(w=tf.constant(3.0), unused=tf.ones([2]))
-    with tf.GradientTape() as tape:
-        tape.watch(theta)
-        y = ops.rematerialize(StepContext(), lambda t, x, ctx: t.w * x, theta, tf.constant(2.0))
-    gradient = tape.gradient(y, theta)
+
+    @tf.function(autograph=False)
+    def run(theta: Theta) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(theta)
+            y = ops.rematerialize(StepContext(), lambda t, x, ctx: t.w * x, theta, tf.constant(2.0))
+        return tape.gradient(y, theta)
+
+    gradient = run(theta)
     assert float(gradient.w) == 2.0
     np.testing.assert_array_equal(gradient.unused, [0.0, 0.0])
+
+
+@pytest.mark.parametrize("how", ["eager", "graph", "compiled"])
+@pytest.mark.parametrize("place", ["step", "scan", "scan from outside"])
+def test_what_a_rematerialised_function_reads_from_outside_has_gradients(
+    place: str, how: str
+) -> None:
+    """Of w, by what the function closes over; of u, which it gets; of v, which it closes over."""
+    rng = np.random.default_rng(0)
+    w, u, v = (tf.constant(rng.normal(size=(3, 3))) for _ in range(3))
+    xs = tf.constant(rng.normal(size=(4, 2, 3)))
+
+    def loss(w: tf.Tensor, u: tf.Tensor, v: tf.Tensor, again: Any) -> tf.Tensor:
+        keys, mask = tf.tanh(w), tf.cast(xs[0, 0] > 0, w.dtype)
+
+        def block(theta: Theta, h: tf.Tensor, x: Any, ctx: StepContext) -> tf.Tensor:
+            inner = keys if place != "scan" else tf.matmul(keys, theta.u)
+
+            def function(theta: Theta, h: tf.Tensor, ctx: StepContext) -> tf.Tensor:
+                return tf.tanh(tf.matmul(h, theta.u) @ inner * mask + tf.reduce_sum(v * v) + x)
+
+            return again(ctx, function, theta, h)
+
+        if place == "step":
+            return tf.reduce_sum(block(Theta(u=u), xs[0], xs[1], StepContext()) ** 2)
+        h, ys = ops.scan(
+            StepContext(), lambda *args: (block(*args), args[1]), Theta(u=u), xs[0], xs
+        )
+        return tf.reduce_sum(h**2) + tf.reduce_sum(ys**3)
+
+    def gradients(again: Any, *weights: tf.Tensor) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(weights)
+            y = loss(*weights, again)
+        return [y, *tape.gradient(y, weights)]
+
+    def run(*weights: tf.Tensor) -> Any:
+        return gradients(ops.rematerialize, *weights)
+
+    if how != "eager":
+        run = tf.function(run, autograph=False, jit_compile=how == "compiled")
+    expected = gradients(lambda ctx, function, theta, h: function(theta, h, ctx), w, u, v)
+    assert_same(run(w, u, v), expected)
 
 
 @pytest.mark.parametrize("outer", ["scan of rematerialised", "rematerialised scan"])

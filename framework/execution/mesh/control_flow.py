@@ -3,6 +3,8 @@
     forward   state, y = body(theta, state, x)        in every iteration; the states are saved
     backward  the iterations in reverse: recomputes the body from its saved state, under a tape
 
+What the body reads from outside, besides its arguments, has gradients as theta has them.
+
 DTensor cannot partition the tensor lists that TensorFlow's own gradient of a while loop uses.
 Saved and stacked values are therefore written into buffers, which take the layout of these values.
 """
@@ -14,7 +16,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tekso.framework import loops
+from tekso.framework import loops, outer_tensors
 from tekso.framework.execution.mesh.context import MeshContext
 from tekso.framework.execution.workarounds.tensors import loop_inputs
 from tekso.framework.nests import filled, tensors
@@ -84,18 +86,20 @@ class Loop:
     ) -> None:
         self._ctx, self._iteration, self._num_iterations = ctx, iteration, num_iterations
         self._theta_axes = theta_axes
+        self._outer: Flat = []  # tensors from outside that learn
 
     def run(self, theta: Flat, state: Flat, xs: Flat) -> tuple[Flat, Flat, Flat]:
         """Returns the final state, the stacked outputs and the summed outputs."""
         shapes = self._outputs(theta, state, xs)
         if not self._ctx.is_training:
             return self._forward(theta, state, xs, shapes)[0]
+        outer = loop_inputs(self._outer)
         given = len(theta), len(state), len(xs)
         made = len(state), len(shapes[0]), len(shapes[1])
 
         @custom_gradient
         def loop(*args: tf.Tensor) -> Any:
-            theta, state, xs = split(args, given)
+            theta, state, xs = split(args, given)  # the loop reads the others from outside
             outputs, saved = self._forward(theta, state, xs, shapes)
 
             def grad(*gradients: tf.Tensor | None) -> list[tf.Tensor | None]:
@@ -103,13 +107,13 @@ class Loop:
 
             return joined(outputs), grad
 
-        found: tuple[Flat, Flat, Flat] = split(loop(*theta, *state, *xs), made)
+        found: tuple[Flat, Flat, Flat] = split(loop(*theta, *state, *xs, *outer), made)
         return found
 
     def _outputs(self, theta: Flat, state: Flat, xs: Flat) -> tuple[Flat, Flat]:
         """Traces one iteration separately; returns its stacked and its summed outputs.
 
-        Only the types and shapes of these tensors may be used.
+        Only the types and shapes of these tensors may be used. Also finds what else it reads.
         """
         found: list[tuple[Flat, Flat]] = []
 
@@ -117,7 +121,9 @@ class Loop:
             first = tf.constant(0)
             found.append(self._iteration(first, theta, state, read(xs, first))[1:])
 
-        tf.function(probe, autograph=False).get_concrete_function()
+        graph = tf.function(probe, autograph=False).get_concrete_function().graph
+        outside = [outer for outer, _ in graph.captures]
+        self._outer = outer_tensors.learned(outside, [*theta, *state, *xs])
         return found[0]
 
     def _forward(
@@ -161,7 +167,10 @@ class Loop:
     def _iteration_gradients(
         self, index: tf.Tensor, theta: Flat, saved: Flat, x: Flat, seeds: Flat
     ) -> tuple[Flat, Flat, Flat]:
-        """Returns the gradients of weights, state and x, given those of all float outputs."""
+        """Returns the gradients of weights, state and x, given those of all float outputs.
+
+        Those of tensors from outside follow those of the weights.
+        """
         return self.differentiated(index, theta, saved, x, seeds)[1]
 
     def differentiated(
@@ -169,7 +178,8 @@ class Loop:
     ) -> tuple[Flat, tuple[Flat, Flat, Flat]]:
         """Returns the results of an iteration, and the gradients of weights, state and x."""
         inputs = theta, state, x
-        watched = [learning(flat) for flat in inputs]
+        weights, *rest = (learning(flat) for flat in inputs)
+        watched = [[*weights, *map(outer_tensors.inside, self._outer)], *rest]
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(watched)
             outputs = joined(self._iteration(index, *inputs))
@@ -179,7 +189,9 @@ class Loop:
             output_gradients=seeds,
             unconnected_gradients=tf.UnconnectedGradients.ZERO,
         )
-        return outputs, (self._constrained(dtheta, theta), dstate, dx)
+        count = len(weights)
+        dtheta = [*self._constrained(dtheta[:count], theta), *dtheta[count:]]
+        return outputs, (dtheta, dstate, dx)
 
     def _backward(
         self,
@@ -202,7 +214,8 @@ class Loop:
             return i - 1, _add(dtheta, more), dstate, _write(dxs, i, dx)
 
         # Gradients of weights are summed over the iterations in float32, as the plain loop does.
-        dtheta = [widen(tf.zeros_like(t)) for t in learning(theta)]
+        weights = [*learning(theta), *self._outer]
+        dtheta = [widen(tf.zeros_like(t)) for t in weights]
         dxs = [tf.zeros_like(t) for t in learning(xs)]
         _, dtheta, dstate, dxs = tf.while_loop(
             lambda i, *_: i >= 0,
@@ -210,10 +223,11 @@ class Loop:
             (tf.constant(self._num_iterations - 1), dtheta, dafter, dxs),
             maximum_iterations=self._num_iterations,
         )
-        dtheta = [tf.cast(d, t.dtype) for d, t in zip(dtheta, learning(theta), strict=True)]
-        found = iter([*dtheta, *dstate, *dxs])
+        dtheta = [tf.cast(d, t.dtype) for d, t in zip(dtheta, weights, strict=True)]
+        count = len(learning(theta))
+        found = iter([*dtheta[:count], *dstate, *dxs])
         inputs = (*theta, *outputs[0], *xs)  # the final state has the types of the first one
-        return [next(found) if _has(t) else None for t in inputs]
+        return [*(next(found) if _has(t) else None for t in inputs), *dtheta[count:]]
 
     def _constrained(self, gradients: Flat, theta: Flat) -> Flat:
         """Returns the gradients of weights, sharded as the weights are."""

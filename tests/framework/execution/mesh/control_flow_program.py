@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tekso.framework import workarounds
+from tekso.framework import ops, workarounds
 from tekso.framework.context import StepContext
 from tekso.framework.execution import DataParallel, MeshSharded
 from tekso.framework.execution.base import signature_of
@@ -67,11 +67,18 @@ class RecurrentLayer(Layer):
         self.child("recurrent", Recurrent.Params(cell=cell))
 
     def fprop(self, theta: Theta, x: tf.Tensor, ctx: StepContext, **side: Any) -> tf.Tensor:
-        """Returns x plus what the loop makes of it, backwards and forwards."""
+        """Returns x plus what loops make of it, backwards and forwards."""
         y = self.norm.fprop(theta.norm, x, ctx)
         y = tf.transpose(self.recurrent.fprop(theta.recurrent, y, ctx), [1, 0, 2])  # time-major
         backwards = workarounds.reverse(ctx, y, 0, dims=(None, "batch", "embed"))
         forwards = workarounds.reverse(ctx, backwards, 0)
+        summary = tf.tanh(tf.reduce_mean(x, 1))  # which the loop reads from outside
+
+        def gated(theta: Theta, h: tf.Tensor, y: tf.Tensor, ctx: StepContext) -> Any:
+            return 0.5 * h + summary * y, h
+
+        _, sums = ops.scan(ctx, gated, Theta(), tf.zeros_like(summary), y)
+        forwards += sums
         return x + tf.transpose(0.7 * backwards + 0.3 * forwards, [1, 0, 2])
 
 

@@ -91,11 +91,16 @@ def python_loop(ctx: Any, body: Any, theta: Any, state: Any, xs: Any, first: int
 
 
 @tf.function(autograph=False)
-def loop_and_gradients(scan: Any, w: Any, state: Any, xs: Any) -> dict[str, Any]:
+def loop_and_gradients(scan: Any, w: Any, state: Any, xs: Any, v: Any) -> dict[str, Any]:
     ctx = OneDevice(mode="train", seed=4, step=9, num_examples=BATCH)
     with tf.GradientTape() as tape:
-        tape.watch([w, state, xs])
-        last, ys = scan(ctx, body, Theta(w=w), state, xs, FIRST)
+        tape.watch([w, state, xs, v])
+        outer = tf.sin(v)
+
+        def reading(theta: Theta, state: tf.Tensor, x: tf.Tensor, ctx: StepContext) -> Any:
+            return body(theta, state * outer, x, ctx)
+
+        last, ys = scan(ctx, reading, Theta(w=w), state, xs, FIRST)
         loss = tf.reduce_sum(ys**3) + tf.reduce_sum(last) + ctx.collected.total("loss")
     sums = ctx.collected.sums
     return {
@@ -104,7 +109,7 @@ def loop_and_gradients(scan: Any, w: Any, state: Any, xs: Any) -> dict[str, Any]
         "loss": sums["loss"]["size"],
         "metric": sums["metric"]["mean"],
         "statistic": next(iter(sums["statistic"].values())),
-        "gradients": tape.gradient(loss, [w, state, xs]),
+        "gradients": tape.gradient(loss, [w, state, xs, v]),
     }
 
 
@@ -112,7 +117,7 @@ def loop_and_gradients(scan: Any, w: Any, state: Any, xs: Any) -> dict[str, Any]
 def test_the_loops_of_a_mesh_return_and_collect_what_a_python_loop_does(form: Any) -> None:
     """On one device; the programs below compare them on meshes."""
     rng = np.random.default_rng(0)
-    shapes = ([DIM, DIM], [BATCH, DIM], [ITERATIONS, BATCH, DIM])
+    shapes = ([DIM, DIM], [BATCH, DIM], [ITERATIONS, BATCH, DIM], [DIM])
     inputs = [tf.constant(rng.normal(size=shape), tf.float32) for shape in shapes]
     found, expected = (loop_and_gradients(scan, *inputs) for scan in (form.scan, python_loop))
     assert expected["statistic"][0].shape == (ITERATIONS, DIM)
