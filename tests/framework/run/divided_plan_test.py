@@ -6,54 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tensorflow as tf
+from coupled_losses import Gathered, InBatch, Misplaced
 from wrong_losses import Points
 
-from tekso.framework import ops
-from tekso.framework.context import StepContext
 from tekso.framework.execution import DataParallel, MeshSharded
 from tekso.framework.experiment import Tree
-from tekso.framework.initializers import Normal
 from tekso.framework.learner import Learner
 from tekso.framework.optimizers.sgd import Momentum
 from tekso.framework.run import divided_losses, loss_check, run_plan
 from tekso.framework.run.run_plan import RunPlan
 from tekso.framework.schedules import Constant
-from tekso.framework.task import LossSums, Task
-
-
-class InBatch(Task):
-    """A softmax over the examples at hand."""
-
-    couples_examples = True
-
-    def __init__(self, params: Any) -> None:
-        super().__init__(params)
-        self.weight("w", [3, 5], dims=(None, None), init=Normal.Params(stddev=1.0))
-
-    def loss_weight(self, batch: Any) -> tf.Tensor:
-        return tf.reduce_sum(batch["weights"])
-
-    def rows(self, z: tf.Tensor, ctx: StepContext) -> tuple[tf.Tensor, tf.Tensor]:
-        return z, tf.range(z.shape[0])
-
-    def loss(self, theta: Any, batch: Any, ctx: StepContext) -> LossSums:
-        z = batch["x"] @ theta.w
-        rows, place = self.rows(z, ctx)
-        scores = tf.matmul(z, rows, transpose_b=True)
-        nats = tf.nn.sparse_softmax_cross_entropy_with_logits(place, scores)
-        return LossSums(tf.reduce_sum(batch["weights"] * nats))
-
-
-class Gathered(InBatch):
-    """A softmax over the examples of all devices."""
-
-    gathers_examples = True
-
-    def rows(self, z: tf.Tensor, ctx: StepContext) -> tuple[tf.Tensor, tf.Tensor]:
-        place = tf.range(z.shape[0]) + tf.cast(ctx.example_offset, tf.int32)
-        member = tf.one_hot(place, ctx.num_examples)
-        return ops.sum_over_replicas(ctx, tf.matmul(member, z, transpose_a=True), self), place
+from tekso.framework.task import Task
 
 
 def ranking(
@@ -110,14 +73,7 @@ def test_a_ranking_refuses_accumulation_steps_for_the_loss_of_each(tmp_path: Pat
         assert plan.rejected[name].startswith("refused: InBatch.loss ("), name
 
 
-class Forgetful(Gathered):
-    """Gathers the examples of all devices, and forgets where its own are."""
-
-    def rows(self, z: tf.Tensor, ctx: StepContext) -> tuple[tf.Tensor, tf.Tensor]:
-        return super().rows(z, ctx)[0], tf.range(z.shape[0])
-
-
 def test_a_ranking_refuses_towers_of_a_device_and_not_of_a_mesh(tmp_path: Path) -> None:
-    plan = ranking(tmp_path, Forgetful, DataParallel, towers=2)
-    assert plan.rejected["data_parallel, 1 device"].startswith("refused: Forgetful.loss (")
+    plan = ranking(tmp_path, Misplaced, DataParallel, towers=2)
+    assert plan.rejected["data_parallel, 1 device"].startswith("refused: Misplaced.loss (")
     assert "mesh_sharded" not in plan.rejected
