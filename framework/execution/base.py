@@ -128,11 +128,6 @@ class ExecutionProgram(abc.ABC):
     def __init__(self, step: Step) -> None:
         self._step = step
 
-    @property
-    def num_separate_parts(self) -> int:
-        """Number of parts of a training batch that exchange nothing, such as accumulation steps."""
-        return int(self._step.learner.params.accumulation_steps)
-
     def specs(self) -> dict[str, WeightSpec]:
         """Returns the specs of all weights and slots by state key ("weights/…", "learner/…")."""
         return self._step.specs.keyed()

@@ -113,14 +113,12 @@ class DataParallel(Execution):
     def program(self, step: Step, batch: Signature) -> ExecutionProgram:
         """See `Execution`."""
         task, parts = step.task, step.learner.params.accumulation_steps
+        batch_size = num_examples(batch)
         check_whole(task, parts, *ACCUMULATION)
         if self._updates is not None:
-            workers = self._updates.parts(step, batch)
-            check_whole(
-                task, workers, "parts by workers", "use synchronous training on one process"
-            )
-            return self._updates.program(self._program_alone(step, batch, workers), step)
-        batch_size = num_examples(batch)
+            self._updates.check_parts(task, batch_size, parts)
+            local = self._program_alone(step, batch_size // self._updates.num_parts // parts)
+            return self._updates.program(local, step)
         strategy = self._strategy or tf.distribute.get_strategy()
         processes = ProcessSums()
         if self._cluster is not None:
@@ -140,12 +138,11 @@ class DataParallel(Execution):
         check_statistics(task, replicas=replicas, parts=parts, xla=xla)
         return DataParallelProgram(step, strategy, processes, towers=towers, xla=xla)
 
-    def _program_alone(self, step: Step, batch: Signature, parts: int) -> DataParallelProgram:
-        """Returns the program of one device that computes one of the equal parts of a batch."""
+    def _program_alone(self, step: Step, examples: int) -> DataParallelProgram:
+        """Returns the program of one device that computes some examples at a time."""
         strategy = tf.distribute.get_strategy()
         towers = 1  # a worker may share its cores with other workers
         if self.params.towers is not None:
-            examples = num_examples(batch) // (parts * step.learner.params.accumulation_steps)
             towers = self._num_towers(step.task, strategy, examples)
         return DataParallelProgram(step, strategy, towers=towers, xla=self._xla(strategy))
 

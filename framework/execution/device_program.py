@@ -62,11 +62,6 @@ class DeviceProgram(ExecutionProgram):
         self._fusions: dict[Any, XlaFusion] = {}
         self._compiled_functions: dict[Any, Callable[..., Any]] = {}
 
-    @property
-    def num_parts_together(self) -> int:
-        """Number of parts of a batch that are computed together: a tower of a device is one."""
-        return int(self.num_replicas * self._towers)
-
     @abc.abstractmethod
     def _all_reduce(self, nest: Any) -> Any:
         """Returns a nest of tensors, summed over all devices."""
@@ -117,7 +112,7 @@ class DeviceProgram(ExecutionProgram):
 
             def forward() -> tuple[LossSums, StepContext]:
                 sums = self._step.loss(weights, part, ctx, own=self._own_variables())
-                if self.num_parts_together > 1:
+                if self.num_replicas * self._towers > 1:
                     refuse_unsummed(self._step.task, ctx)
                 return sums, ctx
 

@@ -93,11 +93,6 @@ class ParameterServerProgram(ExecutionProgram):
         self._update = tf.function(self._update_graph, autograph=False)
         self._values = tf.function(self._values_graph, autograph=False)
 
-    @property
-    def num_separate_parts(self) -> int:
-        """See `ExecutionProgram`: the workers of a group, each with its accumulation steps."""
-        return self._parts * super().num_separate_parts
-
     # --- state ---
 
     def assign(self, value: ReadKey, keys: Set[str] | None = None) -> None:

@@ -28,10 +28,11 @@ from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.parameter_server_program import ParameterServerProgram
 from tekso.framework.execution.pipeline import remote
 from tekso.framework.execution.updates import Updates
+from tekso.framework.execution.whole_batches import check_whole
 from tekso.framework.execution.worker_pool import SERVER, WORKER, WorkerPool
 from tekso.framework.params import param
-from tekso.framework.signature import Signature, num_examples
 from tekso.framework.step import Step
+from tekso.framework.task import Task
 
 _TRAINER = "chief"
 
@@ -105,29 +106,32 @@ class Asynchronous(Updates):
         devices.setup_cpu(logical_devices=None, threads_per_op=1)
         self._servers = _connect(self.params.workers, self.params.parameter_servers)
 
-    def parts(self, step: Step, batch: Signature) -> int:
+    @property
+    def num_parts(self) -> int:
+        """See `Updates`: the number of workers of a group."""
+        return len(self.params.workers) // self.num_groups
+
+    def check_parts(self, task: Task, size: int, accumulation: int) -> None:
         """See `Updates`."""
-        parts = len(self.params.workers) // self.num_groups
-        size, accumulation = num_examples(batch), step.learner.params.accumulation_steps
+        parts = self.num_parts
+        check_whole(task, parts, "parts by workers", "use synchronous training on one process")
         if size % (parts * accumulation):
             raise ExecutionError(
                 f"input.batch_size {size} does not divide evenly over {parts} workers of a group "
                 f"and {accumulation} accumulation steps"
             )
-        return parts
 
     def program(self, local: DataParallelProgram, step: Step) -> ExecutionProgram:
         """See `Updates`."""
         if self._servers is None:
             raise ExecutionError("call setup_devices before program")
-        p = self.params
         return ParameterServerProgram(
             step,
             local,
             self._servers.strategy,
             self._servers.pool,
             num_groups=self.num_groups,
-            workers_per_group=len(p.workers) // self.num_groups,
+            workers_per_group=self.num_parts,
         )
 
 

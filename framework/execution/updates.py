@@ -7,8 +7,8 @@ import abc
 from tekso.framework.execution.base import ExecutionProgram
 from tekso.framework.execution.data_parallel_program import DataParallelProgram
 from tekso.framework.params import Configurable
-from tekso.framework.signature import Signature
 from tekso.framework.step import Step
+from tekso.framework.task import Task
 
 
 class Updates(Configurable, abc.ABC):
@@ -21,12 +21,22 @@ class Updates(Configurable, abc.ABC):
     def setup_devices(self, *, tpu: str | None, cpu_devices: int | None) -> None:
         """Sets up threads and devices, and connects to other processes; see `Execution`."""
 
+    @property
     @abc.abstractmethod
-    def parts(self, step: Step, batch: Signature) -> int:
-        """Returns into how many equal parts a batch is divided; each is computed by one worker.
+    def num_parts(self) -> int:
+        """Number of equal parts of a batch, each of which one worker computes."""
+
+    @abc.abstractmethod
+    def check_parts(self, task: Task, size: int, accumulation: int) -> None:
+        """Checks that workers can compute the parts of a batch.
+
+        Args:
+          task: the task.
+          size: number of examples of the batch.
+          accumulation: number of accumulation steps of a worker.
 
         Raises:
-          ExecutionError: the batch cannot be divided so.
+          ExecutionError: the batch cannot be divided so, or a layer compares all of its examples.
         """
 
     @abc.abstractmethod

@@ -37,7 +37,7 @@ from tekso.framework.run import (
 )
 from tekso.framework.run.checkpoints import Description
 from tekso.framework.run.consistency import check_data
-from tekso.framework.run.divided_losses import Division
+from tekso.framework.run.divided_losses import Division, division_of
 from tekso.framework.run.evaluation import Stopped
 from tekso.framework.run.process_group import ProcessGroup
 from tekso.framework.run.tpu_connection import connecting
@@ -94,8 +94,9 @@ class Assembly:
     def _division(self) -> Division:
         """How the program divides a batch."""
         program = self.program
-        devices = program.num_parts_together if isinstance(program, DataParallelProgram) else 1
-        return Division(devices, program.num_separate_parts)
+        devices = program.num_replicas if isinstance(program, DataParallelProgram) else 1
+        accumulation = self.learner.params.accumulation_steps
+        return division_of(self.tree.execution, devices, accumulation=accumulation)
 
     def batches(self, start: int) -> Iterator[Mapping[str, Any]]:
         """Returns this process's part of the training batches, from a batch to the last one."""
@@ -275,15 +276,5 @@ def _check_eval_batches(eval_inputs: Mapping[str, Input], num_devices: int, laye
 
 def _check_steps(run: Any, learner: LearnerBase, task: Task, concurrent: int) -> list[str]:
     """Checks the steps of a call; returns the warnings about the schedules."""
-    _check_steps_per_call(run.steps_per_call, concurrent)
+    schedule_check.check_steps_per_call(run.steps_per_call, concurrent)
     return schedule_check.warnings(learner, task.specs(), run.steps)
-
-
-def _check_steps_per_call(given: int, concurrent: int) -> None:
-    """Raises an ExecutionError if a call has fewer steps than are computed at the same time."""
-    if given < concurrent:
-        raise ExecutionError(
-            f"run.steps_per_call is {given}, but the execution computes {concurrent} steps at the "
-            "same time, so some workers would be idle. Set run.steps_per_call to at least "
-            f"{concurrent}; {20 * concurrent} is better"
-        )

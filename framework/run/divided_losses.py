@@ -25,9 +25,11 @@ from tekso.framework.context import HasStream, Mode, StepContext
 from tekso.framework.counting import counted
 from tekso.framework.coupling import coupling, named
 from tekso.framework.execution.base import parts_of
+from tekso.framework.execution.data_parallel import DataParallel
 from tekso.framework.execution.replica_context import ReplicaContext
 from tekso.framework.input.input import Input
 from tekso.framework.layer import Layer
+from tekso.framework.params import Params
 from tekso.framework.run.loss_sums import LossError
 from tekso.framework.run.loss_trial import (
     Batch,
@@ -75,6 +77,24 @@ class Division:
 
 
 UNDIVIDED = Division()
+
+
+def division_of(execution: Params, devices: int, *, accumulation: int) -> Division:
+    """Returns how an execution divides a batch.
+
+    Args:
+      execution: its Params.
+      devices: number of devices of data-parallel execution, of all processes. It counts neither for
+        other executions, which compute a batch together, nor with `execution.updates`.
+      accumulation: number of accumulation steps.
+    """
+    params: Any = execution
+    if not issubclass(params.owner, DataParallel):
+        return Division(1, accumulation)
+    towers = params.towers or 1  # None: one, if a layer couples examples
+    if params.updates is None:
+        return Division(devices * towers, accumulation)
+    return Division(towers, params.updates.instantiate().num_parts * accumulation)
 
 
 def couples(task: Task) -> bool:

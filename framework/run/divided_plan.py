@@ -7,11 +7,9 @@ initializes the weights: whether the loss differs depends on both.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import tensorflow as tf
 
-from tekso.framework.execution.data_parallel import DataParallel
 from tekso.framework.experiment import Tree
 from tekso.framework.run import divided_losses, loss_check
 from tekso.framework.run.divided_losses import Division
@@ -34,16 +32,17 @@ class DividedStep:
     warnings: tuple[str, ...] = ()
 
 
-def find(tree: Tree.Params, task: Task, devices: int, *, assets_dir: str | None) -> DividedStep:
-    """Returns why training on several devices, or in accumulation steps, would be refused.
+def find(
+    tree: Tree.Params, task: Task, division: Division, *, assets_dir: str | None
+) -> DividedStep:
+    """Returns why training would be refused for the loss of the parts of a batch.
 
     Args:
       tree: the Params.
       task: the task.
-      devices: number of devices of the step; 0: those of a mesh, which compute a batch together.
+      division: how a batch is divided.
       assets_dir: folder of the assets of a run, if there was one.
     """
-    division = _division(tree, devices)
     if division.is_whole or not divided_losses.couples(task):
         return DividedStep()
     if sum(spec.size_bytes for spec in task.specs().values()) > loss_check.MOST_BYTES:
@@ -58,12 +57,3 @@ def find(tree: Tree.Params, task: Task, devices: int, *, assets_dir: str | None)
     except Exception as error:
         return DividedStep(warnings=(divided_losses.failed(task, division, error),))
     return DividedStep()
-
-
-def _division(tree: Tree.Params, devices: int) -> Division:
-    """Returns how a batch of training is divided; with `execution.updates`, by one worker."""
-    execution: Any = tree.execution
-    is_divided = issubclass(execution.owner, DataParallel) and not execution.updates
-    learner: Any = tree.learner
-    towers = (execution.towers or 1) if is_divided else 1
-    return Division(max(1, devices * towers) if is_divided else 1, learner.accumulation_steps)

@@ -16,6 +16,7 @@ from tekso.framework.experiment import Tree
 from tekso.framework.planning import layout_search
 from tekso.framework.planning.layout_search import Ranked
 from tekso.framework.run import local_steps, step_plan
+from tekso.framework.run.divided_losses import Division, division_of
 from tekso.framework.run.divided_plan import DividedStep
 from tekso.framework.run.pipelined_step import pipelined
 from tekso.framework.run.step_parts import StepParts, StepPlan
@@ -31,15 +32,14 @@ _COMPARED = 10  # layouts of the meshes of stages: of the fastest, and of those 
 
 
 def other_plans(
-    parts: StepParts, devices: int, of_replicas: Callable[[int], DividedStep]
+    parts: StepParts, devices: int, of_division: Callable[[Division], DividedStep]
 ) -> tuple[list[StepPlan], dict[str, str]]:
     """Returns steps of all executions over a number of devices, and why others are impossible.
 
     Args:
       parts: the parts of the experiment.
       devices: number of devices.
-      of_replicas: finds out whether a number of data-parallel devices computes the loss of the
-        whole batch; 0: a mesh, which divides it by accumulation steps only.
+      of_division: finds out whether the parts of a batch have the loss of the whole batch.
     """
     found: list[StepPlan] = []
     rejected: dict[str, str] = {}
@@ -50,13 +50,20 @@ def other_plans(
         except ExecutionError as error:
             to[name] = str(error)
 
+    accumulation = parts.learner.params.accumulation_steps
+
     def replicas(number: int) -> StepPlan:
-        return _accepted(step_plan.data_parallel(parts, number), of_replicas(number))
+        step = step_plan.data_parallel(parts, number)
+        division = division_of(parts.data_parallel, number, accumulation=accumulation)
+        return _accepted(step, of_division(division))
+
+    def on_mesh() -> StepPlan:
+        return _accepted(_best_mesh(parts, devices), of_division(Division(1, accumulation)))
 
     add("data_parallel", lambda: replicas(devices))
     if devices > 1:
         add("data_parallel, 1 device", lambda: replicas(1))
-        add("mesh_sharded", lambda: _accepted(_best_mesh(parts, devices), of_replicas(0)))
+        add("mesh_sharded", on_mesh)
     for name, owner in _PIPELINES.items():
         reasons: dict[str, str] = {}
         for stages in _divisors(devices):

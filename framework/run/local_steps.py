@@ -18,7 +18,6 @@ from tekso.framework.cores import num_cores
 from tekso.framework.costs import graph_work, loop_overlap, this_machine
 from tekso.framework.costs.graph_memory import COUNTED_BYTES
 from tekso.framework.counting import counted
-from tekso.framework.execution.data_parallel import DataParallel
 from tekso.framework.execution.mesh.layouts import MeshLayout
 from tekso.framework.execution.mesh.mesh_devices import have_cores
 from tekso.framework.execution.mesh.presets import DATA
@@ -42,11 +41,8 @@ def data_parallel(parts: StepParts, devices: int) -> StepPlan:
       parts: the parts of the experiment; of another execution, the Params do not count.
       devices: number of logical devices; a single one uses all cores.
     """
-    execution: Any = parts.tree.execution
-    if not issubclass(execution.owner, DataParallel):
-        execution = DataParallel.Params()
     step = Step(parts.task, parts.learner, seed=0, dtype=parts.tree.run.activation_dtype)
-    graphs = step_graphs.trace(step, parts.batch, execution, devices=devices)
+    graphs = step_graphs.trace(step, parts.batch, parts.data_parallel, devices=devices)
     if devices == 1:
         return _with_notes(_one_device(step, graphs), graphs.tower, towers=graphs.towers)
     of_device = graphs.of_device()

@@ -12,14 +12,12 @@ import functools
 import os
 import shutil
 from collections.abc import Mapping
-from typing import Any
 
 from tekso.framework import files, schedules
 from tekso.framework.costs import stored_speeds, this_machine
 from tekso.framework.costs.device_types import DeviceType
 from tekso.framework.costs.stored_speeds import Condition
 from tekso.framework.costs.this_machine import THIS_MACHINE
-from tekso.framework.execution.data_parallel import DataParallel
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.experiment import Tree
 from tekso.framework.run import (
@@ -30,6 +28,7 @@ from tekso.framework.run import (
     metric_names,
     run_start,
 )
+from tekso.framework.run.divided_losses import division_of
 from tekso.framework.run.early_stopping import early_stopping_of
 from tekso.framework.run.execution_search import other_plans
 from tekso.framework.run.logdir import Logdir
@@ -163,20 +162,19 @@ def plan(
         step = None if invalid else step_plan(parts, num_devices)
     except ExecutionError as error:
         problem = str(error)
-    replicated = _data_parallel(tree)
-    of_replicas = functools.cache(
-        functools.partial(divided_plan.find, replicated, parts.task, assets_dir=assets_dir)
+    of_division = functools.cache(
+        functools.partial(divided_plan.find, tree, parts.task, assets_dir=assets_dir)
     )
     divided = divided_plan.DividedStep()
-    if step is not None and replicated is tree:
-        divided = of_replicas(step.devices)
-    elif step is not None:
-        divided = divided_plan.find(tree, parts.task, step.devices, assets_dir=assets_dir)
+    if step is not None:
+        accumulation = parts.learner.params.accumulation_steps
+        division = division_of(tree.execution, step.devices, accumulation=accumulation)
+        divided = of_division(division)
     others: list[StepPlan] = []
     rejected: dict[str, str] = {}
     if searches and not invalid:
         devices = num_devices or (step.devices if step else 1)
-        others, rejected = other_plans(parts, devices, of_replicas)
+        others, rejected = other_plans(parts, devices, of_division)
     specs = parts.task.specs()
     state = State(specs, parts.learner.slots(specs))
     start = run_start.find(tree, state, Logdir(logdir))
@@ -203,16 +201,6 @@ def plan(
         stored_speeds.condition() if parts.device.name == THIS_MACHINE else Condition(),
         {} if invalid else parts.forward_flops,
     )
-
-
-def _data_parallel(tree: Tree.Params) -> Tree.Params:
-    """Returns the Params with data-parallel execution; themselves, if they have it."""
-    owner: Any = tree.execution.owner
-    if issubclass(owner, DataParallel):
-        return tree
-    found = tree.copy()
-    found.execution = DataParallel.Params()
-    return found
 
 
 def _metric_problem(parts: StepParts, *, is_valid: bool) -> str:

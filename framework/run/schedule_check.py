@@ -1,4 +1,7 @@
-"""Checks the schedules of a run: values that no learning rate can have, warm-ups that never end."""
+"""Checks the schedules of a run, and the number of steps in a call.
+
+Schedules may have values that no learning rate can have, or warm-ups that never end.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import math
 from collections.abc import Mapping
 
 from tekso.framework.counting import counted
+from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.learning_step import LearnerBase
 from tekso.framework.schedules import Schedule
 from tekso.framework.weight_spec import WeightSpec
@@ -59,3 +63,13 @@ def warnings(learner: LearnerBase, specs: Mapping[str, WeightSpec], steps: int) 
     groups = [one for one, _ in learner.groups(specs).values()]
     found = [text for one in groups for text in unfinished_warmups(one.schedule, steps)]
     return list(dict.fromkeys(found))
+
+
+def check_steps_per_call(given: int, concurrent: int) -> None:
+    """Raises an ExecutionError if a call has fewer steps than are computed at the same time."""
+    if given < concurrent:
+        raise ExecutionError(
+            f"run.steps_per_call is {given}, but the execution computes {concurrent} steps at the "
+            "same time, so some workers would be idle. Set run.steps_per_call to at least "
+            f"{concurrent}; {20 * concurrent} is better"
+        )

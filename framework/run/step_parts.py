@@ -7,6 +7,7 @@ import functools
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from tekso.framework.costs import graph_time, this_machine
 from tekso.framework.costs.device_types import DeviceType
@@ -116,6 +117,12 @@ class StepParts:
     batch: Signature
     device: DeviceType
     kinds: BatchKinds = ONE_KIND
+
+    @property
+    def data_parallel(self) -> Any:
+        """Params of data-parallel execution: the defaults if the experiment has another one."""
+        execution: Any = self.tree.execution
+        return execution if issubclass(execution.owner, DataParallel) else DataParallel.Params()
 
     def dtype(self, execution: Execution) -> str:
         """Returns the type in which layers compute under an execution."""

@@ -24,7 +24,7 @@ from tekso.framework.execution.pipeline.staged_execution import StagedExecution
 from tekso.framework.execution.whole_batches import ACCUMULATION, check_whole
 from tekso.framework.planning import collectives, layout_ranking, layout_search
 from tekso.framework.planning.layout_search import Ranked
-from tekso.framework.run import local_steps, pipelined_step
+from tekso.framework.run import local_steps, pipelined_step, schedule_check
 from tekso.framework.run.step_parts import NO_STARTS, StepParts, StepPlan
 from tekso.framework.signature import num_examples
 
@@ -87,8 +87,8 @@ def data_parallel(parts: StepParts, devices: int) -> StepPlan:
 
 def _check_towers(parts: StepParts, devices: int) -> None:
     """Rejects towers as training does: by the first batch, as others may have fewer."""
-    execution: Any = parts.tree.execution
-    if not issubclass(execution.owner, DataParallel) or execution.towers is None:
+    execution = parts.data_parallel
+    if execution.towers is None:
         return
     examples = num_examples(parts.batch) // (devices * parts.learner.params.accumulation_steps)
     sums = devices == 1 and execution.xla != "step"
@@ -105,12 +105,13 @@ def _data_parallel_batch(parts: StepParts, devices: int) -> StepPlan:
             f"the nearest that do: {', '.join(map(str, near))}"
         )
     check_whole(parts.task, accumulated, *ACCUMULATION)
-    xla, updates = "auto", None
-    execution: Any = parts.tree.execution
-    if issubclass(execution.owner, DataParallel):
-        xla, updates = execution.xla, execution.updates
-    if updates is None:
-        check_statistics(parts.task, replicas=devices, parts=accumulated, xla=xla)
+    execution = parts.data_parallel
+    if execution.updates is not None:
+        updates = execution.updates.instantiate()
+        updates.check_parts(parts.task, size, accumulated)
+        schedule_check.check_steps_per_call(parts.tree.run.steps_per_call, updates.num_groups)
+    else:
+        check_statistics(parts.task, replicas=devices, parts=accumulated, xla=execution.xla)
     if parts.device.name == THIS_MACHINE:
         return local_steps.data_parallel(parts, devices)
     ranked = layout_search.price_replicas(

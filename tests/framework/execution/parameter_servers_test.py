@@ -9,20 +9,17 @@ import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import clusters
 import processes
 import pytest
+from wrong_losses import Squares
 
 from tekso.framework.cluster import Cluster
 from tekso.framework.execution import Asynchronous, DataParallel, ExecutionError, Hybrid
 from tekso.framework.exit_codes import ExitCode
-from tekso.framework.learner import Learner
-from tekso.framework.optimizers.sgd import SGD
-from tekso.framework.run import assembly
-from tekso.framework.schedules import Constant
+from tekso.framework.run import schedule_check
 
 PROGRAM = Path(__file__).with_name("parameter_servers_program.py")
 
@@ -182,22 +179,19 @@ def test_several_processes_are_refused() -> None:
 
 
 def test_a_call_with_fewer_steps_than_are_computed_at_the_same_time_is_refused() -> None:
-    assembly._check_steps_per_call(3, 3)
+    schedule_check.check_steps_per_call(3, 3)
     with pytest.raises(
         ExecutionError, match=r"run\.steps_per_call is 2, .* at least 3; 60 is better$"
     ):
-        assembly._check_steps_per_call(2, 3)
+        schedule_check.check_steps_per_call(2, 3)
 
 
 def test_a_batch_that_a_group_cannot_divide_is_refused() -> None:
     updates = Hybrid.Params(workers=["a:1", "a:2"], parameter_servers=["b:1"]).instantiate()
-    learner = Learner.Params(
-        optimizer=SGD.Params(), schedule=Constant.Params(value=0.1), accumulation_steps=2
-    )
-    step: Any = SimpleNamespace(learner=learner.instantiate())
-    assert updates.parts(step, {"x": ((8, 3), "float32")}) == 2
+    task = Squares.Params().instantiate()
+    updates.check_parts(task, 8, 2)
     with pytest.raises(ExecutionError, match=r"batch_size 6 .* 2 workers .* 2 accumulation steps"):
-        updates.parts(step, {"x": ((6, 3), "float32")})
+        updates.check_parts(task, 6, 2)
 
 
 @pytest.mark.parametrize("devices", [{"tpu": "local"}, {"cpu_devices": 2}])

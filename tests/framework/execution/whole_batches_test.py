@@ -13,7 +13,7 @@ from absl import logging
 from tekso.framework import ops
 from tekso.framework.coupling import gathering
 from tekso.framework.execution import DataParallel, ExecutionError
-from tekso.framework.execution.parameter_server_program import ParameterServerProgram
+from tekso.framework.execution.parameter_servers import Hybrid
 from tekso.framework.execution.whole_batches import check_whole
 from tekso.framework.initializers import Ones
 from tekso.framework.layer import Layer
@@ -181,19 +181,8 @@ def test_an_evaluation_that_sums_over_devices_without_examples_is_rejected() -> 
         program.eval_step({"weights": np.array([1, 2], np.float32)})
 
 
-def test_workers_that_divide_a_batch_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
-    execution = DataParallel.Params(towers=1, xla="none").instantiate()
-    monkeypatch.setattr(execution, "_updates", SimpleNamespace(parts=lambda *_: 2))
+def test_workers_that_divide_a_batch_are_rejected() -> None:
+    updates = Hybrid.Params(workers=["a:1", "a:2"], parameter_servers=["b:1"])
+    execution = DataParallel.Params(towers=1, xla="none", updates=updates).instantiate()
     with pytest.raises(ExecutionError, match="computed in 2 parts by workers"):
         build(execution)
-
-
-def test_programs_have_the_number_of_parts_that_exchange_nothing() -> None:
-    execution = DataParallel.Params(towers=1, xla="none").instantiate()
-    own = [build(execution, steps, Centred.Params()) for steps in (1, 2)]
-    assert [program.num_separate_parts for program in own] == [1, 2]
-    none: Any = None
-    servers = ParameterServerProgram(
-        own[1]._step, own[1], none, none, num_groups=5, workers_per_group=3
-    )
-    assert servers.num_separate_parts == 6

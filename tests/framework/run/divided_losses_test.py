@@ -12,13 +12,13 @@ from wrong_losses import OnHost, Points
 
 from tekso.framework import initializers, ops
 from tekso.framework.context import StepContext
-from tekso.framework.execution import DataParallel, MeshSharded
-from tekso.framework.experiment import Experiment, Tree
+from tekso.framework.execution import DataParallel, Hybrid, MeshSharded
+from tekso.framework.experiment import Experiment
 from tekso.framework.layer import Layer
 from tekso.framework.learner import Learner
 from tekso.framework.optimizers.sgd import Momentum
 from tekso.framework.params import Params
-from tekso.framework.run import divided_losses, divided_plan, loss_check
+from tekso.framework.run import divided_losses, loss_check
 from tekso.framework.run.divided_losses import Division
 from tekso.framework.run.loss_sums import LossError
 from tekso.framework.run.loss_trial import Trial
@@ -321,10 +321,18 @@ def test_towers_of_a_device_count_as_devices() -> None:
     settings = {"task": Misplaced.Params(), "execution.towers": 2, "execution.xla": "none"}
     with pytest.raises(LossError, match=r"of .* on two with 3 examples each"):
         Session(OfExamples, settings).train(1)
-    towers = {"execution": DataParallel.Params(towers=2)}
-    task = Misplaced.Params().instantiate()
-    found = divided_plan.find(tree(Misplaced, **towers), task, 1, assets_dir=None)
-    assert "on two with 3 examples each" in found.problem
+
+
+def test_an_execution_divides_a_batch_over_devices_towers_workers_and_accumulation_steps() -> None:
+    def division(execution: Any, accumulation: int = 1) -> Division:
+        return divided_losses.division_of(execution, 3, accumulation=accumulation)
+
+    workers = Hybrid.Params(workers=["a:1", "a:2"], parameter_servers=["b:1"])
+    assert division(DataParallel.Params()) == Division(3, 1)
+    assert division(DataParallel.Params(towers=2), 5) == Division(6, 5)
+    assert division(DataParallel.Params(updates=workers), 5) == Division(1, 10)
+    assert division(DataParallel.Params(updates=workers, towers=2)) == Division(2, 2)
+    assert division(MeshSharded.Params(), 5) == Division(1, 5)
 
 
 def test_an_evaluation_is_refused_only_if_it_differs() -> None:
@@ -381,42 +389,3 @@ def test_batches_of_every_kind_are_compared() -> None:
     compare(Points)
     with pytest.raises(LossError, match="in training, the first 6"):
         compare(Kinds)
-
-
-def tree(kind: type[Task], **changes: Any) -> Any:
-    found = Tree.Params(
-        task=kind.Params(),
-        input=Points.Params(batch_size=6),
-        learner=Learner.Params(optimizer=Momentum.Params()),
-        execution=DataParallel.Params(),
-    )
-    return found.set(changes)
-
-
-def test_a_plan_of_several_devices_has_the_same_problem(monkeypatch: pytest.MonkeyPatch) -> None:
-    task = InBatch.Params().instantiate()
-    found = divided_plan.find(tree(InBatch), task, 2, assets_dir=None)
-    assert "in training, the first 6 examples have a loss sum of" in found.problem
-    one = divided_plan.find(tree(InBatch), task, 1, assets_dir=None)
-    meshes = tree(InBatch, execution=MeshSharded.Params())
-    assert one == divided_plan.find(meshes, task, 2, assets_dir=None) == divided_plan.DividedStep()
-    accumulating = tree(InBatch, **{"learner.accumulation_steps": 2})
-    for found in (accumulating, accumulating.copy().set({"execution": MeshSharded.Params()})):
-        problem = divided_plan.find(found, task, 1, assets_dir=None).problem
-        assert "in training, the first 6 examples have a loss sum of" in problem
-        assert "two parts" in problem
-    gathered = Gathered.Params().instantiate()
-    assert (
-        divided_plan.find(tree(Gathered), gathered, 2, assets_dir=None)
-        == divided_plan.DividedStep()
-    )
-    monkeypatch.setattr(Points, "batch", lambda *_: 1 / 0)
-    found = divided_plan.find(tree(InBatch), task, 2, assets_dir=None)
-    assert found.problem == ""
-    assert found.warnings == (
-        "it could not be checked whether the loss of InBatch on 2 devices equals that of one: "
-        "division by zero",
-    )
-    monkeypatch.setattr(loss_check, "MOST_BYTES", 1)
-    (warning,) = divided_plan.find(tree(InBatch), task, 2, assets_dir=None).warnings
-    assert "too large to check" in warning

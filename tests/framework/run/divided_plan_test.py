@@ -7,24 +7,26 @@ from typing import Any
 
 import pytest
 from coupled_losses import Gathered, InBatch, Misplaced
-from wrong_losses import Points
+from wrong_losses import Points, Squares
 
-from tekso.framework.execution import DataParallel, MeshSharded
+from tekso.framework.execution import DataParallel, Hybrid, MeshSharded
 from tekso.framework.experiment import Tree
 from tekso.framework.learner import Learner
 from tekso.framework.optimizers.sgd import Momentum
-from tekso.framework.run import divided_losses, loss_check, run_plan
+from tekso.framework.run import divided_losses, divided_plan, loss_check, run_plan
+from tekso.framework.run.divided_losses import Division
+from tekso.framework.run.divided_plan import DividedStep
 from tekso.framework.run.run_plan import RunPlan
 from tekso.framework.schedules import Constant
 from tekso.framework.task import Task
 
 
-def ranking(
-    tmp_path: Path, kind: type[Task], execution: Any, *, accumulated: int = 1, **fields: Any
-) -> RunPlan:
-    tree = Tree.Params(
+def tree(
+    kind: type[Task], execution: Any, *, size: int = 8, accumulated: int = 1, **fields: Any
+) -> Tree.Params:
+    return Tree.Params(
         task=kind.Params(),
-        input=Points.Params(batch_size=8),
+        input=Points.Params(batch_size=size),
         learner=Learner.Params(
             optimizer=Momentum.Params(),
             schedule=Constant.Params(value=0.1),
@@ -32,9 +34,58 @@ def ranking(
         ),
         execution=execution.Params(**fields),
     )
+
+
+def ranking(tmp_path: Path, kind: type[Task], execution: Any, **fields: Any) -> RunPlan:
+    params = tree(kind, execution, **fields)
     return run_plan.plan(
-        "m", tree, logdir=str(tmp_path), device="cpu", num_devices=2, searches=True
+        "m", params, logdir=str(tmp_path), device="cpu", num_devices=2, searches=True
     )
+
+
+def find(kind: type[Task], division: Division) -> DividedStep:
+    params = tree(kind, DataParallel, size=6)
+    return divided_plan.find(params, kind.Params().instantiate(), division, assets_dir=None)
+
+
+def test_a_plan_has_the_problem_of_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = find(InBatch, Division(2))
+    assert "in training, the first 6 examples have a loss sum of" in found.problem
+    text = find(InBatch, Division(1, 2)).problem
+    assert "in training, the first 6 examples have a loss sum of" in text and "two parts" in text
+    assert find(InBatch, Division()) == find(Gathered, Division(2)) == DividedStep()
+    monkeypatch.setattr(Points, "batch", lambda *_: 1 / 0)
+    found = find(InBatch, Division(2))
+    assert found.problem == ""
+    assert found.warnings == (
+        "it could not be checked whether the loss of InBatch on 2 devices equals that of one: "
+        "division by zero",
+    )
+    monkeypatch.setattr(loss_check, "MOST_BYTES", 1)
+    (warning,) = find(InBatch, Division(2)).warnings
+    assert "too large to check" in warning
+
+
+def of_workers(
+    tmp_path: Path, kind: type[Task], *, size: int = 8, steps_per_call: int = 2, **fields: Any
+) -> list[str]:
+    updates = Hybrid.Params(workers=["a:1", "a:2"], parameter_servers=["b:1"], **fields)
+    params = tree(kind, DataParallel, size=size, updates=updates)
+    params.run.steps_per_call = steps_per_call
+    return run_plan.plan("m", params, logdir=str(tmp_path), device="cpu").problems
+
+
+def test_a_plan_refuses_the_parts_of_workers_as_training_does(tmp_path: Path) -> None:
+    (problem,) = of_workers(tmp_path, InBatch)
+    assert "of a batch: in training, the first 8 examples have a loss sum of" in problem
+    assert "in two parts with 4 examples each" in problem
+    (problem,) = of_workers(tmp_path, Gathered)
+    assert "the batch is computed in 2 parts by workers" in problem
+    (problem,) = of_workers(tmp_path, Squares, size=7)
+    assert problem.startswith("input.batch_size 7 does not divide evenly over 2 workers")
+    assert of_workers(tmp_path, Squares) == of_workers(tmp_path, InBatch, num_groups=2) == []
+    (problem,) = of_workers(tmp_path, Squares, num_groups=2, steps_per_call=1)
+    assert problem.startswith("run.steps_per_call is 1, but the execution computes 2 steps")
 
 
 @pytest.mark.parametrize("execution", [DataParallel, MeshSharded])

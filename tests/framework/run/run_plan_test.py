@@ -27,6 +27,7 @@ from tekso.framework.run import (
     run_start,
 )
 from tekso.framework.run.checkpoint_description import Description
+from tekso.framework.run.divided_losses import Division
 from tekso.framework.state import State
 from tekso.framework.warm_start import WarmStart
 
@@ -339,10 +340,10 @@ def test_a_loss_that_devices_compute_otherwise_is_a_problem(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = divided_plan.DividedStep("another loss", ("not checked",))
-    devices = []
+    divisions = []
     monkeypatch.setattr(
-        divided_plan, "find", lambda _, __, count, **___: devices.append(count) or found
+        divided_plan, "find", lambda _, __, division, **___: divisions.append(division) or found
     )
     plan = planned(tmp_path, num_devices=2)
-    assert devices == [2]
+    assert divisions == [Division(2)]
     assert plan.problems == ["another loss"] and plan.warnings == ("not checked",)
