@@ -71,7 +71,12 @@ def figures(
     task = inspection.task_of(tree, assets_dir=assets_dir)
     learner = schedules.end_with_run(tree.learner, tree.run.steps).instantiate()
     batch = inspection.batch_of(tree, assets_dir=assets_dir)
-    return figures_of_parts(tree, task, learner, batch, machine=machine)
+    found = figures_of_parts(tree, task, learner, batch, machine=machine)
+    layout = stage_layout(tree.execution.instantiate(), task, batch, learner)
+    if layout is None:
+        return found
+    on_mesh = figures_on_mesh(found.plan, learner, task.specs(), layout)
+    return dataclasses.replace(found, on_mesh=on_mesh)
 
 
 def figures_of_parts(
@@ -82,7 +87,7 @@ def figures_of_parts(
     *,
     machine: MachineSpeed | None,
 ) -> PipelineFigures:
-    """Returns the figures of a pipeline whose parts exist already.
+    """Returns the figures of a pipeline whose parts exist already, with each stage on a device.
 
     Args:
       tree: Params of the execution and of the run.
@@ -113,10 +118,6 @@ def figures_of_parts(
     if isinstance(execution, SpmdPipelined):
         layout = execution.layout(task, batch, parts=parts, num_devices=None)
         return dataclasses.replace(found, on_mesh=figures_of_program(learner, specs, layout))
-    stages_on = stage_layout(execution, task, batch, learner)
-    if stages_on is not None:
-        on_mesh = figures_on_mesh(plan, learner, specs, stages_on)
-        return dataclasses.replace(found, on_mesh=on_mesh)
     return found
 
 

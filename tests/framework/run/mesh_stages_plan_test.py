@@ -182,6 +182,18 @@ def test_weights_and_slots_of_a_plan_are_those_of_inspect_pipeline() -> None:
     assert step.devices == 4 and step.idle_share > 0.0
 
 
+def test_the_layout_of_stages_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan, layouts = pipelined_step.pipeline_plan, []
+    before = plan.stage_layout
+    monkeypatch.setattr(
+        plan, "stage_layout", lambda *args: layouts.append(before(*args)) or layouts[-1]
+    )
+    found = tree(8, stages_on=on("x:2", "batch:x"), num_stages=2, num_micro_batches=4)
+    step = planned(found, device_types.find("v100"))
+    (layout,) = layouts
+    assert layout is not None and str(layout.mesh) in step.name
+
+
 def test_replicas_of_meshes_exchange_shards() -> None:
     v100 = device_types.find("v100")
     of = {"num_stages": 2, "num_micro_batches": 4, "num_replicas": 2}
