@@ -14,6 +14,7 @@ import glob as local_glob
 import os
 import pathlib
 import shutil
+import stat
 from collections.abc import Iterator, Sequence
 from typing import IO, Any
 
@@ -21,6 +22,12 @@ from tekso.framework.spelling import close_matches
 
 _MAGIC = "*?["
 _UNFINISHED = ".unfinished."
+_NOT_REGULAR = {
+    stat.S_IFIFO: "FIFO",
+    stat.S_IFSOCK: "socket",
+    stat.S_IFCHR: "device",
+    stat.S_IFBLK: "device",
+}
 
 
 def is_local(path: str) -> bool:
@@ -106,15 +113,35 @@ def stamp(path: str) -> tuple[int, int] | None:
         return None
 
 
-def open(path: str, mode: str = "rb") -> IO[Any]:
-    """Opens a file. Text is UTF-8, and line ends are not converted."""
+def open(path: str, mode: str = "rb", *, streams: bool = False) -> IO[Any]:
+    """Opens a file. Text is UTF-8, and line ends are not converted.
+
+    Args:
+      path: the file.
+      mode: as of Python's `open`.
+      streams: whether it may be a FIFO or a device, such as /dev/stdin, which is read as it
+        arrives. Otherwise these are errors: opening a FIFO would wait for another program, and a
+        device may have no end.
+    """
     with _named(path):
         if not is_local(path):
             found: IO[Any] = _gfile().GFile(path, mode)
             return found
+        if not streams:
+            check_regular(path)
         if "b" in mode:
             return builtins.open(path, mode)
         return builtins.open(path, mode, encoding="utf-8", newline="")
+
+
+def check_regular(path: str) -> None:
+    """Raises an OSError if a local path is a FIFO, a socket or a device."""
+    try:
+        kind = _NOT_REGULAR.get(stat.S_IFMT(os.stat(path).st_mode))
+    except FileNotFoundError:
+        return
+    if kind is not None:
+        raise OSError(errno.EINVAL, f"is a {kind}, not a file", path)
 
 
 def read(path: str, start: int = 0, size: int | None = None) -> bytes:
@@ -150,6 +177,8 @@ def writing_atomically(path: str, *, parents: bool = True) -> Iterator[IO[bytes]
     with _named(path):
         if parents:
             make_folder(os.path.dirname(path))
+        if is_local(path):
+            check_regular(path)  # as root, a device would be replaced for the whole system
         try:
             with open(unfinished, "wb") as file:
                 yield file

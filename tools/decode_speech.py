@@ -182,6 +182,6 @@ def _pieces(path: str) -> Iterator[bytes]:
         while data := os.read(sys.stdin.fileno(), _READ_BYTES):
             yield data
         return
-    with files.open(os.path.expanduser(path)) as stream:
+    with files.open(os.path.expanduser(path), streams=True) as stream:
         while data := stream.read(_READ_BYTES):
             yield data

@@ -48,7 +48,7 @@ class LineReader:
         if path == STANDARD_INPUT:
             self._descriptor = sys.stdin.fileno()
         else:
-            self._file = files.open(os.path.expanduser(path))
+            self._file = files.open(os.path.expanduser(path), streams=True)
         self._begun = bytearray()  # the beginning of a line whose end is not read yet
         self._is_whole = True
         self._lines: list[Line] = []

@@ -20,6 +20,7 @@ from tekso.framework import files
 from tekso.framework.run.checkpoint_errors import DeletedCheckpointError
 
 DESCRIPTION = "checkpoint.json"
+_AT_ONCE = os.O_CLOEXEC | os.O_NONBLOCK  # a FIFO, whose reader will say that it is no file
 
 
 class Lease:
@@ -36,7 +37,7 @@ class Lease:
         if not files.is_local(path) or not files.exists(name):  # the latter is damaged
             return
         try:
-            file = os.open(name, os.O_RDONLY | os.O_CLOEXEC)
+            file = os.open(name, os.O_RDONLY | _AT_ONCE)
         except FileNotFoundError:
             raise DeletedCheckpointError(path) from None
         except OSError:  # reading it will explain why
@@ -65,7 +66,7 @@ def unused(path: str) -> Iterator[bool]:
         yield True
         return
     can_write = os.access(name, os.W_OK)  # NFS requires it for an exclusive lock
-    file = os.open(name, (os.O_RDWR if can_write else os.O_RDONLY) | os.O_CLOEXEC)
+    file = os.open(name, (os.O_RDWR if can_write else os.O_RDONLY) | _AT_ONCE)
     try:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -69,8 +69,11 @@ class MetricsLog:
         """Opens the file, so that records are written to it even if its folder is replaced."""
         if self._file is None:
             # No buffer: it would keep data that a full disk does not accept.
-            local = files.is_local(self.path)
-            self._file = io.FileIO(self.path, "a+") if local else files.open(self.path, "ab")
+            if files.is_local(self.path):
+                files.check_regular(self.path)
+                self._file = io.FileIO(self.path, "a+")
+            else:
+                self._file = files.open(self.path, "ab")
 
     def sync(self) -> None:
         """Waits until all records are on the disk."""

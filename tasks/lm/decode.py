@@ -167,7 +167,8 @@ class TextDecoder(Configurable):
 
     def _score(self, program: Program, path: str, tokenizer: Tokenizer) -> dict[str, Any]:
         try:
-            text = to_text(files.read(path))
+            with files.open(path, streams=True) as file:
+                text = to_text(file.read())
         except NotTextError as error:
             raise ValueError(
                 f"task.decode.score_files: {path} is not text, see byte {error.offset}: {error}"

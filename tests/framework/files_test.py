@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import socket
+import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tekso.framework import files
+from tekso.framework.run.metrics_log import MetricsLog
 
 
 @pytest.fixture(params=["local", "ram"])
@@ -80,6 +84,45 @@ def test_errors_of_writing_name_the_file_that_is_written(tmp_path: Path) -> None
 def test_a_missing_file_is_a_file_not_found_error(folder: str) -> None:
     with pytest.raises(FileNotFoundError):
         files.read(files.join(folder, "nothing.txt"))
+
+
+@pytest.fixture
+def fifo(tmp_path: Path) -> Iterator[str]:
+    path = str(tmp_path / "fifo")
+    os.mkfifo(path)
+    held = os.open(path, os.O_RDWR)  # so that opening it does not wait
+    yield path
+    os.close(held)
+
+
+def test_a_fifo_is_not_opened_as_a_file(fifo: str) -> None:
+    for mode in ("rb", "ab", "a"):
+        with pytest.raises(OSError, match=rf"is a FIFO, not a file: '{fifo}'$"):
+            files.open(fifo, mode)
+    with pytest.raises(OSError, match="is a FIFO, not a file"):
+        MetricsLog(fifo).open()
+    with files.open(fifo, streams=True) as file:
+        assert not file.seekable()
+
+
+def test_a_fifo_is_not_replaced_by_a_file(fifo: str) -> None:
+    with pytest.raises(OSError, match="is a FIFO, not a file"):
+        files.write_atomically(fifo, "text")
+    assert stat.S_ISFIFO(os.stat(fifo).st_mode) and os.listdir(os.path.dirname(fifo)) == ["fifo"]
+
+
+def test_a_device_and_a_socket_are_not_opened_as_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(OSError, match="is a device, not a file: '/dev/zero'"):
+        files.read("/dev/zero")
+    with files.open("/dev/zero", streams=True) as file:
+        assert file.read(3) == bytes(3)
+    monkeypatch.chdir(tmp_path)  # the path of a socket must be short
+    with socket.socket(socket.AF_UNIX) as own:
+        own.bind("one")
+        with pytest.raises(OSError, match="is a socket, not a file: 'one'"):
+            files.open("one")
 
 
 def test_no_match_names_the_close_files(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import ctypes
 import dataclasses
 import json
 import math
-import os
 import re
 import signal
 import subprocess
@@ -122,7 +121,7 @@ class Trainer:
         settings = [f"--set={path}={value}" for path, value in trial.settings.items()]
         words = [*self.flags, *settings, f"--seed={trial.seed}", f"--logdir={logdir}"]
         was_stopped = False
-        with open(os.path.join(logdir, "output.txt"), "ab") as output:
+        with files.open(files.join(logdir, "output.txt"), "ab") as output:
             process = subprocess.Popen(
                 [sys.executable, "-m", "tekso.tools.trainer", *words],
                 stdout=output,

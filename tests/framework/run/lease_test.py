@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import fcntl
 import functools
+import os
+import threading
 import unittest.mock
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +17,7 @@ import processes
 import pytest
 
 from tekso.framework.execution.shards import of_arrays
-from tekso.framework.run import checkpoint_files, checkpoint_tables
+from tekso.framework.run import checkpoint_files, checkpoint_tables, lease
 from tekso.framework.run.checkpoint_errors import DeletedCheckpointError
 from tekso.framework.run.checkpoint_tables import records
 from tekso.framework.run.checkpoints import Checkpoint, Checkpoints, Description
@@ -145,3 +147,16 @@ def test_without_locks_a_deleted_checkpoint_is_an_error_that_says_what_to_do(
     training.continue_training()
     with pytest.raises(DeletedCheckpointError, match=r"step_00000003 was deleted.*Repeat the com"):
         found.read("weights/w")
+
+
+def test_a_fifo_in_place_of_a_description_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(fifo := tmp_path / lease.DESCRIPTION)
+    reader = threading.Thread(target=lease.Lease, args=[str(tmp_path)], daemon=True)
+    reader.start()
+    reader.join(timeout=20)
+    waits = reader.is_alive()
+    if waits:  # end it
+        os.close(os.open(fifo, os.O_WRONLY | os.O_NONBLOCK))
+    assert not waits
+    with lease.unused(str(tmp_path)) as is_unused:
+        assert is_unused
