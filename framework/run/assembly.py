@@ -37,7 +37,7 @@ from tekso.framework.run import (
 )
 from tekso.framework.run.checkpoints import Description
 from tekso.framework.run.consistency import check_data
-from tekso.framework.run.divided_losses import Division, division_of
+from tekso.framework.run.divided_losses import Division, division_of, statistics_of_parts
 from tekso.framework.run.evaluation import Stopped
 from tekso.framework.run.process_group import ProcessGroup
 from tekso.framework.run.tpu_connection import connecting
@@ -57,6 +57,8 @@ class Assembly:
     task: Task
     learner: LearnerBase
     program: ExecutionProgram
+    division: Division
+    """How the program divides a batch."""
     warnings: tuple[str, ...] = ()
     """Possible problems with the inputs, to be shown before the first step."""
     conditions: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -84,19 +86,11 @@ class Assembly:
         inputs = with_paths(self.input, self.eval_inputs)
         if is_new:
             return loss_check.check(
-                self.task, self.learner, self.program, inputs, division=self._division
+                self.task, self.learner, self.program, inputs, division=self.division
             )
         return loss_check.check_restored(
-            self.task, self.program, inputs, division=self._division, trains=trains
+            self.task, self.program, inputs, division=self.division, trains=trains
         )
-
-    @property
-    def _division(self) -> Division:
-        """How the program divides a batch."""
-        program = self.program
-        devices = program.num_replicas if isinstance(program, DataParallelProgram) else 1
-        accumulation = self.learner.params.accumulation_steps
-        return division_of(self.tree.execution, devices, accumulation=accumulation)
 
     def batches(self, start: int) -> Iterator[Mapping[str, Any]]:
         """Returns this process's part of the training batches, from a batch to the last one."""
@@ -201,17 +195,25 @@ def assemble(
     program = execution.build(
         task, learner, seed=seed, batch=signature, dtype=run.params.activation_dtype
     )
+    division = _division(tree, learner, program)
     if trains:
+        warnings += statistics_of_parts(task, division)
         warnings += _check_steps(run.params, learner, task, program.concurrent_steps)
     if isinstance(program, DataParallelProgram) and (names := gathering(task)):
         _check_eval_batches(eval_inputs, program.num_replicas, names[0])
     if reads_data:
         input_checks.check_weights(with_paths(input, eval_inputs), task)
     return Assembly(
-        tree, run, input, eval_inputs, task, learner, program, tuple(warnings),
+        tree, run, input, eval_inputs, task, learner, program, division, tuple(warnings),
         conditions=reproducibility.conditions(group),
         eval_data=comparable.described(eval_inputs) if trains else {},
     )  # fmt: skip
+
+
+def _division(tree: Tree.Params, learner: LearnerBase, program: ExecutionProgram) -> Division:
+    replicas = program.num_replicas if isinstance(program, DataParallelProgram) else 1
+    accumulation = learner.params.accumulation_steps
+    return division_of(tree.execution, replicas, accumulation=accumulation)
 
 
 def _checked_signature(

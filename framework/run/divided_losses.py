@@ -123,6 +123,18 @@ def unchecked(task: Task, division: Division, *, is_large: bool = True) -> list[
     ]
 
 
+def statistics_of_parts(task: Task, division: Division) -> list[str]:
+    """Returns the warning that batch statistics are those of a part of a batch, or []."""
+    found = [named(layer) for layer in coupling(task) if layer.has_statistics]
+    if division.parts == 1 or not found:
+        return []
+    others = f" and {counted(len(found) - 1, 'other layer')}" if found[1:] else ""
+    return [
+        f"in training, the batch statistics of {found[0]}{others} are computed within each of "
+        f"{division.parts} parts of a batch ({_SEPARATE}): losses are not those of whole batches"
+    ]
+
+
 def failed(task: Task, division: Division, error: Exception) -> str:
     """Returns the warning about a check that ended with an error of user code."""
     reason = str(error).partition("\n")[0]

@@ -25,7 +25,7 @@ class DividedStep:
 
     Attributes:
       problem: why training would be refused, or "".
-      warnings: why that could not be found out.
+      warnings: why that could not be found out, or which statistics are those of parts.
     """
 
     problem: str = ""
@@ -35,7 +35,7 @@ class DividedStep:
 def find(
     tree: Tree.Params, task: Task, division: Division, *, assets_dir: str | None
 ) -> DividedStep:
-    """Returns why training would be refused for the loss of the parts of a batch.
+    """Returns what training would say about the parts of a batch.
 
     Args:
       tree: the Params.
@@ -43,6 +43,15 @@ def find(
       division: how a batch is divided.
       assets_dir: folder of the assets of a run, if there was one.
     """
+    found = _compared(tree, task, division, assets_dir)
+    statistics = divided_losses.statistics_of_parts(task, division)
+    return DividedStep(found.problem, (*statistics, *found.warnings))
+
+
+def _compared(
+    tree: Tree.Params, task: Task, division: Division, assets_dir: str | None
+) -> DividedStep:
+    """Returns why training would be refused for the loss of the parts of a batch."""
     if division.is_whole or not divided_losses.couples(task):
         return DividedStep()
     if sum(spec.size_bytes for spec in task.specs().values()) > loss_check.MOST_BYTES:

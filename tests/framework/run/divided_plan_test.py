@@ -10,15 +10,17 @@ from coupled_losses import Gathered, InBatch, Misplaced
 from wrong_losses import Points, Squares
 
 from tekso.framework.execution import DataParallel, Hybrid, MeshSharded
-from tekso.framework.experiment import Tree
+from tekso.framework.experiment import Experiment, Tree
 from tekso.framework.learner import Learner
 from tekso.framework.optimizers.sgd import Momentum
 from tekso.framework.run import divided_losses, divided_plan, loss_check, run_plan
 from tekso.framework.run.divided_losses import Division
 from tekso.framework.run.divided_plan import DividedStep
 from tekso.framework.run.run_plan import RunPlan
+from tekso.framework.run.session import Session
 from tekso.framework.schedules import Constant
-from tekso.framework.task import Task
+from tekso.framework.task import LossSums, Task
+from tekso.models.layers.normalization import BatchNorm
 
 
 def tree(
@@ -128,3 +130,54 @@ def test_a_ranking_refuses_towers_of_a_device_and_not_of_a_mesh(tmp_path: Path) 
     plan = ranking(tmp_path, Misplaced, DataParallel, towers=2)
     assert plan.rejected["data_parallel, 1 device"].startswith("refused: Misplaced.loss (")
     assert "mesh_sharded" not in plan.rejected
+
+
+class Normalised(Squares):
+    """Normalises by the statistics of a batch."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        self.child("norm", BatchNorm.Params(dim=3))
+        self.child("more", BatchNorm.Params(dim=3))
+
+    def loss(self, theta: Any, batch: Any, ctx: Any) -> LossSums:
+        x = self.norm.fprop(theta.norm, batch["x"], ctx)
+        x = self.more.fprop(theta.more, x, ctx)
+        return super().loss(theta, {**batch, "x": x}, ctx)
+
+
+STATISTICS = (
+    "in training, the batch statistics of norm (BatchNorm) and 1 other layer are computed within "
+    "each of 2 parts of a batch (accumulation steps, or workers of execution.updates): losses are "
+    "not those of whole batches"
+)
+
+
+class OfStatistics(Experiment):
+    def task(self) -> Any:
+        return Normalised.Params()
+
+    def input(self) -> Any:
+        return Points.Params(batch_size=6)
+
+    def learner(self) -> Any:
+        return Learner.Params(optimizer=Momentum.Params(), schedule=Constant.Params(value=0.1))
+
+
+def test_a_session_and_a_plan_warn_of_statistics_of_a_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for accumulated, warned in ((1, ()), (2, (STATISTICS,))):
+        params = tree(Normalised, DataParallel, size=6, accumulated=accumulated)
+        plan = run_plan.plan("m", params, logdir=str(tmp_path), device="cpu")
+        assert (plan.warnings, plan.problems) == (warned, [])
+        lines: list[str] = []
+        monkeypatch.setattr(Session, "_warn", lambda _, more, lines=lines: lines.extend(more))
+        settings = {"learner.accumulation_steps": accumulated, "execution.xla": "none"}
+        Session(OfStatistics, settings).train(1)
+        assert tuple(line for line in lines if "statistics" in line) == warned
+
+
+def test_a_loss_that_is_refused_has_the_warning_too() -> None:
+    found = find(InBatch, Division(1, 2))
+    assert found.problem and "statistics of norm (BatchNorm) are" in found.warnings[0]
