@@ -8,7 +8,7 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 from absl import flags
@@ -237,11 +237,17 @@ def _flags_of_trials() -> list[str]:
 
 def _describe(folder: str) -> None:
     """Writes what the sweep does, or checks that the sweep in the folder does the same."""
-    # More trials, or seeds of a grid, continue a sweep; other changes would mix up trials.
+    # More trials, or seeds of a grid, continue a sweep, and so does a search with another metric
+    # until it has judged a trial; other changes would mix up trials.
     names = ["model", "sweep", "set", "execution", "steps", "search"]
     if FLAGS.search != "grid":  # a grid uses the metric for its comparison only
         names += ["metric", "goal", "seeds"]
-    description.check_or_write(folder, {name: FLAGS[name].value for name in names})
+    flags = {name: FLAGS[name].value for name in names}
+
+    def may_change(changed: Set[str]) -> bool:
+        return changed <= {"metric", "goal"} and search.begin_again(folder)
+
+    description.check_or_write(folder, flags, may_change=may_change)
 
 
 def _train(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Set
 from typing import Any
 
 from tekso.framework import bounded, files
@@ -12,20 +12,22 @@ from tekso.tools.command_errors import UsageError
 _FILE = "sweep.json"
 
 
-def check_or_write(folder: str, flags: Mapping[str, Any]) -> None:
+def check_or_write(
+    folder: str, flags: Mapping[str, Any], *, may_change: Callable[[Set[str]], bool]
+) -> None:
     """Writes the flags of a sweep, or checks that the sweep in the folder has the same.
 
     Args:
       folder: folder of the sweep.
       flags: {flag: value} of those that determine the trials.
+      may_change: returns whether the sweep can be continued with other values of some flags.
 
     Raises:
       UsageError: it has others, or its file is damaged.
     """
     path = files.join(folder, _FILE)
     if not files.exists(path):
-        files.make_folder(folder)
-        files.write_atomically(path, json.dumps(flags, indent=1) + "\n")
+        _write(path, flags)
         return
     try:
         before = bounded.read_json(path)
@@ -38,8 +40,14 @@ def check_or_write(folder: str, flags: Mapping[str, Any]) -> None:
             "this command, remove the file; otherwise give another --logdir"
         )
     changed = [name for name in flags if before.get(name) != flags[name]]
-    if changed:
+    if changed and may_change(set(changed)):
+        _write(path, flags)
+    elif changed:
         was = ", ".join(f"--{name} was {json.dumps(before.get(name))}" for name in changed)
         raise UsageError(
             f"{folder} has another sweep ({was}): repeat its command, or give another --logdir"
         )
+
+
+def _write(path: str, flags: Mapping[str, Any]) -> None:
+    files.write_atomically(path, json.dumps(flags, indent=1) + "\n")

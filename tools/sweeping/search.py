@@ -27,7 +27,7 @@ from tekso.tools.sweeping import halving
 from tekso.tools.sweeping.space import Varied
 
 SEARCHES = ("random", "tpe", "halving")
-_STUDY = "sweep"
+_FILE, _STUDY = "optuna.db", "sweep"
 _FEW_REPEATED = 10  # settings in a row that were tried before; then, Optuna is given untried ones
 MOST_REPEATED = 100
 """Settings in a row that were tried before, after which a search of a range of floats ends."""
@@ -41,6 +41,46 @@ def check_installed() -> None:
             f"--search={'|'.join(SEARCHES)} requires Optuna, which is not installed: pip install "
             "optuna, or try all values by --search=grid"
         )
+
+
+def begin_again(folder: str) -> bool:
+    """Removes the study in the folder of a sweep, unless a trial has a value; returns whether.
+
+    Another study then proposes the same settings for a trial that was stopped, so that it resumes.
+
+    Raises:
+      UsageError: the study is damaged.
+    """
+    optuna: Any = importlib.import_module("optuna")
+    path = files.join(folder, _FILE)
+    if files.exists(path):
+        study = _opened(optuna, folder)
+        if study.get_trials(states=(optuna.trial.TrialState.COMPLETE,)):
+            return False
+        files.remove(path)
+    return True
+
+
+def _opened(optuna: Any, folder: str, **options: Any) -> Any:
+    """Returns the study in a folder, with the options of a new one if there is none.
+
+    Raises:
+      UsageError: it is damaged.
+    """
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    path = files.join(folder, _FILE)
+    try:
+        return optuna.create_study(
+            study_name=_STUDY, storage=f"sqlite:///{path}", load_if_exists=True, **options
+        )
+    except Exception as error:
+        if not type(error).__module__.startswith("sqlalchemy"):
+            raise
+        why = str(error).partition("\n")[0]
+        raise UsageError(
+            f"{path} cannot be read as a study of Optuna: {why}. Restore it from a copy, or "
+            "give another --logdir"
+        ) from error
 
 
 class Study:
@@ -70,7 +110,6 @@ class Study:
         steps: int,
     ) -> None:
         self._optuna: Any = importlib.import_module("optuna")
-        self._optuna.logging.set_verbosity(self._optuna.logging.WARNING)
         self._varied, self._seed, self._is_max = varied, seed, goal == "max"
         samplers = self._optuna.samplers
         self._sampler = samplers.TPESampler if search == "tpe" else samplers.RandomSampler
@@ -80,23 +119,8 @@ class Study:
             if self._halves
             else self._optuna.pruners.NopPruner()
         )
-        path = files.join(folder, "optuna.db")
-        try:
-            self._study = self._optuna.create_study(
-                study_name=_STUDY,
-                storage=f"sqlite:///{path}",
-                pruner=pruner,
-                direction="minimize" if goal == "min" else "maximize",
-                load_if_exists=True,
-            )
-        except Exception as error:
-            if not type(error).__module__.startswith("sqlalchemy"):
-                raise
-            why = str(error).partition("\n")[0]
-            raise UsageError(
-                f"{path} cannot be read as a study of Optuna: {why}. Restore it from a copy, or "
-                "give another --logdir"
-            ) from error
+        direction = "minimize" if goal == "min" else "maximize"
+        self._study = _opened(self._optuna, folder, pruner=pruner, direction=direction)
 
     @property
     def num_tried(self) -> int:

@@ -49,6 +49,33 @@ def test_optuna_searches_and_resumes(
     assert last.endswith(f" --logdir={tmp_path}/best")
 
 
+@pytest.mark.parametrize("splits", [["dev"], ["train"]])
+def test_another_metric_continues_a_search_until_a_trial_has_a_value(
+    splits: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    pytest.importorskip("optuna", reason="the extra `sweep` is not installed")
+    fake = FakeTrainer(monkeypatch)
+    fake.splits = splits  # dev: the first trial is stopped; train: its end is judged
+    words = ["tekso-sweep", TINY, f"--logdir={tmp_path}", "--search=random", "--trials=2",
+             f"--sweep={RATE}=1e-4:1e-2:log",
+             "--set=eval_inputs.dev.changes={'source.files': 'a.txt'}"]  # fmt: skip
+    metric = f"--metric={splits[0]}"
+    assert sweep.main([*words, f"{metric}/nope"]) == ExitCode.WRONG_USAGE
+    assert f"--metric={splits[0]}/nope: " in capsys.readouterr().err
+    (first,) = fake.trained
+    assert sweep.main([*words, "--steps=9", f"{metric}/loss"]) == ExitCode.WRONG_USAGE
+    assert sweep.main([*words, f"{metric}/loss", "--goal=max"]) == ExitCode.OK
+    resumed = [first] if splits == ["dev"] else []
+    assert fake.trained[: 1 + len(resumed)] == [first, *resumed]
+    names = {name.name for name in (tmp_path / "trials").iterdir()}
+    assert names == set(fake.trained) and len(names) == 2
+    rates = [float(name.split("initial_value=")[1].split("_")[0]) for name in names]
+    assert f"\n  {splits[0]}/loss {lines.number(100 * max(rates))}\n" in capsys.readouterr().out
+    assert sweep.main([*words, f"{metric}/nope", "--goal=max"]) == ExitCode.WRONG_USAGE
+    assert f'(--metric was "{splits[0]}/loss")' in capsys.readouterr().err
+
+
 def test_a_damaged_study_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("optuna", reason="the extra `sweep` is not installed")
     (tmp_path / "optuna.db").write_text("no database" * 100)
