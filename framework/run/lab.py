@@ -103,11 +103,6 @@ class Lab:
         *,
         cpu_devices: int | None = None,
     ) -> None:
-        if not isinstance(set, Mapping | None):
-            raise SessionError(
-                f"set is {{path: value}}, as in {{'run.steps': 100}}, given {type(set).__name__} "
-                f"{set!r}"
-            )
         self.session = Session(experiment, set, cpu_devices=cpu_devices)
         self._records: list[dict[str, Any]] = []
         self._num_recorded = 0  # steps

@@ -126,6 +126,10 @@ def open_run(
     Raises:
       CheckpointError: there is no such checkpoint, or it is damaged.
     """
+    if not isinstance(path, str | os.PathLike) or not os.fspath(path):
+        raise CheckpointError(
+            f"a run is the path of its folder, or of one of its checkpoints, given {path!r}"
+        )
     path, name = split(path)
     which = which or name
     if which is None and files.exists(files.join(path, checkpoint_files.DESCRIPTION)):

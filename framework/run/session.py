@@ -27,15 +27,20 @@ from tekso.framework.context import Mode, StepContext
 from tekso.framework.execution.base import signature_of
 from tekso.framework.experiment import Experiment
 from tekso.framework.learning_step import APPLIED, EMA
-from tekso.framework.params.types import type_name
-from tekso.framework.run import evaluation, initial_weights, session_batches
+from tekso.framework.run import (
+    evaluation,
+    initial_weights,
+    session_arguments,
+    session_arrays,
+    session_batches,
+)
 from tekso.framework.run.assembly import assemble
 from tekso.framework.run.checkpoints import Checkpoints
 from tekso.framework.run.foreign_calls import answering, arrays_hint, attribute_hint, shown
 from tekso.framework.run.job import checkpoints_of
 from tekso.framework.run.label_limits import BatchCheck
 from tekso.framework.run.logdir import Logdir
-from tekso.framework.run.session_arrays import as_type, narrowed, not_named
+from tekso.framework.run.session_arrays import as_type, narrowed, not_named, problem_of_weight
 from tekso.framework.run.session_batches import Batch, SessionError
 from tekso.framework.run.stop_signals import uninterrupted
 from tekso.framework.run.weights import Use, check_use, weight_key
@@ -81,21 +86,8 @@ class Session:
         *,
         cpu_devices: int | None = None,
     ) -> None:
-        kind = registry.get(experiment) if isinstance(experiment, str) else experiment
-        if not (isinstance(kind, type) and issubclass(kind, Experiment)):
-            given = f"an instance of {type_name(type(kind))}"
-            if isinstance(kind, type):
-                given = f"the class {type_name(kind)}"
-            raise SessionError(
-                f"Session expects the key or the class of an Experiment, given {given}: "
-                'Session("lm.text_files.Bytes") or Session(Mine)'
-            )
-        if isinstance(chosen := dict(settings or {}).get("execution"), str):
-            raise SessionError(
-                f"execution is {chosen!r}, but must be Params, as in {{'execution': "
-                "Pipelined.Params(num_stages=2, num_micro_batches=4)}, of "
-                "tekso.framework.execution"
-            )
+        kind = session_arguments.class_of(experiment)
+        session_arguments.check_settings(settings)
         self.tree = kind().tree().set(settings)
         self._assets = tempfile.TemporaryDirectory(prefix="tekso-")
         warm_start, assets = self.tree.run.warm_start, self._assets.name
@@ -177,14 +169,14 @@ class Session:
             logging.warning("%s", line)
 
     @error_advice.advised
-    def loss(self, theta: Theta, batch: Batch, *, mode: Mode = "train") -> tf.Tensor:
+    def loss(self, theta: Mapping[str, Any], batch: Batch, *, mode: Mode = "train") -> tf.Tensor:
         """Returns the total loss of a batch, which `tf.GradientTape` can differentiate.
 
         In mode "train" it is the loss of the next training step on that batch, with its dropout and
         auxiliary losses, computed on one device.
 
         Args:
-          theta: weights of the task, as `theta()` returns them.
+          theta: weights of the task, as `theta()` returns them, or as arrays in nested dicts.
           batch: NumPy arrays or tensors, as in `input.batch(step)`, of any number of examples.
           mode: "train" or "eval".
 
@@ -193,8 +185,11 @@ class Session:
 
         Raises:
           SessionError: the batch has other names, dtypes or ranks than the input, or its shapes do
-            not fit the task.
+            not fit the task; or theta has not all weights of the task.
         """
+        theta = self._checked(theta)
+        if mode not in ("train", "eval"):
+            raise SessionError(f"mode is {mode!r}, but must be 'train' or 'eval'")
         _refuse(session_batches.problems_of_batch(batch, self._signature))
         size = next(iter(batch.values())).shape[0]
         ctx = StepContext(
@@ -209,7 +204,7 @@ class Session:
             weight = task_results.loss_weight(self.task, batch)
             return sums.total(weight, ctx.collected.total("loss"))
 
-    def gradients(self, theta: Theta, batch: Batch) -> Theta:
+    def gradients(self, theta: Mapping[str, Any], batch: Batch) -> Theta:
         """Returns dense gradients of `loss(theta, batch)`; 0 for weights that do not affect it.
 
         Shapes:
@@ -218,12 +213,19 @@ class Session:
         Raises:
           SessionError: as in `loss`.
         """
+        theta = self._checked(theta)
         with tf.GradientTape() as tape:
             tape.watch(theta)
             loss = self.loss(theta, batch)
         zero = tf.UnconnectedGradients.ZERO
         gradients = tape.gradient(loss, theta, unconnected_gradients=zero)
         return self.task.theta({p: tf.convert_to_tensor(g) for p, g in flatten(gradients).items()})
+
+    def _checked(self, theta: Mapping[str, Any]) -> Theta:
+        """Returns weights that were given as arrays or tensors, in nested dicts."""
+        specs = self.task.specs()
+        _refuse(session_arrays.problems_of_theta(theta, specs)[:8])
+        return self.task.theta(session_arrays.tensors_of(theta, specs))
 
     @answering
     @error_advice.advised
@@ -323,19 +325,14 @@ class Session:
         specs, problems = self.program.specs(), []
         arrays: dict[str, np.ndarray] = {}  # those of the caller, without a copy
         for name, value in flatten(theta, path).items():
-            array, key = np.asarray(value), WEIGHTS + name
+            key = WEIGHTS + name
             if key not in specs:
                 problems.append(f"unknown {name}")
-            elif not (tf.as_dtype(array.dtype).is_floating or array.dtype.kind in "biu"):
-                problems.append(f"{name} has the dtype {array.dtype}, expected {specs[key].dtype}")
-            elif array.shape != specs[key].shape:
-                shape = list(specs[key].shape)
-                problems.append(f"{name} has the shape {list(array.shape)}, expected {shape}")
-            elif not np.isfinite(as_type(array, specs[key].dtype)).all():
-                problems.append(f"{name} has values that are not finite")
+            elif problem := problem_of_weight(value, specs[key]):
+                problems.append(f"{name} {problem}")
             else:
                 average = f"{LEARNER}{name}{SEPARATOR}{EMA}"
-                arrays |= {k: array for k in (key, average) if k in specs}
+                arrays |= {k: np.asarray(value) for k in (key, average) if k in specs}
         if problems:
             raise SessionError(f"the weights do not fit the task: {'; '.join(problems[:8])}")
         self.program.assign(
@@ -358,9 +355,7 @@ class Session:
           LogdirError: a process trains in the folder, or it cannot be made.
           CheckpointError: the checkpoint cannot be written.
         """
-        if not os.fspath(logdir):
-            raise SessionError("logdir is empty: give a new folder")
-        place = Logdir(os.path.expanduser(os.fspath(logdir)))
+        place = Logdir(session_arguments.folder_of(logdir))
         key = os.path.abspath(place.path) if files.is_local(place.path) else place.path
         checkpoints = checkpoints_of(Checkpoints, self.tree, place, warn=logging.warning)
         saved = self._saved.get(key, set())

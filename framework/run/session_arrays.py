@@ -8,7 +8,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tekso.framework.input.loaded import RAGGED, is_ragged
 from tekso.framework.params.types import type_name
+from tekso.framework.theta import flatten
+from tekso.framework.weight_spec import WeightSpec
 
 
 def dtype_of(value: Any) -> np.dtype[Any]:
@@ -31,7 +34,60 @@ def narrowed(value: Any) -> Any:
 
 
 def not_named(value: Any, example: str) -> list[str]:
-    """Returns the problem of a value that is no dict, or []; `example` returns one that is."""
-    if isinstance(value, Mapping):
-        return []
-    return [f"a dict of arrays by name, as {example} returns, not {type_name(type(value))}"]
+    """Returns the problem of a value that has no arrays by name, or []; `example` returns one."""
+    expected = f"expected a dict of arrays by name, as {example} returns"
+    if not isinstance(value, Mapping):
+        return [f"{expected}, given {type_name(type(value))}"]
+    return [f"{expected}, given the key {key!r}" for key in value if not isinstance(key, str)]
+
+
+def problems_of_theta(theta: Any, specs: Mapping[str, WeightSpec]) -> list[str]:
+    """Returns why weights are not those of a task, or [].
+
+    Args:
+      theta: the weights.
+      specs: specs of the weights of the task, by path.
+    """
+    if problems := not_named(theta, "session.theta()"):
+        return problems
+    flat = flatten(theta)
+    problems = [f"{path} is missing" for path in specs if path not in flat]
+    for path in specs.keys() & flat.keys():
+        found, shape = getattr(flat[path], "shape", None), list(specs[path].shape)
+        if found is None:
+            problems.append(f"expected an array for {path}, given {type_name(type(flat[path]))}")
+        elif list(found) != shape:
+            problems.append(f"{path} has the shape {list(found)}, expected {shape}")
+    return problems
+
+
+def tensors_of(theta: Mapping[str, Any], specs: Mapping[str, WeightSpec]) -> dict[str, tf.Tensor]:
+    """Returns weights by path; arrays get the dtype of the weight."""
+    flat = flatten(theta)
+    return {
+        path: flat[path] if tf.is_tensor(flat[path]) else tf.constant(flat[path], spec.dtype)
+        for path, spec in specs.items()
+    }
+
+
+def problem_of_weight(value: Any, spec: WeightSpec) -> str:
+    """Returns why a value cannot be that of a weight, or ""."""
+    if is_ragged(value):
+        return RAGGED
+    array = np.asarray(value)
+    if not _is_real(array.dtype):
+        return f"has the dtype {array.dtype}, expected {spec.dtype}"
+    if array.shape != spec.shape:
+        return f"has the shape {list(array.shape)}, expected {list(spec.shape)}"
+    if not np.isfinite(as_type(array, spec.dtype)).all():
+        return "has values that are not finite"
+    return ""
+
+
+def _is_real(dtype: np.dtype[Any]) -> bool:
+    if dtype.kind in "biuf":
+        return True
+    try:
+        return bool(tf.as_dtype(dtype).is_floating)  # bfloat16
+    except TypeError:
+        return False

@@ -91,11 +91,10 @@ def problems_of_batch(batch: Batch, wanted: Signature) -> list[str]:
     return [*problems, *problems_of_shapes(batch, wanted)]
 
 
-def problems_of_values(batch: object) -> list[str]:
+def problems_of_values(batch: Batch) -> list[str]:
     """Returns why the values of a batch cannot be converted to arrays of numbers, or []."""
-    if not isinstance(batch, Mapping):
-        return not_named(batch, "session.input.batch(0)")
-    problems = []
+    if problems := not_named(batch, "session.input.batch(0)"):
+        return problems
     for name, value in batch.items():
         if is_ragged(value):
             problems.append(f"{name!r} {RAGGED}")

@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from tekso.framework.layer import Layer
 from tekso.framework.learning_step import APPLIED, EMA
+from tekso.framework.params.types import type_name
 from tekso.framework.run.checkpoints import Checkpoint, CheckpointError
 from tekso.framework.run.opened import open_run
 from tekso.framework.run.weight_scales import scale_problem, stored_scales
@@ -70,7 +71,13 @@ def load_weights(
       CheckpointError: there is no good checkpoint; or weights are missing, are unknown to the
         layer, or have other shapes. The text names their paths.
       ValueError: `use` or `index` is invalid.
+      TypeError: `layer` is no layer.
     """
+    if not isinstance(layer, Layer):
+        raise TypeError(
+            "load_weights expects a layer, such as task or task.model.stack, given "
+            f"{type_name(type(layer))}"
+        )
     flat = weights_of(layer, open_run(run).checkpoint, use=use, prefix=prefix, index=index)
     return layer.theta(flat)
 

@@ -119,7 +119,9 @@ def test_an_input_that_ends_before_the_run_is_named(
 
 
 def test_settings_of_a_lab_that_are_no_mapping_are_an_error() -> None:
-    with pytest.raises(SessionError, match=r"set is \{path: value\}.*given list \['run.steps=1'\]"):
+    with pytest.raises(
+        SessionError, match=r"settings are \{path: value\}.*given list \['run.steps=1'\]"
+    ):
         Lab("image.digits.Mlp", set=["run.steps=1"])  # type: ignore[arg-type]
 
 

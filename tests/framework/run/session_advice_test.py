@@ -164,9 +164,55 @@ def test_values_that_are_no_arrays_are_named(value: Any, message: str) -> None:
         session.loss(session.theta(), [value])  # type: ignore[arg-type]
 
 
-def test_an_empty_path_is_no_folder_to_save_to() -> None:
-    with pytest.raises(SessionError, match=r"^logdir is empty: give a new folder$"):
-        Session(Classes).save("")
+THETA = "wrong arrays: expected a dict of arrays by name, as session.theta() returns, given "
+BATCH = "wrong arrays: expected a dict of arrays by name, as session.input.batch(0) returns, given "
+TABLE = "model/table/table"
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda s, batch: s.loss(None, batch), THETA + "None"),
+        (lambda s, batch: s.gradients(None, batch), THETA + "None"),
+        (lambda s, batch: s.loss(s.theta(), None), BATCH + "None"),
+        (lambda s, batch: s.gradients(s.theta(), None), BATCH + "None"),
+        (lambda s, batch: s.loss({}, batch), f"wrong arrays: {TABLE} is missing"),
+        (
+            lambda s, batch: s.loss({TABLE: None}, batch),
+            f"an array for {TABLE}, given None",
+        ),
+        (
+            lambda s, batch: s.gradients({TABLE: np.zeros([3, 4])}, batch),
+            f"wrong arrays: {TABLE} has the shape [3, 4], expected [4, 3]",
+        ),
+        (
+            lambda s, batch: s.loss(s.theta(), batch, mode="test"),
+            "mode is 'test', but must be 'train' or 'eval'",
+        ),
+        (lambda s, batch: s.predict({1: [2]}), BATCH + "the key 1"),
+        (lambda s, batch: s.assign(None), THETA + "None"),
+        (lambda s, batch: s.assign({1: [2]}), THETA + "the key 1"),
+        (lambda s, batch: s.assign({TABLE: [[1], [1, 2]]}), f"{TABLE} has rows of different"),
+        (lambda s, batch: s.assign({TABLE: "one"}), f"{TABLE} has the dtype <U3, expected float32"),
+        (lambda s, batch: s.save(None), "logdir is None, but must be the path of a folder"),
+        (lambda s, batch: s.save(""), "logdir is empty: give a new folder"),
+        (lambda s, batch: Session(Classes, s.step), "settings are {path: value}, as in"),
+    ],
+)
+def test_arguments_of_a_wrong_type_are_named(call: Any, message: str) -> None:
+    session = Session(Classes)
+    with pytest.raises(SessionError, match=re.escape(message)):
+        call(session, session.input.batch(0))
+
+
+def test_a_loss_takes_weights_as_nested_dicts_of_arrays() -> None:
+    session = Session(Classes)
+    batch, theta = session.input.batch(0), session.theta()
+    table = theta.model.table.table.numpy()
+    for weights in ({"model": {"table": {"table": table}}}, {TABLE: table.astype(np.float64)}):
+        assert float(session.loss(weights, batch)) == float(session.loss(theta, batch))
+        found = session.gradients(weights, batch).model.table.table
+        np.testing.assert_array_equal(found, session.gradients(theta, batch).model.table.table)
 
 
 @pytest.mark.parametrize("number", [0, -1, 1.5, "2", 10**9])

@@ -26,7 +26,8 @@ def test_predictions_are_those_of_the_model_with_averaged_weights(found: Any) ->
 
 def test_examples_of_other_shapes_are_not_predicted(found: Any) -> None:
     said = (
-        "SessionError: wrong arrays: a dict of arrays by name, as session.{} returns, not ndarray"
+        "SessionError: wrong arrays: expected a dict of arrays by name, as session.{} returns, "
+        "given ndarray"
     )
     assert found["no dict"] == [said.format("input.batch(0)"), said.format("theta()")]
     assert found["one example"] == "SessionError: wrong arrays: 'x' has shape [6], expected 2 dims"

@@ -14,7 +14,7 @@ from tekso.framework.layer import Layer
 from tekso.framework.run import checkpoint_files
 from tekso.framework.run.checkpoints import CheckpointError, Description
 from tekso.framework.run.opened import open_run
-from tekso.framework.run.weights import load_weights
+from tekso.framework.run.weights import load_task, load_weights
 
 
 class Leaf(Layer):
@@ -78,6 +78,21 @@ def test_averages_count_from_the_first_update(tmp_path: Path) -> None:
         run = saved(folder, **{**average, "learner__updates__applied": np.array(applied, np.int64)})
         found = load_weights(Root.Params().instantiate(), run, use=use)  # type: ignore[arg-type]
         np.testing.assert_array_equal(found.layer.w, want)
+
+
+@pytest.mark.parametrize("run", [None, 3, ""])
+def test_a_run_that_is_no_path_is_named(run: Any) -> None:
+    message = f"its folder, or of one of its checkpoints, given {run!r}$"
+    with pytest.raises(CheckpointError, match=message):
+        load_task(run)
+    with pytest.raises(CheckpointError, match=message):
+        load_weights(Root.Params().instantiate(), run)
+
+
+def test_a_layer_that_is_none_is_named() -> None:
+    layer: Any = None
+    with pytest.raises(TypeError, match=r"expects a layer, such as task or .*, given None$"):
+        load_weights(layer, "run")
 
 
 def test_what_does_not_fit_is_named_by_its_path(tmp_path: Path) -> None:
