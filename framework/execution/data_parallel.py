@@ -124,16 +124,9 @@ class DataParallel(Execution):
         if self._cluster is not None:
             processes = ProcessSums(self._cluster.process, self._cluster.size)
         replicas = strategy.num_replicas_in_sync * processes.size
-        count = replicas * parts
-        if batch_size % count:
-            near = multiples_near(batch_size, count)
-            unit = ("process", "processes") if processes.size > 1 else ("device",)
-            raise ExecutionError(
-                f"input.batch_size {batch_size} does not divide evenly over "
-                f"{counted(replicas, *unit)} and {counted(parts, 'accumulation step')}; "
-                f"the nearest that do: {', '.join(map(str, near))}"
-            )
-        towers = self._num_towers(task, strategy, batch_size // count)
+        unit = ("process", "processes") if processes.size > 1 else ("device",)
+        check_size(batch_size, replicas=replicas, parts=parts, unit=unit)
+        towers = self._num_towers(task, strategy, batch_size // (replicas * parts))
         xla = self._xla(strategy)
         check_statistics(task, replicas=replicas, parts=parts, xla=xla)
         return DataParallelProgram(step, strategy, processes, towers=towers, xla=xla)
@@ -220,6 +213,29 @@ def _check_one_device(tpu: str | None, cpu_devices: int | None) -> None:
         raise ExecutionError(
             f"with several processes, each process of DataParallel computes on one device, but "
             f"this one has {found}: {cure}"
+        )
+
+
+def check_size(
+    size: int, *, replicas: int, parts: int, unit: tuple[str, ...] = ("device",)
+) -> None:
+    """Checks that replicas and their accumulation steps compute equal parts of a batch.
+
+    Args:
+      size: number of examples of the batch.
+      replicas: number of replicas.
+      parts: number of accumulation steps.
+      unit: what a replica is, and its plural.
+
+    Raises:
+      ExecutionError: the number of examples cannot be divided so.
+    """
+    if size % (replicas * parts):
+        near = multiples_near(size, replicas * parts)
+        raise ExecutionError(
+            f"input.batch_size {size} does not divide evenly over {counted(replicas, *unit)} and "
+            f"{counted(parts, 'accumulation step')}; "
+            f"the nearest that do: {', '.join(map(str, near))}"
         )
 
 

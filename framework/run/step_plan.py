@@ -14,9 +14,14 @@ import dataclasses
 from typing import Any
 
 from tekso.framework.costs.this_machine import THIS_MACHINE
-from tekso.framework.counting import counted, multiples_near
+from tekso.framework.counting import counted
 from tekso.framework.execution.accumulation import part_of
-from tekso.framework.execution.data_parallel import DataParallel, check_statistics, num_towers
+from tekso.framework.execution.data_parallel import (
+    DataParallel,
+    check_size,
+    check_statistics,
+    num_towers,
+)
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.mesh.layouts import MeshLayout
 from tekso.framework.execution.mesh_sharded import MeshSharded
@@ -97,13 +102,7 @@ def _check_towers(parts: StepParts, devices: int) -> None:
 
 def _data_parallel_batch(parts: StepParts, devices: int) -> StepPlan:
     size, accumulated = num_examples(parts.batch), parts.learner.params.accumulation_steps
-    if size % (devices * accumulated):
-        near = multiples_near(size, devices * accumulated)
-        raise ExecutionError(
-            f"input.batch_size {size} does not divide evenly over {counted(devices, 'device')} and "
-            f"{counted(accumulated, 'accumulation step')}; "
-            f"the nearest that do: {', '.join(map(str, near))}"
-        )
+    check_size(size, replicas=devices, parts=accumulated)
     check_whole(parts.task, accumulated, *ACCUMULATION)
     execution = parts.data_parallel
     if execution.updates is not None:
