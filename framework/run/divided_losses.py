@@ -14,8 +14,10 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import dataclasses
+import functools
+import math
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import tensorflow as tf
@@ -156,16 +158,15 @@ def check(trial: Trial, inputs: Mapping[str, Input], *, division: Division, trai
     """
     if division.is_whole or not couples(trial.task):
         return
-    trials = [trial, *without_zeros(trial)]
+    trials = [*without_zeros(trial), trial]
     for path, input in inputs.items():
         mode: Mode = "train" if path == _TRAINING else "eval"
         if (mode == "train" and not trains) or input.num_batches == 0:
             continue
         for step in input.steps_of_each_kind():
             with error_advice.naming_labels(batch := input.batch(step), f"{path}.batch({step})"):
-                for one in trials:
-                    if text := problem(one, batch, division=division, mode=mode):
-                        raise LossError(text)
+                if text := problem(trials, batch, division=division, mode=mode):
+                    raise LossError(text)
 
 
 def without_zeros(trial: Trial) -> list[Trial]:
@@ -183,7 +184,7 @@ def without_zeros(trial: Trial) -> list[Trial]:
     return [Trial(trial.task, {**trial.weights, **filled})] if filled else []
 
 
-def problem(trial: Trial, batch: Batch, *, division: Division, mode: Mode) -> str:
+def problem(trials: Sequence[Trial], batch: Batch, *, division: Division, mode: Mode) -> str:
     """Returns why the parts of a batch would have another loss than the whole batch, or "".
 
     If all layers that couple examples say that they gather them, the loss of some examples is
@@ -191,28 +192,28 @@ def problem(trial: Trial, batch: Batch, *, division: Division, mode: Mode) -> st
     between them: so each of two parts has as many examples as in training.
 
     Args:
-      trial: the task with its weights.
+      trials: the task with its weights; the first one whose losses are finite is compared.
       batch: a global batch.
       division: how a batch is divided.
       mode: in which the loss is computed.
     """
-    size = len(next(iter(batch.values())))
+    size, task = len(next(iter(batch.values()))), trials[0].task
     if mode == "train" and division.parts > 1:
         together = size // division.devices
         own = together // parts_of(together, division.parts) if together else 0
-        differing = _losses(trial, batch, own, mode, kind=_SeparateContext) if own else None
+        differing = _losses(trials, batch, own, mode, kind=_SeparateContext) if own else None
         if differing is not None:
-            return _text_of_parts(trial.task, 2 * own, *differing)
+            return _text_of_parts(task, 2 * own, *differing)
     own = size // division.devices
     if division.devices == 1 or own == 0:  # the program rejects no examples
         return ""
     few = min(_FEW, own)
-    if few < own and all(layer.gathers_examples for layer in _coupling(trial.task)):
+    if few < own and all(layer.gathers_examples for layer in _coupling(task)):
         with contextlib.suppress(Exception):  # the task may need a multiple of more examples
-            if _losses(trial, batch, few, mode) is None:
+            if _losses(trials, batch, few, mode) is None:
                 return ""
-    differing = _losses(trial, batch, own, mode)
-    return "" if differing is None else _text(trial.task, 2 * own, *differing, mode)
+    differing = _losses(trials, batch, own, mode)
+    return "" if differing is None else _text(task, 2 * own, *differing, mode)
 
 
 def _sum_of_statistics(ctx: StepContext, x: tf.Tensor, layer: HasStream) -> tf.Tensor:
@@ -231,22 +232,29 @@ class _SeparateContext(ReplicaContext):
 
 
 def _losses(
-    trial: Trial,
+    trials: Sequence[Trial],
     batch: Batch,
     own: int,
     mode: Mode,
     *,
     kind: type[ReplicaContext] = ReplicaContext,
 ) -> tuple[float, float] | None:
-    """Returns the loss sums of a whole and of two parts, of `own` examples each; None: equal."""
+    """Returns the loss sums of a whole and of two parts, of `own` examples each; None: equal.
+
+    They are those of the first trial whose loss sums are finite.
+    """
     examples = rows_of(batch, slice(2 * own))
-    together = _loss(trial, examples, StepContext(mode=mode, num_examples=2 * own))
-    apart = _of_two_parts(trial, examples, mode, kind)
-    if not trial.differ(together, apart, scale=max(abs(together), abs(apart))):
-        return None
-    again = repeated(lambda: _of_two_parts(trial, examples, mode, kind))
-    is_random = different_repetition(apart, together, again) is not None
-    return None if is_random else (together, apart)
+    for trial in trials:
+        together = _loss(trial, examples, StepContext(mode=mode, num_examples=2 * own))
+        apart = _of_two_parts(trial, examples, mode, kind)
+        if not math.isfinite(together + apart):
+            continue
+        if not trial.differ(together, apart, scale=max(abs(together), abs(apart))):
+            return None
+        again = repeated(functools.partial(_of_two_parts, trial, examples, mode, kind))
+        is_random = different_repetition(apart, together, again) is not None
+        return None if is_random else (together, apart)
+    return None
 
 
 def _text(task: Task, size: int, together: float, apart: float, mode: Mode) -> str:

@@ -17,7 +17,7 @@
 The host computes these values with the initial weights of the run, op by op (or traced, if there
 are long loops, as over time). These checks are independent of the execution and take little time
 compared to the first step. Only that of several parts, for a task that couples examples, depends
-on their number: it computes up to two whole parts, op by op, twice if there are weights of 0.
+on their number: it computes up to two whole parts, op by op.
 
 If a layer counts padding in `ctx.collect_metric`, this is only a warning, because a layer may not
 know which examples are padding.

@@ -127,7 +127,7 @@ BATCH = Points.Params(batch_size=6, order="once").instantiate().batch(0)
 
 def problem(kind: type[Task], devices: int = 2, mode: Any = "train", parts: int = 1) -> str:
     division = Division(devices, parts)
-    return divided_losses.problem(trial(kind), BATCH, division=division, mode=mode)
+    return divided_losses.problem([trial(kind)], BATCH, division=division, mode=mode)
 
 
 @pytest.mark.parametrize(("mode", "when"), [("train", "training"), ("eval", "evaluation")])
@@ -281,6 +281,35 @@ def test_weights_that_are_0_hide_no_coupling(is_new: bool) -> None:
     assert problem(Hidden) == ""
     with pytest.raises(LossError, match="in training, the first 6"):
         check(Hidden, is_new=is_new)
+
+
+class Overflows(Hidden):
+    """Compares the examples at hand, and has an infinite loss for weights that are not 0."""
+
+    def loss(self, theta: Any, batch: Any, ctx: StepContext) -> LossSums:
+        added = tf.where(tf.reduce_any(theta.scale != 0.0), np.inf, 0.0)
+        return LossSums(InBatch.loss(self, theta, batch, ctx).loss_sum + added)
+
+
+def test_numbers_in_place_of_0_hide_no_coupling() -> None:
+    with pytest.raises(LossError, match="in training, the first 6"):
+        check(Overflows, is_new=False)
+
+
+class Unchanged(Hidden):
+    """Has weights that are 0, and compares no examples."""
+
+    def loss(self, theta: Any, batch: Any, ctx: StepContext) -> LossSums:
+        return LossSums(tf.reduce_sum(batch["x"] @ theta.w + theta.scale))
+
+
+def test_parts_are_computed_once_if_weights_are_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    computed, before = [], divided_losses._of_two_parts
+    monkeypatch.setattr(
+        divided_losses, "_of_two_parts", lambda *args: computed.append(args) or before(*args)
+    )
+    check(Unchanged, is_new=False)
+    assert len(computed) == 2  # of the training input, and of the evaluation
 
 
 def test_a_task_that_cannot_compute_a_few_examples_is_refused_for_its_parts() -> None:
