@@ -65,8 +65,8 @@ def speed_of(factor: float) -> MachineSpeed:
     points = [(1.0, factor * 1e9), (100.0, factor * 1e11)]
     streams, rate, fixed = [(1.0, factor * 1e9)], factor * 1e9, 1e-5 / factor
     return MachineSpeed(
-        points, points, points, points, points, points, streams, rate, rate, streams, rate, rate,
-        rate, rate, rate, rate, streams, rate,
-        rate, rate, rate, streams, streams, streams, 1.0,
+        points, points, points, points, points, points, streams, rate, {}, rate, streams, rate,
+        streams, rate, rate, rate, streams, rate,
+        rate, {}, rate, rate, streams, streams, streams, 1.0,
         0.1 * fixed, fixed, fixed, fixed, 0.0, 0.0,
     )  # fmt: skip

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import collections
 import math
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -41,7 +42,7 @@ class ClusterLoop(NamedTuple):
       op: the op whose result it writes.
       move: the tensors of the cluster that it reads and writes, and their bytes.
       elements: elements of simple ops that it computes.
-      functions: elements of exponentials and similar functions.
+      functions: {op: elements} of exponentials and similar functions.
       sums: elements that it adds, of rows.
       column_sums: the same where the sums of neighbours are neighbours, as of the rows of a bias.
     """
@@ -49,7 +50,7 @@ class ClusterLoop(NamedTuple):
     op: Any
     move: Move
     elements: float
-    functions: float
+    functions: Mapping[str, float]
     sums: float
     column_sums: float
 
@@ -101,7 +102,10 @@ class CompiledCluster:
 
     def _loop(self, op: Any) -> ClusterLoop:
         read, fused = self._read_by(op)
-        functions = math.fsum(_elements(o) for o in fused if o.type in op_kinds.FUNCTIONS)
+        functions: dict[str, float] = {}
+        for one in fused:
+            if one.type in op_kinds.FUNCTIONS:
+                functions[one.type] = functions.get(one.type, 0.0) + _elements(one)
         columns, rows = (
             math.fsum(_given(o) for o in fused if o.type in _SUMS and _is_of_columns(o) == of)
             for of in (True, False)

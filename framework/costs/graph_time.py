@@ -8,12 +8,11 @@ The speeds are those of one core, or of all cores if one op at a time uses them.
                             is longer; the operations are those for whole vectors of channels
     depthwise convolution   operations / rate at its operations per byte
     copy                    bytes read and written / bandwidth
-    gradient of a slice     its tensors, and the elements of the slice times its dims / rate
+    gradient of a slice     its tensors, and the elements of the slice / rate at the dims
     cross-entropy           elements / rate
     running sum             elements / rate
     Fourier transform       elements times the binary logarithm of their number / rate
-    power, tangent, …       elements / rate, which is that of a function without vector instructions
-    exponential, …          elements / rate, or its tensors, whichever is longer
+    exponential, power, …   elements / rate of this function, or its tensors, whichever is longer
     op that repeats an      elements / rate, or its tensors, whichever is longer
     input (broadcast)
     other                   its tensors
@@ -200,7 +199,9 @@ def _loop_work(
 
     def time(machine: MachineSpeed, uses: Uses) -> float:
         computing = loop.elements / machine.cluster_elements_per_s
-        computing += loop.functions / machine.cluster_functions_per_s
+        for kind, elements in loop.functions.items():
+            speed = machine.cluster_functions.get(kind, machine.cluster_functions_per_s)
+            computing += elements / speed
         computing += loop.sums / machine.cluster_sums_per_s
         computing += loop.column_sums / machine.cluster_column_sums_per_s
         if inner:
@@ -265,13 +266,13 @@ def _plain_seconds(op: Any, machine: MachineSpeed, uses: Uses) -> float:
     if op.type in op_kinds.CONVOLUTIONS | op_kinds.FILTER_GRADIENTS:
         return machine.convolution_s + _convolving_seconds(op, machine, uses)
     if op.type in op_kinds.SLICE_GRADIENTS:
-        *_, of_slice = op.inputs
-        places = graph_work.size(of_slice) * (of_slice.shape.rank or 1)
-        return _moving_seconds(uses, machine.streams) + places / machine.slice_gradients_per_s
+        copied, made = graph_work.size(op.inputs[-1]), op.outputs[0]
+        if copied == graph_work.size(made):  # TensorFlow copies a slice that is the whole tensor
+            return _moving_seconds(uses, machine.streams)
+        speed = rate(machine.slice_gradients, made.shape.rank or 1)
+        return _moving_seconds(uses, machine.streams) + copied / speed
     if op.type in op_kinds.CROSS_ENTROPIES:
         return graph_work.size(op.inputs[0]) / machine.cross_entropies_per_s
-    if op.type in op_kinds.SCALAR_FUNCTIONS and not _is_simple_power(op):
-        return _elements(op.outputs) / machine.scalar_functions_per_s
     if op.type in op_kinds.RUNNING_SUMS:
         return _elements(op.outputs) / machine.running_sums_per_s
     if op.type in op_kinds.TRANSFORMS:
@@ -279,8 +280,9 @@ def _plain_seconds(op: Any, machine: MachineSpeed, uses: Uses) -> float:
     if op.type in op_kinds.COPIES:
         return _moving_seconds(uses, machine.copy_streams)
     found = _moving_seconds(uses, machine.streams)
-    if op.type in op_kinds.FUNCTIONS:
-        found = max(found, _elements(op.outputs) / machine.functions_per_s)
+    if op.type in op_kinds.FUNCTIONS | machine.functions.keys() and not _is_simple_power(op):
+        speed = machine.functions.get(op.type, machine.functions_per_s)
+        found = max(found, _elements(op.outputs) / speed)
     if op.type in op_kinds.BROADCASTS and _repeats_an_input(op):
         found = max(found, _elements(op.outputs) / machine.broadcasts_per_s)
     return found

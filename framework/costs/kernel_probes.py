@@ -1,7 +1,7 @@
 """Probes of the speed of single kernels of TensorFlow; see `machine_probes.py`.
 
-Some are slower than their bytes: copies of an Einsum, gradients of slices, cross-entropies, running
-sums, Fourier transforms, and functions for which there are no vector instructions.
+Some are slower than their bytes: copies of an Einsum, gradients of slices, which compute the place
+of each element from all dims, cross-entropies, running sums and Fourier transforms.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ _ELEMENTS = 1 << 20  # of an array of functions
 _SCALED, _CHANNELS = 1 << 16, 16  # elements that are scaled, and number of scales
 _IMAGES = (4, 32, 32, 64)  # whose middle dims change places
 _TURNED = (6, 421, 421)  # whose last two dims do
-_SLICED = (64, 128, 32)  # of which a half is a slice
+_SLICED = ((65, 256), (33, 32, 16), (17, 16, 8, 8), (17, 8, 8, 4, 4), (17, 4, 4, 4, 4, 4))
+"""Of each, a slice is all but the last along the first dim."""
+_SHORT: dict[str, Any] = {"run_s": 0.01, "paused": False}  # so are the measurements of slices
 _LOGITS = (512, 512)
-_FEW = 1 << 16  # elements of functions without vector instructions
 _SUMMED = (512, 64)
 _TRANSFORMED = (128, 512)
 
@@ -27,8 +28,7 @@ def speeds(probes: ProbeRuns) -> dict[str, Any]:
     import tensorflow as tf
 
     scaled, scale = array(_SCALED // _CHANNELS, _CHANNELS), array(_CHANNELS)
-    small, places = array(4), math.prod(_SLICED) // 2 * len(_SLICED)
-    sliced = array(*_SLICED[:-1], _SLICED[-1] // 2)
+    small = array(4)
 
     def move(_: Any, x: Any) -> Any:
         return tf.transpose(x, [0, 2, 1, 3])
@@ -38,8 +38,9 @@ def speeds(probes: ProbeRuns) -> dict[str, Any]:
 
     def slice_gradient(_: Any, x: Any) -> Any:
         zeros, ones = [0] * x.shape.rank, [1] * x.shape.rank
+        whole = [x.shape[0] + 1, *x.shape[1:]]
         return tf.raw_ops.StridedSliceGrad(
-            shape=list(_SLICED), begin=zeros, end=x.shape, strides=ones, dy=x
+            shape=whole, begin=zeros, end=x.shape, strides=ones, dy=x
         )
 
     def cross_entropy(_: Any, x: Any) -> Any:
@@ -50,8 +51,8 @@ def speeds(probes: ProbeRuns) -> dict[str, Any]:
     def transform(_: Any, x: Any) -> Any:
         return tf.math.real(tf.signal.rfft(x))
 
-    def rate(elements: int, function: Any, x: Any) -> Any:
-        return elements / probes.of_each(function, small, x)
+    def rate(elements: int, function: Any, x: Any, **how: Any) -> Any:
+        return elements / probes.of_each(function, small, x, **how)
 
     # What was just written is in a cache, where a copy takes a fifth of the time.
     moved = 8 * math.prod(_IMAGES)
@@ -66,9 +67,11 @@ def speeds(probes: ProbeRuns) -> dict[str, Any]:
             (float(TIMES * moved), rate(moved, move, array(*_IMAGES))),
         ],
         "turned_bytes_per_s": rate(8 * math.prod(_TURNED), turn, array(*_TURNED)),
-        "slice_gradients_per_s": rate(places, slice_gradient, sliced),
+        "slice_gradients": [
+            (float(len(shape)), rate(math.prod(shape), slice_gradient, array(*shape), **_SHORT))
+            for shape in ((first - 1, *others) for first, *others in _SLICED)
+        ],
         "cross_entropies_per_s": rate(math.prod(_LOGITS), cross_entropy, array(*_LOGITS)),
-        "scalar_functions_per_s": rate(_FEW, lambda _, x: tf.abs(x) ** 1.7, array(_FEW)),
         "running_sums_per_s": rate(
             math.prod(_SUMMED), lambda _, x: tf.cumsum(x, 1), array(*_SUMMED)
         ),

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from tekso.framework.cores import num_cores
-from tekso.framework.costs import kernel_probes
+from tekso.framework.costs import function_probes, kernel_probes
 from tekso.framework.costs.probe_runs import (
     TIMES,
     ProbeRuns,
@@ -118,6 +118,7 @@ class Probes(ProbeRuns):
             "batch_products": self._products(_BATCH_PRODUCTS, product_s, streams),
             "streams": streams,
             **kernel_probes.speeds(self),
+            **function_probes.speeds(self),
             **clusters,
             **self._loop_products(),
             "op_s": op_s,
@@ -133,13 +134,13 @@ class Probes(ProbeRuns):
         def add_sum(x: Any, axes: Sequence[int]) -> Any:
             return x * 0.99 + 1e-3 * tf.reduce_sum(x, axes, keepdims=True)
 
-        cluster = self._compiled(lambda x: x * 0.5 + 1.0)
+        cluster = self.compiled(lambda x: x * 0.5 + 1.0)
         simple, fewer = (
-            self._compiled(chain(lambda x: x * 0.99 + 0.01, times)) for times in (_SIMPLE, _SUMS)
+            self.compiled(chain(lambda x: x * 0.99 + 0.01, times)) for times in (_SIMPLE, _SUMS)
         )
-        functions = self._compiled(lambda x: tf.math.erf(tf.exp(tf.tanh(x))))
+        functions = self.compiled(lambda x: tf.math.erf(tf.exp(tf.tanh(x))))
         sums, column_sums = (
-            self._compiled(chain(functools.partial(add_sum, axes=axes), _SUMS))
+            self.compiled(chain(functools.partial(add_sum, axes=axes), _SUMS))
             for axes in ([-1], [0, 1])
         )
         # In the cache, since reading and writing memory would hide the time of the elements.
@@ -157,19 +158,6 @@ class Probes(ProbeRuns):
             "cluster_sums_per_s": _SUMS * _SUMMED / sums_s,
             "cluster_column_sums_per_s": _SUMS * _SUMMED / column_sums_s,
         }
-
-    def _compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns a function that XLA compiles, once for each copy."""
-        import tensorflow as tf
-
-        own: dict[int, Any] = {}
-
-        def call(*tensors: Any) -> Any:
-            if self.copy not in own:
-                own[self.copy] = tf.function(function, jit_compile=True, autograph=False)
-            return own[self.copy](*tensors)
-
-        return call
 
     def streams(
         self,
@@ -378,7 +366,7 @@ class Probes(ProbeRuns):
         # Orthogonal rows, so that the numbers neither grow nor vanish.
         matrix = tf.linalg.eye(size)[::-1]
         x = array(size, rows) if on_left else array(rows, size)
-        return self.seconds(self._compiled(loop), x, matrix) / _ITERATIONS
+        return self.seconds(self.compiled(loop), x, matrix) / _ITERATIONS
 
 
 def _moving_seconds(shape: Sequence[int], times: int, streams: Speeds) -> Seconds:

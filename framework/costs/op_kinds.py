@@ -32,15 +32,14 @@ CROSS_ENTROPIES = frozenset(
 )
 SUMS = frozenset({"Sum", "Mean", "Max", "Min", "Prod"})
 FUNCTIONS = frozenset(
-    {"Exp", "Expm1", "Log", "Log1p", "Tanh", "Sigmoid", "Erf", "Erfc", "Softplus", "Sin", "Cos",
-     "Pow", "Softmax", "LogSoftmax", "Rsqrt", "Sqrt", "Elu", "Selu"}
+    {"Acos", "Acosh", "Asin", "Asinh", "Atan", "Atan2", "Atanh", "BesselI0e", "BesselI1e",
+     "Betainc", "Cos", "Cosh", "Digamma", "Elu", "Erf", "Erfc", "Erfinv", "Exp", "Expm1",
+     "FloorMod", "Igamma", "IgammaGradA", "Igammac", "Lgamma", "Log", "Log1p", "LogSoftmax",
+     "Ndtri", "Polygamma", "Pow", "Rsqrt", "Selu", "Sigmoid", "Sin", "Sinh", "Softmax",
+     "Softplus", "SoftplusGrad", "Sqrt", "Tan", "Tanh", "Xlog1py", "Xlogy", "Zeta"}
 )  # fmt: skip
-"""Exponentials and similar functions."""
-SCALAR_FUNCTIONS = frozenset(
-    {"Pow", "Tan", "Sinh", "Cosh", "Asinh", "Acosh", "Atanh", "Lgamma", "Digamma", "FloorMod"}
-)
-"""Functions that TensorFlow computes without vector instructions."""
-RUNNING_SUMS = frozenset({"Cumsum", "Cumprod", "CumulativeLogsumexp"})
+"""Exponentials and other functions that take longer than a few operations."""
+RUNNING_SUMS = frozenset({"Cumsum", "Cumprod"})
 TRANSFORMS = frozenset(
     f"{kind}FFT{dims}" for kind in ("", "I", "R", "IR") for dims in ("", "2D", "3D")
 )

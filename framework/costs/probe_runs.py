@@ -93,6 +93,19 @@ class ProbeRuns:
 
         return self.seconds(chain(following, TIMES), (x, x * 1.5)) / TIMES
 
+    def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns a function that XLA compiles, once for each copy."""
+        import tensorflow as tf
+
+        own: dict[int, Any] = {}
+
+        def call(*tensors: Any) -> Any:
+            if self.copy not in own:
+                own[self.copy] = tf.function(function, jit_compile=True, autograph=False)
+            return own[self.copy](*tensors)
+
+        return call
+
     def of_nothing(self, function: Callable[[Any], Any], x: Any) -> Seconds:
         """Returns the time of a function that has next to nothing to compute.
 
@@ -102,11 +115,28 @@ class ProbeRuns:
         return rest(whole, self._call_s(), least=_LEAST) / _MANY_TIMES
 
     def of_each(
-        self, function: Callable[[Any, Any], Any], a: Any, b: Any, *, times: int = TIMES
+        self,
+        function: Callable[[Any, Any], Any],
+        a: Any,
+        b: Any,
+        *,
+        times: int = TIMES,
+        run_s: float | None = None,
+        paused: bool = True,
     ) -> Seconds:
-        """Returns the time of a function of two tensors, which are not in the cache."""
-        whole = self._of_pairs(function, a, b, times)
-        return rest(whole, self._pause_s() + self._arguments_s(), least=_LEAST_OF_PAIR)
+        """Returns the time of a function of two tensors, which are not in the cache.
+
+        Args:
+          function: the function.
+          a: its first argument.
+          b: its second one.
+          times: number of pairs of arguments.
+          run_s: CPU time of a measurement, for each copy; None: the usual one.
+          paused: whether there are small ops between two that use all threads.
+        """
+        whole = self._of_pairs(function, a, b, times, run_s, paused=paused)
+        pause_s = self._pause_s() if paused else np.zeros(2)
+        return rest(whole, pause_s + self._arguments_s(), least=_LEAST_OF_PAIR)
 
     def _arguments_s(self) -> Seconds:
         """Returns the time that passing a pair of arguments, and returning a tensor, takes."""
@@ -120,9 +150,19 @@ class ProbeRuns:
 
         return self.once("arguments", measure)
 
-    def _of_pairs(self, function: Callable[[Any, Any], Any], a: Any, b: Any, times: int) -> Seconds:
+    def _of_pairs(
+        self,
+        function: Callable[[Any, Any], Any],
+        a: Any,
+        b: Any,
+        times: int,
+        run_s: float | None = None,
+        *,
+        paused: bool = True,
+    ) -> Seconds:
         pairs = [(a * (1.0 + 0.01 * i), b * (1.0 + 0.01 * i)) for i in range(times)]
-        return self.seconds(functools.partial(self._each, function), *pairs) / times
+        each = functools.partial(self._each, function, paused)
+        return self.seconds(each, *pairs, run_s=run_s) / times
 
     def _pause_s(self) -> Seconds:
         """Returns the time of the small ops between two others."""
@@ -139,7 +179,7 @@ class ProbeRuns:
 
         return self.once("call", measure)
 
-    def _each(self, function: Callable[[Any, Any], Any], *pairs: Any) -> list[Any]:
+    def _each(self, function: Callable[[Any, Any], Any], paused: bool, *pairs: Any) -> list[Any]:
         """Returns the results of all pairs; alone, one is computed after the other."""
         import tensorflow as tf
 
@@ -149,11 +189,14 @@ class ProbeRuns:
             with tf.control_dependencies(before):
                 made.append(function(a, b))
             if self.is_alone:
-                before = [_pause()(tf.reshape(made[-1], [-1])[:4])]
+                last = made[-1]
+                before = [_pause()(tf.reshape(last, [-1])[:4]) if paused else last]
         return made
 
-    def seconds(self, function: Callable[..., Any], *inputs: Any) -> Seconds:
-        """Returns the time of the ops of a copy of a function."""
+    def seconds(
+        self, function: Callable[..., Any], *inputs: Any, run_s: float | None = None
+    ) -> Seconds:
+        """Returns the time of the ops of a copy of a function; see `of_each` for `run_s`."""
         import tensorflow as tf
 
         def copies(*each: Any) -> Any:
@@ -167,7 +210,8 @@ class ProbeRuns:
             tf.nest.map_structure(lambda x, i=i: x * (1.0 + 0.001 * i), list(inputs))
             for i in range(self.copies)
         ]
-        whole = _typical(self._traced(copies), each, least_s=_RUN_S * self.copies)
+        least_s = min(_RUN_S, run_s or _RUN_S) * self.copies
+        whole = _typical(self._traced(copies), each, least_s=least_s)
         return rest(whole, self._call_s(), least=_LEAST) / self.copies
 
 

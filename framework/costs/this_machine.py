@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from tekso.framework.costs import device_types, memory_limit, stored_speeds
@@ -42,19 +42,20 @@ class MachineSpeed:
       depthwise_filter_gradients: the same of gradients of their filters.
       streams: [(distance, bytes per second)] of tensors that elementwise ops read and write,
         ascending; `tensor_reuse` has the distance.
-      functions_per_s: elements of exponentials and similar functions.
+      functions_per_s: elements of functions that are not in `functions`.
+      functions: {op: elements of this elementwise function per second}.
       broadcasts_per_s: elements of an elementwise op of tensors of different shapes, such as images
         times a scale for each channel.
       copy_streams: `streams` of transpositions and copies.
       turned_bytes_per_s: bytes that copies of an Einsum read and write, if another dim comes last.
-      slice_gradients_per_s: elements of a slice times its dims, in the gradient of the slice.
+      slice_gradients: [(dims, elements of a slice per second)] of gradients of slices.
       cross_entropies_per_s: logits of softmax cross-entropies.
-      scalar_functions_per_s: elements of powers and of other functions without vector instructions.
       running_sums_per_s: elements of running sums and products.
       transforms_per_s: elements of Fourier transforms, times the binary logarithm of their length.
       cluster_streams: `streams` of a cluster compiled by XLA.
       cluster_elements_per_s: elements of simple ops inside such a cluster.
       cluster_functions_per_s: elements of exponentials and similar functions inside one.
+      cluster_functions: {op: elements of this elementwise function per second} inside one.
       cluster_sums_per_s: elements that a sum of rows inside one adds.
       cluster_column_sums_per_s: the same of a sum of columns.
       loop_products_left: [(columns, operations per second)] of products in a loop that XLA
@@ -81,17 +82,18 @@ class MachineSpeed:
     depthwise_filter_gradients: Sequence[tuple[float, float]]
     streams: Sequence[tuple[float, float]]
     functions_per_s: float
+    functions: Mapping[str, float]
     broadcasts_per_s: float
     copy_streams: Sequence[tuple[float, float]]
     turned_bytes_per_s: float
-    slice_gradients_per_s: float
+    slice_gradients: Sequence[tuple[float, float]]
     cross_entropies_per_s: float
-    scalar_functions_per_s: float
     running_sums_per_s: float
     transforms_per_s: float
     cluster_streams: Sequence[tuple[float, float]]
     cluster_elements_per_s: float
     cluster_functions_per_s: float
+    cluster_functions: Mapping[str, float]
     cluster_sums_per_s: float
     cluster_column_sums_per_s: float
     loop_products_left: Sequence[tuple[float, float]]
@@ -109,9 +111,12 @@ class MachineSpeed:
 POINTS = (
     "products", "batch_products", "convolutions", "filter_gradients", "depthwise",
     "depthwise_filter_gradients", "streams", "copy_streams", "cluster_streams",
-    "loop_products_left", "loop_products_right", "loop_matrices",
+    "loop_products_left", "loop_products_right", "loop_matrices", "slice_gradients",
 )  # fmt: skip
 """Fields of `MachineSpeed` that are a speed at several points."""
+
+BY_OP = ("functions", "cluster_functions")
+"""Fields of `MachineSpeed` that are a speed for each of several ops."""
 
 STARTS = ("op_s", "product_s", "cluster_s", "convolution_s", "argument_s", "loop_s")
 """Fields of `MachineSpeed` that are the time of something that computes nothing."""
@@ -150,6 +155,7 @@ def only(**given: Any) -> MachineSpeed:
     fields: dict[str, Any] = {
         **{field.name: _FAST for field in dataclasses.fields(MachineSpeed)},
         **{name: [(1.0, _FAST)] for name in POINTS},
+        **{name: {} for name in BY_OP},
         **dict.fromkeys(STARTS, 0.0),
         "lanes": 1.0,
     }
@@ -253,6 +259,8 @@ def _speed(fields: dict[str, Any]) -> MachineSpeed:
             values[name] = [tuple(map(stored_speeds.speed_of, point)) for point in value]
             if not values[name]:
                 raise ValueError(f"there is no speed of {name}")
+        elif name in BY_OP:
+            values[name] = {str(op): stored_speeds.speed_of(speed) for op, speed in value}
         elif name in STARTS:
             values[name] = stored_speeds.time_of(value)
         else:

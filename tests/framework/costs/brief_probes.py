@@ -1,6 +1,6 @@
 """The probes of the speed of a machine with shorter measurements of less work, for a test."""
 
-from tekso.framework.costs import machine_probes, probe_runs
+from tekso.framework.costs import function_probes, machine_probes, probe_runs
 
 probe_runs._RUN_S = 0.002
 probe_runs._REPEATS = probe_runs._PASSES = 1
@@ -15,4 +15,6 @@ machine_probes._CONVOLUTIONS = machine_probes._CONVOLUTIONS[:2]
 machine_probes._DEPTHWISE = machine_probes._DEPTHWISE[:1]
 machine_probes._LARGER = machine_probes._LARGER[:1]
 machine_probes._ROWS = machine_probes._ROWS[::2]
+function_probes._SHAPE, function_probes._TIMES = (32, 32), 2
+function_probes._CLUSTERED = {"Sin": function_probes._CLUSTERED["Sin"]}
 main = machine_probes.main

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 from priced_graphs import graph
 
-from tekso.framework.costs import graph_memory, graph_time
+from tekso.framework.costs import graph_memory, graph_time, this_machine
 from tekso.framework.costs.einsum_copies import Copy, copies
 from tests.framework.costs.graph_time_test import SPEED
 
@@ -91,7 +91,7 @@ def test_copies_are_held_beside_the_inputs_and_the_output() -> None:
 @pytest.mark.parametrize(
     ("function", "elements", "rate"),
     [
-        (lambda x: x[:, :7], 5 * 7 * 2, "slice_gradients_per_s"),
+        (lambda x: x[:, :7], 5 * 7, "slice_gradients"),
         (
             lambda x: tf.nn.sparse_softmax_cross_entropy_with_logits([0, 1, 2, 3, 4], x),
             5 * 11,
@@ -107,6 +107,8 @@ def test_slow_kernels_have_rates_of_their_own(function: Any, elements: int, rate
         return tape.gradient(y, x, y)
 
     speed: dict[str, Any] = {rate: elements / 8.0}
+    if rate in this_machine.POINTS:
+        speed = {rate: [(1.0, elements / 8.0)]}
     made = graph(gradient, [5, 11])
     found = graph_time.seconds(made, dataclasses.replace(SPEED, **speed))
     assert found - graph_time.seconds(made, SPEED) == pytest.approx(8.0)

@@ -24,17 +24,18 @@ SPEED = MachineSpeed(
     depthwise_filter_gradients=[(1.0, 1e6)],
     streams=FREE,
     functions_per_s=math.inf,
+    functions={},
     broadcasts_per_s=math.inf,
     copy_streams=FREE,
     turned_bytes_per_s=math.inf,
-    slice_gradients_per_s=math.inf,
+    slice_gradients=FREE,
     cross_entropies_per_s=math.inf,
-    scalar_functions_per_s=math.inf,
     running_sums_per_s=math.inf,
     transforms_per_s=math.inf,
     cluster_streams=FREE,
     cluster_elements_per_s=math.inf,
     cluster_functions_per_s=math.inf,
+    cluster_functions={},
     cluster_sums_per_s=math.inf,
     cluster_column_sums_per_s=math.inf,
     loop_products_left=FREE,
@@ -149,14 +150,23 @@ def test_a_copy_of_what_was_just_written_takes_less_time() -> None:
     assert far == pytest.approx(128 / 10 + 128 / 100, rel=0.1)  # the result is written to a cache
 
 
-def test_functions_without_vector_instructions_and_running_sums_have_rates_of_their_own() -> None:
-    speed = changed(scalar_functions_per_s=10.0, running_sums_per_s=20.0)
+def test_functions_and_running_sums_have_rates_of_their_own() -> None:
+    rates = {"Pow": 10.0, "Tan": 5.0, "FloorMod": 4.0, "StatelessRandomNormalV2": 2.0}
+    speed = changed(functions=rates, running_sums_per_s=20.0)
 
     def seconds(function: Any) -> float:
         return graph_time.seconds(graph(function, [4, 5]), speed)
 
-    for slow in (lambda x: x**1.7, tf.math.lgamma, tf.tan, lambda x: x % 3.0):
-        assert seconds(slow) == pytest.approx(20 / 10)
+    def drawn(x: tf.Tensor) -> tf.Tensor:
+        key = tf.cast(x[:1, 0], tf.uint64)
+        return tf.raw_ops.StatelessRandomNormalV2(
+            shape=[4, 5], key=key, counter=tf.concat([key, key], 0), alg=1
+        )
+
+    assert seconds(lambda x: x**1.7) == pytest.approx(20 / 10)
+    assert seconds(tf.tan) == pytest.approx(20 / 5)
+    assert seconds(lambda x: x % 3.0) == pytest.approx(20 / 4)
+    assert seconds(drawn) == pytest.approx(20 / 2)
     for simple in (lambda x: x**2.0, lambda x: x**0.5, tf.tanh):
         assert seconds(simple) == 0
     assert seconds(lambda x: tf.cumsum(x, 1)) == seconds(tf.math.cumprod) == 20 / 20
@@ -197,6 +207,25 @@ def test_a_sum_in_a_cluster_takes_the_time_of_what_it_adds(axis: int, kind: str)
     made = compiled(lambda x: tf.reduce_sum(x, axis), [10, 20])
     assert graph_time.seconds(made, SPEED) == 0
     assert graph_time.seconds(made, changed(**{kind: 1e3})) == pytest.approx(200 / 1e3)
+
+
+def test_a_function_of_a_cluster_has_a_rate_of_its_own_or_that_of_most() -> None:
+    made = compiled(lambda x: tf.sin(x) * tf.exp(tf.tanh(x)), [10, 20])
+    speed = changed(cluster_functions_per_s=1e3, cluster_functions={"Sin": 10.0})
+    assert graph_time.seconds(made, speed) == pytest.approx(200 / 10.0 + 400 / 1e3)
+
+
+def test_a_gradient_of_a_slice_has_the_rate_for_the_dims_of_the_sliced_tensor() -> None:
+    """Also where the slice has fewer, as `x[0]` has."""
+
+    def gradient(x: tf.Tensor) -> tf.Tensor:
+        y = x[0]
+        return tf.gradients(y, x, y)
+
+    speed = changed(slice_gradients=[(2.0, 10.0), (3.0, 5.0), (5.0, 1.0)])
+    for shape, elements, rate in (([4, 6], 6, 10), ([4, 2, 3], 6, 5), ([4, 1, 2, 1, 3], 6, 1)):
+        assert graph_time.seconds(graph(gradient, shape), speed) == pytest.approx(elements / rate)
+    assert graph_time.seconds(graph(gradient, [1, 6]), speed) == 0  # a copy
 
 
 def test_computing_and_moving_overlap_in_a_loop_of_a_cluster() -> None:

@@ -101,7 +101,7 @@ def test_ops_that_use_all_threads_wait_for_each_other_and_for_small_ops(
     """Two at a time would hide that an op waits for its slowest thread, and wakes it."""
     graphs = []
 
-    def trace(self: Any, function: Any, *inputs: Any) -> Any:
+    def trace(self: Any, function: Any, *inputs: Any, **_: Any) -> Any:
         traced = tf.function(function, autograph=False).get_concrete_function(*inputs)
         graphs.append(traced.graph)
         return np.zeros(2)
@@ -186,7 +186,7 @@ def test_an_op_beside_a_disturbed_pause_keeps_a_share_of_its_time(
 ) -> None:
     """Or else it would count as one that takes no time, at a speed without limits."""
     probes = Probes(1, is_alone=True)
-    monkeypatch.setattr(Probes, "seconds", lambda *_: np.full(2, 16.0))  # 16 pairs
+    monkeypatch.setattr(Probes, "seconds", lambda *_, **__: np.full(2, 16.0))  # 16 pairs
     monkeypatch.setattr(Probes, "_pause_s", lambda _: np.full(2, 5.0))
     monkeypatch.setattr(Probes, "_arguments_s", lambda _: np.zeros(2))
     x = tf.ones([2, 2])
@@ -218,7 +218,7 @@ def test_tensorflow_does_not_merge_the_ops_of_a_probe(monkeypatch: pytest.Monkey
         chains.append((lambda pair: (pair[1], function(pair[1], pair[0])), (x, x * 1.5)))
         return np.ones(2)
 
-    monkeypatch.setattr(Probes, "_compiled", lambda self, one: tf.identity)  # by XLA, as it is
+    monkeypatch.setattr(Probes, "compiled", lambda self, one: tf.identity)  # by XLA, as it is
     monkeypatch.setattr(Probes, "of_series", note_series)
     monkeypatch.setattr(Probes, "of_chain", note)
     monkeypatch.setattr(Probes, "of_nothing", note)
@@ -284,12 +284,12 @@ def test_the_speeds_of_a_machine_follow_from_the_times_of_its_ops(
     nothing: Any = {"streams": [], "_products": []}
     for name, value in nothing.items():
         monkeypatch.setattr(Probes, name, lambda *_, value=value: value)
-    monkeypatch.setattr(Probes, "_compiled", lambda self, one: tf.function(one, autograph=False))
+    monkeypatch.setattr(Probes, "compiled", lambda self, one: tf.function(one, autograph=False))
     monkeypatch.setattr(Probes, "of_nothing", lambda *_: 0.0 * both)
     monkeypatch.setattr(Probes, "of_chain", of_chain)
     monkeypatch.setattr(Probes, "of_series", of_series)
     monkeypatch.setattr(
-        Probes, "of_each", lambda self, one, a, b: copied * 2 * 4 * graph_work.size(b) * both
+        Probes, "of_each", lambda self, one, a, b, **_: copied * 2 * 4 * graph_work.size(b) * both
     )
     monkeypatch.setattr(Probes, "seconds", lambda self, one, x, w: 32 * 1e-3 * both)
     found = Probes(1).speeds()
@@ -299,10 +299,15 @@ def test_the_speeds_of_a_machine_follow_from_the_times_of_its_ops(
     assert near < far and list(of_far) == pytest.approx([1 / copied] * 2)
     assert list(of_near) == pytest.approx([1 / cached] * 2)
     assert list(found["turned_bytes_per_s"]) == pytest.approx([1 / copied] * 2)
-    # Elements, and for slices three dims of each.
-    assert list(found["slice_gradients_per_s"]) == pytest.approx([3 / (8 * copied)] * 2)
+    assert [dims for dims, _ in found["slice_gradients"]] == [2, 3, 4, 5, 6]
+    for _, speed in found["slice_gradients"]:
+        assert list(speed) == pytest.approx([1 / (8 * copied)] * 2)
     assert list(found["cross_entropies_per_s"]) == pytest.approx([1 / (8 * copied)] * 2)
-    assert list(found["scalar_functions_per_s"]) == pytest.approx([1 / (8 * copied)] * 2)
+    functions, of_clusters = (dict(found[name]) for name in ("functions", "cluster_functions"))
+    assert list(functions["Erfc"]) == pytest.approx([1 / (8 * copied)] * 2, rel=1e-3)
+    assert functions["RandomUniform"] is functions["StatelessRandomUniformV2"]
+    # Less the cluster without a function, but at least a fifth.
+    assert list(of_clusters["Cos"]) == pytest.approx([1 / (8 * copied) / 0.2] * 2)
     assert list(found["running_sums_per_s"]) == pytest.approx([1 / (8 * copied)] * 2)
     assert list(found["transforms_per_s"]) == pytest.approx([9 / (8 * copied)] * 2)  # of 2^9
     assert list(found["cluster_elements_per_s"]) == pytest.approx([1 / simple] * 2)
@@ -404,10 +409,12 @@ def test_the_probes_give_plausible_speeds(tmp_path: Path, monkeypatch: pytest.Mo
         assert all(1e8 < speed < 1e13 for points in loops for _, speed in points)
         assert all(1e7 < speed < 1e14 for _, speed in found.copy_streams)
         assert 1e7 < found.turned_bytes_per_s < 1e13
-        assert 1e6 < found.slice_gradients_per_s < 1e12
+        assert all(1e6 < speed < 1e12 for _, speed in found.slice_gradients)
         assert 1e6 < found.cross_entropies_per_s < 1e12
-        rates = (found.scalar_functions_per_s, found.running_sums_per_s, found.transforms_per_s)
-        assert all(1e6 < rate < 1e12 for rate in rates)
+        rates = (found.running_sums_per_s, found.transforms_per_s)
+        functions = [*found.functions.values(), *found.cluster_functions.values()]
+        assert all(1e5 < rate < 1e12 for rate in [*rates, *functions])
+        assert found.functions["Tanh"] > 3 * found.functions["Betainc"]
     assert 1e-6 < machine.call_s < 0.1
     assert 0 <= machine.array_s < 0.01 and 0 <= machine.variable_s < 0.001
     assert machine.side_by_side.cluster_s + machine.side_by_side.argument_s > 1e-7

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import tensorflow as tf
@@ -22,6 +22,8 @@ class _NearAndFar:
     op_s = cluster_s = argument_s = loop_s = 0.0
     functions_per_s = cluster_elements_per_s = cluster_functions_per_s = math.inf
     cluster_sums_per_s = cluster_column_sums_per_s = math.inf
+    functions: ClassVar[dict[str, float]] = {}
+    cluster_functions: ClassVar[dict[str, float]] = {}
 
 
 def _seconds(function: Any, *sizes: int) -> float:

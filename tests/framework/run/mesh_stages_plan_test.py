@@ -267,9 +267,9 @@ def test_stages_on_meshes_of_this_machine_are_priced_by_their_graphs(
     points = [(1.0, 1e9), (100.0, 1e11)]
     streams = [(1.0, 1e9)]
     speed = MachineSpeed(
-        points, points, points, points, points, points, streams, 1e9, 1e9, streams, 1e9, 1e9,
-        1e9, 1e9, 1e9, 1e9, streams, 1e9,
-        1e9, 1e9, 1e9, streams, streams, streams, 1.0, 1e-6, 1e-5, 1e-5, 1e-5, 0.0, 0.0,
+        points, points, points, points, points, points, streams, 1e9, {}, 1e9, streams, 1e9,
+        streams, 1e9, 1e9, 1e9, streams, 1e9,
+        1e9, {}, 1e9, 1e9, streams, streams, streams, 1.0, 1e-6, 1e-5, 1e-5, 1e-5, 0.0, 0.0,
     )  # fmt: skip
     machine = ThisMachine(speed, speed, speed, call_s=0.0, array_s=0.0, variable_s=0.0)
     monkeypatch.setattr(this_machine, "measured", lambda: machine)
