@@ -46,8 +46,9 @@ TRANSFORMS = frozenset(
 """Fourier transforms."""
 
 BROADCASTS = frozenset(
-    {"Add", "AddV2", "Sub", "Mul", "RealDiv", "Maximum", "Minimum", "SquaredDifference", "SelectV2"}
-)
+    {"Add", "AddV2", "Sub", "Mul", "RealDiv", "Maximum", "Minimum", "SquaredDifference", "SelectV2",
+     "DivNoNan", "Equal", "NotEqual", "Greater", "GreaterEqual", "Less", "LessEqual"}
+)  # fmt: skip
 """Elementwise ops that take tensors of different shapes."""
 
 _ROWS = frozenset({"GatherV2"})

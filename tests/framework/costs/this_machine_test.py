@@ -58,6 +58,8 @@ def test_an_op_that_repeats_an_input_takes_the_time_of_its_elements() -> None:
     assert scaled == pytest.approx(0.25 + 1000 / 2e6)
     of_rows = graph_time.seconds(graph(lambda x, w: w - x, [50, 20], [50, 1]), SPEED)
     assert of_rows == pytest.approx(0.25 + 1000 / 2e6)
+    compared = graph_time.seconds(graph(lambda x, w: tf.equal(x, w), [50, 20], [50, 1]), SPEED)
+    assert compared == pytest.approx(0.25 + 1000 / 2e6)
     for same in (lambda x, w: x * 2.0, lambda x, w: x * x, lambda x, w: x + tf.zeros([])):
         assert graph_time.seconds(graph(same, [50, 20], [20]), SPEED) < 0.25 + 13000 / 1e8
 
