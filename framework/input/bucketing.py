@@ -247,6 +247,27 @@ class BucketedInput(ExampleInput):
         _, bound, size, members = max((one for one in found if len(one[3])), key=lambda one: one[0])
         return self.bucket_rows(np.resize(members, size).astype(np.int64), bound)
 
+    def in_two_buckets(self, most: int) -> tuple[Batch, Batch] | None:
+        """Returns a few examples, padded to the bound of their bucket and to that of the next one.
+
+        For a check of a model: they are of the shortest rows that have a middle. None if not more
+        than one bucket has examples, or if the batches of a subclass are not those of the buckets.
+
+        Args:
+          most: maximum number of examples.
+        """
+        if type(self).batch is not BucketedInput.batch:
+            return None
+        pairs = zip(self._buckets.members, self._bounds, strict=True)
+        used = [(members, bound) for members, bound in pairs if len(members)]
+        if len(used) < 2:
+            return None
+        longer = [place for place, (_, bound) in enumerate(used[:-1]) if bound >= _SHORT]
+        place = longer[0] if longer else len(used) - 2
+        examples = used[place][0][:most].astype(np.int64)
+        one, other = (self._rows_built(examples, bound) for _, bound in used[place : place + 2])
+        return one, other
+
     def bucket_signatures(self) -> list[tuple[float, Signature]]:
         """Returns the share of the batches of an epoch, and the arrays, of each bucket in use.
 

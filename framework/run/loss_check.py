@@ -9,6 +9,9 @@
     losses of Task.equal_losses are equal              else a language model is not causal
     a gradient of every learned weight                 else the loss does not depend on it
     scores of a softmax that are not probabilities     else a softmax is applied twice (a warning)
+    loss of rows = loss of the same rows, padded to the next bucket
+                                                       else the model does not mask padding (a
+                                                       warning)
     losses are finite                                  else steps would be skipped (a warning)
     loss of parts = loss of a whole batch              else devices do not gather what they compare,
                                                        or accumulation steps couple examples; see
@@ -43,7 +46,7 @@ from tekso.framework.input.errors import InputError
 from tekso.framework.input.input import Input
 from tekso.framework.learning_step import LearnerBase
 from tekso.framework.path_patterns import listed
-from tekso.framework.run import divided_losses, padding_check
+from tekso.framework.run import bucket_check, divided_losses, padding_check
 from tekso.framework.run.divided_losses import UNDIVIDED, Division
 from tekso.framework.run.label_limits import LabelLimit
 from tekso.framework.run.loss_sums import LossError, check_is_sum
@@ -129,6 +132,7 @@ def check(
                 "Remove the softmax at the end of the model: the softmax cross-entropy takes "
                 "scores (logits)"
             )
+        warnings += bucket_check.warnings(trial, train)
         if not unused:
             return warnings
         return [

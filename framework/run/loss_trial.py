@@ -15,7 +15,7 @@ from tensorflow.python.framework import op_callbacks
 
 from tekso.framework import error_advice, loops, task_results
 from tekso.framework.collected import Pairs
-from tekso.framework.context import Mode, StepContext
+from tekso.framework.context import Form, Mode, StepContext
 from tekso.framework.execution.workarounds.call_counts import counted_alone
 from tekso.framework.foreign_variables import refused
 from tekso.framework.run.label_limits import LabelWatch
@@ -159,9 +159,13 @@ class Trial:
     The first computation of each kind of batch is always op by op: that is where `softmax` sees its
     values, and where ops are counted. Others are traced only if that takes less time.
 
-    Attributes:
+    Args:
       task: the task.
       weights: {path: value}.
+      forms: {name: function} of primitives that the trial computes differently.
+
+    Attributes:
+      task, weights: as given.
       softmax: what was found about softmaxes in the computations so far.
       labels: the arrays that the loss reads as classes.
       seen: kinds of batches that were computed, as `kind_of` returns them.
@@ -169,8 +173,14 @@ class Trial:
         finite; None: all losses were finite, or infinite sums of 16 bits, which overflow early.
     """
 
-    def __init__(self, task: Task, weights: Mapping[str, tf.Tensor]) -> None:
-        self.task, self.weights = task, weights
+    def __init__(
+        self,
+        task: Task,
+        weights: Mapping[str, tf.Tensor],
+        *,
+        forms: Mapping[str, Form] = MappingProxyType({}),
+    ) -> None:
+        self.task, self.weights, self._forms = task, weights, forms
         self.softmax, self.labels = RepeatedSoftmax(), LabelWatch()
         self.not_finite: tuple[float, list[str]] | None = None
         self._traced: dict[Any, Any] = {}  # {mode, sizes and how: its tf.function}
@@ -189,6 +199,7 @@ class Trial:
     ) -> _Tensors:
         size = next(iter(batch.values())).shape[0]
         ctx = kind(mode=mode, num_examples=size, example_offset=offset)
+        ctx.forms = {**ctx.forms, **self._forms}
         sums = by(self.task, self.task.theta(weights), batch, ctx)
         loss = tf.reduce_sum(sums.loss_sum)
         auxiliary = {name: value * size for name, (value, _) in ctx.collected.sums["loss"].items()}
