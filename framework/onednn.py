@@ -10,7 +10,8 @@ TensorFlow (2.21) would still use oneDNN for bfloat16 matrix products, and crash
 fault.
 
 TensorFlow reads TF_ENABLE_ONEDNN_OPTS once, when it is imported. If TensorFlow is imported before
-`tekso`, its default remains. Results are correct with both settings and differ in rounding.
+a module of Tekso, its default remains. Results are correct with both settings and differ in
+rounding.
 """
 
 from __future__ import annotations

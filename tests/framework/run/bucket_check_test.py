@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -63,11 +63,11 @@ class Means(Task):
 
         way: str = param("How.", default="masked")
 
-    dims: ClassVar[tuple[str, str]] = ("embed", "mlp")
+    norm: BatchNorm
 
     def __init__(self, params: Any) -> None:
         super().__init__(params)
-        self.weight("w", [1, 3], dims=self.dims, init=Normal.Params(stddev=1.0))
+        self.weight("w", [1, 3], dims=("embed", "mlp"), init=Normal.Params(stddev=1.0))
         init = Zeros.Params() if "zeros" in self.params.way else Normal.Params(stddev=1.0)
         self.weight("head", [3, 1], dims=("mlp", None), init=init)
         if "norm" in self.params.way:
