@@ -18,7 +18,7 @@ _NUMBER = (int, float)
 _TYPES: Mapping[str, Any] = {
     "step": int, "model": str, "params": str, "task": str, "metrics": dict, "input": dict,
     "tensors": dict, "versions": dict, "conditions": dict, "created": str, "files": dict,
-    "averaged": list,
+    "averaged": list, "goal": str,
 }  # fmt: skip
 _INSIDE: Mapping[str, Any] = {"metrics": _NUMBER, "tensors": dict, "files": dict}
 _NAMES = {int: "an integer", str: "a text", dict: "an object", list: "a list", _NUMBER: "a number"}
@@ -45,6 +45,9 @@ class Description:
       files: {name: {"size_bytes", "sha256"}} of the tensor files.
       averaged: the checkpoints of which this one is the average; empty for a checkpoint of a
         training run.
+      goal: "min" or "max": whether the smallest or the largest value of the metric of
+        `run.keep_best` is best; "" if an earlier version wrote the checkpoint, or if the run keeps
+        no best checkpoint.
     """
 
     step: int
@@ -59,6 +62,7 @@ class Description:
     created: str = ""
     files: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
     averaged: Sequence[str] = ()
+    goal: str = ""
 
     def at(self, step: int, metrics: Mapping[str, float]) -> Description:
         """Returns the description of a checkpoint of the same run at a step.

@@ -63,7 +63,7 @@ def _best(steps: Mapping[int, str], there: str) -> str:
     newest = _newest(steps)
     if newest is None:
         raise CheckpointError(f"all checkpoints are damaged: {there}")
-    metric, goal = _rule(newest.params)
+    metric, goal = _rule(newest)
     ranking = Ranking(metric, goal)
     ranking.read(steps)
     step = ranking.best()
@@ -82,21 +82,24 @@ def _newest(steps: Mapping[int, str]) -> Description | None:
     return None
 
 
-def _rule(params: str) -> tuple[str, Literal["min", "max"]]:
+def _rule(newest: Description) -> tuple[str, Literal["min", "max"]]:
     """Returns "evaluation/metric" of `run.keep_best`, and its goal.
 
-    It reads the text of Params and resolves no class in it.
+    It reads the text of Params and resolves no class in it. The description has the goal that the
+    class of the task declares.
     """
+    params = newest.params
     rule = {name: _literal(params, f"run.keep_best.{name}") for name in ("metric", "goal")}
     eval_input = _literal(params, "run.keep_best.eval_input") or _first_key(params, "eval_inputs")
     metric = rule["metric"] or "loss"
-    if rule["goal"] is None and metric != "loss":
+    found = rule["goal"] or newest.goal
+    if not found and metric != "loss":
         raise CheckpointError(
-            f"the best checkpoint is unknown: the class of the task says whether larger values of "
-            f"{metric} are better, and this command imports no classes: give the step instead, or "
-            "set run.keep_best.goal when you train"
+            "the best checkpoint is unknown: the checkpoints are of an earlier version, which did "
+            f"not store whether larger values of {metric} are better, and this command imports no "
+            "classes. Give the step instead"
         )
-    goal: Literal["min", "max"] = "max" if rule["goal"] == "max" else "min"
+    goal: Literal["min", "max"] = "max" if found == "max" else "min"
     return f"{eval_input}/{metric}" if eval_input else "", goal
 
 

@@ -58,6 +58,18 @@ def where(tree: Any, rule: Rule) -> str:
     return path if origin == "default" else f"{path} ({origin})"
 
 
+def goal_of_best(tree: Any) -> str:
+    """Returns the goal of `run.keep_best`; "" if the run keeps no best checkpoint, or none known.
+
+    Checkpoints have it, for commands that do not import the class of the task.
+    """
+    try:
+        keeps = tree.run.keep_best.count and metric_of(tree, "keep_best")
+        return goal_of(tree, "keep_best") if keeps else ""
+    except ValueError:
+        return ""
+
+
 def goal_of(tree: Any, rule: Rule) -> Goal:
     """Returns "min" or "max": the `goal` of a rule if it is set, otherwise what the task declares.
 

@@ -114,6 +114,8 @@ def test_of_several_tasks_only_the_data_of_the_one_to_decode_with_is_read(
     tree = small_tasks.Iris().tree()
     parts = assemble(tree, assets_dir=str(tmp_path), reads_data=False, one_task="virginica")
     assert set(read) == {True}
+    tree.run.keep_best.set(metric="accuracy", goal="max")
+    assert parts.description("small.Iris").goal == "max"
     parts = decode_tasks.of_task(parts, "virginica")
     assert parts.input.params.two_classes and parts.task.params.num_classes == 2
 

@@ -21,7 +21,7 @@ from tekso.framework.warm_start import WarmStart
 LOSSES = {10: 1.5, 20: 1.25, 30: 1.75}
 
 
-def save(run: Path, **rule: Any) -> None:
+def save(run: Path, *, stored_goal: str = "", **rule: Any) -> None:
     """Writes a run with three checkpoints, of which the one of step 20 has the smallest loss."""
     folder = run / "checkpoints"
     folder.mkdir(parents=True)
@@ -30,7 +30,7 @@ def save(run: Path, **rule: Any) -> None:
     (run / "params.txt").write_text(f"# model: lm.Some\n{tree.to_text()}")
     for step, loss in LOSSES.items():
         metrics = {"dev/loss": loss, "dev/perplexity": loss}
-        about = Description(step, "lm.Some", tree.to_text(), metrics=metrics)
+        about = Description(step, "lm.Some", tree.to_text(), metrics=metrics, goal=stored_goal)
         values = {"weights/w": np.full(2, float(step), np.float32)}
         checkpoint_files.write(str(folder / f"step_{step:08d}"), values, about)
 
@@ -81,8 +81,12 @@ def test_the_best_is_the_one_of_the_goal_also_without_classes(tmp_path: Path) ->
     assert stored is not None and stored.step == 30
     save(tmp_path / "declared", metric="perplexity")  # its goal is an attribute of the task's class
     assert open_run(f"{tmp_path}/declared/best").checkpoint.step == 20
-    with pytest.raises(CheckpointError, match=r"give the step instead, or set run.keep_best.goal"):
+    with pytest.raises(CheckpointError, match=r"of an earlier version.*Give the step instead"):
         open_stored(f"{tmp_path}/declared/best")
+    for goal, step in {"max": 30, "min": 20}.items():
+        save(tmp_path / goal, metric="perplexity", stored_goal=goal)
+        found = open_stored(f"{tmp_path}/{goal}/best").description
+        assert found is not None and found.step == step
     save(tmp_path / "other", metric="bleu", goal="max")
     for opened in (open_run, open_stored):
         with pytest.raises(CheckpointError, match=r"no checkpoint.* was evaluated by dev/bleu"):

@@ -13,7 +13,12 @@ from tekso.framework.run.checkpoint_description import Description
 from tekso.framework.run.checkpoints import Checkpoints
 from tekso.framework.run.job import checkpoints_of
 from tekso.framework.run.logdir import Logdir
-from tekso.framework.run.metric_choice import deciding_metrics, declared_metrics, goal_of
+from tekso.framework.run.metric_choice import (
+    deciding_metrics,
+    declared_metrics,
+    goal_of,
+    goal_of_best,
+)
 from tekso.framework.task import Task
 from tekso.models.mlp import Mlp
 from tekso.models.transformer_lm import TransformerLm
@@ -67,6 +72,17 @@ def test_the_metrics_of_both_rules_decide() -> None:
 
 def test_bits_per_byte_are_good_when_small() -> None:
     assert goal(LanguageModel.Params(model=TransformerLm.Params()), "bits_per_byte") == "min"
+
+
+def test_checkpoints_store_the_goal_of_the_best_one_if_it_is_known() -> None:
+    tree = Tree.Params(task=Mine.Params(), eval_inputs={"dev": HeldOut.Params()})
+    assert goal_of_best(tree) == "min"
+    tree.run.keep_best.metric = "accuracy"
+    assert goal_of_best(tree) == "max"
+    tree.run.keep_best.metric = "nobody_declares_it"
+    assert goal_of_best(tree) == ""
+    tree.run.keep_best.set(metric="accuracy", count=0)
+    assert goal_of_best(tree) == ""
 
 
 def test_what_is_set_decides() -> None:
