@@ -18,6 +18,7 @@ from tekso.framework.run import missing_run, time_use
 from tekso.framework.run.logdir import PARAMS, DamagedParamsError, Logdir
 from tekso.framework.run.metrics_log import SECONDS, SEEN, SPLIT, STEP, TRAIN, MetricsLog
 from tekso.tools.command_errors import UsageError
+from tekso.tools.comparison import samples
 from tekso.tools.sweeping.trials import TRIALS
 
 SEED = "run.seed"
@@ -32,7 +33,6 @@ _LENGTH = {  # fields that say for how long a run goes, not what is trained
     "run.decode_at_end",
     "run.weight_figures_every_steps",
 }
-_MOST_SAMPLE = 4000  # characters
 _DEFAULT = "default"
 
 
@@ -151,7 +151,7 @@ def read(path: str) -> ComparedRun:
         not_finite=_not_finite(records),
         unit=unit,
         seconds=max(spent, key=lambda one: math.fsum(one.values())),
-        samples=_samples(logdir),
+        samples=samples.read(logdir),
         damage=_damage(logdir.metrics),
     )
 
@@ -258,22 +258,6 @@ def _not_finite(records: Sequence[Mapping[str, Any]]) -> frozenset[str]:
     """Returns the names of the curves whose last value is null, which stands for NaN and inf."""
     last = {f"{record[SPLIT]}/{name}": record[name] for record in records for name in record}
     return frozenset(name for name, value in last.items() if value is None)
-
-
-def _samples(logdir: Logdir) -> dict[str, str]:
-    paths = {"samples.txt": logdir.samples}
-    folder = logdir.file("decoded")
-    for name in files.names(folder) if files.is_folder(folder) else ():
-        if not files.is_folder(files.join(folder, name)):
-            continue
-        texts = [one for one in files.names(files.join(folder, name)) if one.endswith(".txt")]
-        if texts:
-            paths[f"decoded/{name}"] = files.join(folder, name, max(texts))
-    return {
-        name: files.read(path).decode("utf-8", "replace")[:_MOST_SAMPLE]
-        for name, path in paths.items()
-        if files.exists(path)
-    }
 
 
 @dataclasses.dataclass(frozen=True)
