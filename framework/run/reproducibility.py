@@ -52,8 +52,9 @@ def conditions(group: ProcessGroup | None = None) -> dict[str, Any]:
 def line(before: Description, now: Description, tree: Any) -> str:
     """Returns a line for a run that resumes, or "" if nothing can be said.
 
-    Nothing can be said if an earlier version wrote the checkpoint, or if Params other than those of
-    the execution changed: then there is no uninterrupted run to compare with.
+    Nothing can be said if an earlier version wrote the checkpoint. If Params other than those of
+    the execution changed, there is no uninterrupted run to compare with, and the line only names
+    other devices and numbers of processes.
 
     Args:
       before: the description of the checkpoint.
@@ -67,7 +68,9 @@ def line(before: Description, now: Description, tree: Any) -> str:
     except (ValueError, ImportError, AttributeError, TypeError):
         return ""
     if any(not text.startswith("execution") for text in changed):
-        return ""
+        moved = [n for n in ("devices", "processes") if n in before.conditions]
+        moved = [r for n in moved for r in _change(n, before.conditions[n], now.conditions.get(n))]
+        return f"changed since the checkpoint: {'; '.join(moved)}" if moved else ""
     if _overlaps_steps(tree):
         return (
             "the results depend on timing, as in every run in which groups of workers do not wait "

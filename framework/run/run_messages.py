@@ -129,6 +129,7 @@ def conclude(
         decoding=task_results.setting_to_try(parts.task, parts.eval_inputs),
         ended_early=bool(outcome.ended_early),
         best=best_step,
+        cpu_devices=job.cpu_devices,
     )
     for line in lines:
         job.console.line(line)

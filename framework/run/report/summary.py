@@ -103,6 +103,7 @@ def next_commands(
     decoding: str | None = None,
     ended_early: bool = False,
     best: int | None = None,
+    cpu_devices: int | None = None,
 ) -> list[str]:
     """Returns lines with commands to try next; each command reads its Params from the logdir.
 
@@ -115,10 +116,12 @@ def next_commands(
       decoding: a setting to try in decoding, "path=value".
       ended_early: whether early stopping ended the run; more steps alone would not continue it.
       best: step of the best checkpoint, if there is one; decoding and evaluation use it.
+      cpu_devices: number of logical CPU devices, if the command of the run set it.
     """
     place = shlex.join([f"--logdir={logdir.path}"])
     flags = shlex.join([*(f"--import={name}" for name in imports), f"--logdir={logdir.path}"])
-    base = f"{typed(_TRAINER)} {flags}"
+    devices = "" if cpu_devices is None else f" --cpu_devices={cpu_devices}"
+    base = f"{typed(_TRAINER)} {flags}{devices}"
     more = "--set run.early_stopping.patience=0" if ended_early else f"--steps={2 * max(steps, 50)}"
     of_best = "" if best in (None, steps) else " --checkpoint=best"
     setting = f" --set {shlex.quote(decoding)}" if decoding else ""

@@ -53,6 +53,11 @@ def test_what_changes_the_order_of_sums_is_named(name: str, value: Any) -> None:
 def test_another_execution_is_a_reason_and_other_params_end_the_comparison() -> None:
     assert line({"execution.xla": "none"}) == ROUNDING + "changed Params of the execution"
     assert line({"learner.schedule.initial_value": 0.5}) == ""
+    assert line({"learner.schedule.initial_value": 0.5}, cores=1000) == ""
+    devices = BEFORE.conditions["devices"]
+    assert line({"run.steps": 7}, devices="3 CPU", processes=2) == (
+        f"changed since the checkpoint: devices {devices} -> 3 CPU; processes 1 -> 2"
+    )
 
 
 def test_another_tensorflow_and_nothing_known() -> None:

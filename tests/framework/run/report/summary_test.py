@@ -42,6 +42,11 @@ def test_the_summary_compares_says_where_things_lie_and_what_to_type(tmp_path: P
     assert [line.split("--logdir=run")[1] for line in better[1:]] == [
         " --mode=decode --checkpoint=best", " --mode=eval --checkpoint=best", " --steps=100", "",
     ]  # fmt: skip
+    two = summary.next_commands(Logdir("run"), 15, cpu_devices=2)
+    assert [line.split("--logdir=run")[1] for line in two[1:]] == [
+        " --cpu_devices=2 --mode=decode", " --cpu_devices=2 --mode=eval",
+        " --cpu_devices=2 --steps=100", "",
+    ]  # fmt: skip
     assert "best" not in " ".join(summary.next_commands(Logdir("run"), 15, best=15))
     decoding = """task.decode.prompts=["It's"]"""
     lines = summary.next_commands(Logdir("run"), 5, decoding=decoding)
