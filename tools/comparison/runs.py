@@ -18,7 +18,8 @@ from tekso.framework.run import missing_run, time_use
 from tekso.framework.run.logdir import PARAMS, DamagedParamsError, Logdir
 from tekso.framework.run.metrics_log import SECONDS, SEEN, SPLIT, STEP, TRAIN, MetricsLog
 from tekso.tools.command_errors import UsageError
-from tekso.tools.comparison import samples
+from tekso.tools.comparison import devices, samples
+from tekso.tools.comparison.devices import DEVICES
 from tekso.tools.sweeping.trials import TRIALS
 
 SEED = "run.seed"
@@ -86,7 +87,7 @@ class ComparedRun:
     Attributes:
       path: its logdir.
       model: key of its experiment.
-      params: {path: value}.
+      params: {path: value}; and "devices", if the run has a checkpoint.
       curves: {"split/metric": its points}, without values that are not finite.
       not_finite: the names of the curves whose last value is not finite.
       unit: the unit of `Point.seen`, such as "tokens"; "": not recorded.
@@ -146,7 +147,7 @@ def read(path: str) -> ComparedRun:
     return ComparedRun(
         path=logdir.path,
         model=model,
-        params=_params(logdir.file(PARAMS)),
+        params={**_params(logdir.file(PARAMS)), **_devices(logdir)},
         curves=curves_of(records, unit),
         not_finite=_not_finite(records),
         unit=unit,
@@ -154,6 +155,11 @@ def read(path: str) -> ComparedRun:
         samples=samples.read(logdir),
         damage=_damage(logdir.metrics),
     )
+
+
+def _devices(logdir: Logdir) -> dict[str, ParamValue]:
+    found = devices.read(logdir)
+    return {DEVICES: ParamValue(found, _DEFAULT)} if found else {}
 
 
 def _damage(path: str) -> str:
@@ -292,6 +298,8 @@ def differences(runs: Sequence[ComparedRun]) -> list[DifferentField]:
     found = []
     for path in paths:
         values = [run.params.get(path) for run in runs]
+        if path == DEVICES and None in values:  # unknown
+            continue
         if len({value.text if value else None for value in values}) > 1:
             found.append(DifferentField(path, values))
     return found
@@ -300,14 +308,16 @@ def differences(runs: Sequence[ComparedRun]) -> list[DifferentField]:
 def groups(runs: Sequence[ComparedRun]) -> list[Group]:
     """Returns the runs in groups whose Params differ in the seed only, in order.
 
-    If runs with the same seed differ in their number of steps only, their numbers of steps are
-    compared, so these are groups too.
+    If runs with the same seed differ in their number of steps or their devices only, these are
+    compared, so they make groups too.
     """
-    different = [d for d in differences(runs) if d.path not in {SEED, *_LENGTH}]
+    different = [d for d in differences(runs) if d.path not in {SEED, DEVICES, *_LENGTH}]
     found = _equal(runs, different)
-    if any(len({r.seed for r in one}) < len({_length(r) for r in one}) for one in found.values()):
-        different += [d for d in differences(runs) if d.path == STEPS]
-        found = _equal(runs, different)
+    for path in (STEPS, DEVICES):
+        pairs = [{(r.seed, _text(r, path)) for r in one} for one in found.values()]
+        if any(len({seed for seed, _ in one}) < len(one) for one in pairs):
+            different += [d for d in differences(runs) if d.path == path]
+            found = _equal(runs, different)
     common = [one for one in different if None not in one.values]  # fields that all runs have
     names = _names(list(_equal(runs, common)), common) if common else []
     if len(names) < len(found):  # they do not distinguish all groups
@@ -337,9 +347,8 @@ def _names(keys: Sequence[Any], different: Sequence[DifferentField]) -> list[str
     return result
 
 
-def _length(run: ComparedRun) -> tuple[str, str]:
-    """Returns the seed and the number of steps."""
-    return run.seed, run.params[STEPS].text if STEPS in run.params else "?"
+def _text(run: ComparedRun, path: str) -> str:
+    return run.params[path].text if path in run.params else "?"
 
 
 def _equal(

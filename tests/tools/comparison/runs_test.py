@@ -36,6 +36,41 @@ def test_settings_of_what_is_recorded_make_no_groups(tmp_path: Path) -> None:
     assert len(group.runs) == 2
 
 
+def with_devices(path: str, devices: str, processes: int = 1) -> str:
+    """Adds checkpoints to a run, the newest of which was written on these devices."""
+    for step, found in ((2, "9 GPU"), (4, devices)):
+        folder = Path(path, "checkpoints", f"step_{step:08d}")
+        folder.mkdir(parents=True)
+        conditions = {"devices": found, "processes": processes}
+        (folder / "checkpoint.json").write_text(json.dumps({"conditions": conditions}))
+    Path(path, "checkpoints", "step_00000006").mkdir()  # is being written
+    return path
+
+
+def test_runs_of_one_seed_on_other_devices_are_groups_that_name_them(tmp_path: Path) -> None:
+    paths = [write(tmp_path / name, loss=1.0) for name in "abc"]
+    with_devices(paths[0], "1 CPU")
+    with_devices(paths[1], "2 CPU")
+    with_devices(paths[2], "2 CPU", processes=2)
+    found = [runs.read(path) for path in paths]
+    assert [g.name for g in runs.groups(found)] == [
+        "devices=1 CPU", "devices=2 CPU", "devices=2 CPU, 2 processes",
+    ]  # fmt: skip
+    assert [d.path for d in runs.differences(found)] == ["devices"]
+
+
+def test_runs_of_other_seeds_or_on_unknown_devices_stay_one_group(tmp_path: Path) -> None:
+    paths = [write(tmp_path / str(seed), loss=1.0, seed=seed) for seed in range(2)]
+    for path, devices in zip(paths, ("1 CPU", "2 CPU"), strict=True):
+        with_devices(path, devices)
+    seeds = [runs.read(path) for path in paths]
+    assert len(runs.groups(seeds)) == 1
+    assert [d.path for d in runs.differences(seeds)] == ["run.seed", "devices"]
+    unknown = runs.read(write(tmp_path / "unknown", loss=1.0))
+    assert len(runs.groups([seeds[0], unknown])) == 1
+    assert runs.differences([seeds[0], unknown]) == []
+
+
 def test_samples_are_the_newest_text_of_each_evaluation_and_its_first_characters(
     tmp_path: Path,
 ) -> None:
