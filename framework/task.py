@@ -261,8 +261,15 @@ class Task(Layer):
         )
 
     def count(self, batch: Mapping[str, np.ndarray]) -> tuple[int, str]:
-        """Returns the amount of data in a batch and its unit, for the speed in reports."""
-        return len(next(iter(batch.values()))), "examples"
+        """Returns the amount of data in a batch and its unit, for the speed in reports.
+
+        By default, the number of examples, without those whose "weights" are 0, as of padding.
+        """
+        rows = len(next(iter(batch.values())))
+        weights = np.asarray(batch.get("weights", 1.0))
+        if weights.ndim and len(weights) == rows:
+            rows = int(np.count_nonzero(weights.reshape(rows, -1).any(1)))
+        return rows, "examples"
 
     def summarize(self, sums: Mapping[str, tuple[float, float]]) -> dict[str, float]:
         """Returns the figures of a report: the mean of every sum, and figures derived from means.

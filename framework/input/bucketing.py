@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import operator
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -27,6 +28,7 @@ from tekso.framework.signature import Signature
 Ints = npt.NDArray[np.int64]
 
 _MOST_SEARCHED = 64  # batches, for one of a short bucket
+_MOST_PADDING = 0.25  # of the rows of an epoch: more is worth a warning
 _SHORT = 8  # shortest rows by which a loss is checked, if there are longer ones
 
 
@@ -98,6 +100,11 @@ class Buckets:
     def num_batches(self) -> int:
         """Number of batches per epoch."""
         return len(self._index)
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows of the batches of an epoch, including padding examples."""
+        return sum(map(operator.mul, self.num_batches_each, self.batch_sizes))
 
     @property
     def have_padding(self) -> bool:
@@ -187,6 +194,29 @@ class BucketedInput(ExampleInput):
     def padded_lengths(self) -> list[int]:
         """The length of the rows of each bucket, ascending."""
         return list(self._bounds)
+
+    def wasted(self) -> str | None:
+        """Returns which buckets have fewer examples than a batch, if that wastes many rows.
+
+        None if less than a quarter of the rows of an epoch is padding, or if a subclass or the
+        order has other batches.
+        """
+        if type(self).batch is not BucketedInput.batch or self.params.order != "shuffled":
+            return None
+        own = self._buckets
+        padding = own.num_rows - sum(map(len, own.members))
+        if padding < _MOST_PADDING * own.num_rows:
+            return None
+        few = [
+            f"the bucket up to {bound} has {len(members):,} examples and batches of {size:,}"
+            for members, bound, size in zip(own.members, self._bounds, own.batch_sizes, strict=True)
+            if 0 < len(members) < size
+        ]
+        if not few:
+            return None
+        more = f", and {len(few) - 3} more" if len(few) > 3 else ""
+        share = f"{padding:,} of the {own.num_rows:,} rows of an epoch"
+        return f"{share} are padding of weight 0, because {'; '.join(few[:3])}{more}"
 
     @property
     def batches_per_epoch(self) -> int:

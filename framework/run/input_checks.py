@@ -128,8 +128,10 @@ def warnings(inputs: Mapping[str, Input]) -> list[str]:
     """
     train = inputs["input"]
     repeated = repeats(train)
+    wasted = train.wasted() if isinstance(train, BucketedInput) else None
     return [
         *([repeated] if repeated is not None else []),
+        *([f"input: {wasted}. Set a smaller batch size"] if wasted is not None else []),
         *(
             f"{path}: {shared:,} of {_num_examples(input):,} examples are training examples too, "
             f"although its split is {input.params.split!r}. load(split) must return different "

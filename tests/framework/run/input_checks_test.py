@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 from tekso.framework.input.arrays import Arrays
+from tekso.framework.input.bucketing import BucketedInput
 from tekso.framework.input.errors import InputError
 from tekso.framework.input.held_out import HeldOut
 from tekso.framework.input.input import ExampleInput, Input
@@ -198,6 +199,43 @@ def test_batch_larger_than_the_data_is_reported_by_its_path() -> None:
     message = input_checks.repeats(numbers(12, "shuffled"))
     assert message is not None
     assert "batch_size is 12, but there are only 11 examples: every batch contains some" in message
+
+
+class Buckets(BucketedInput):
+    """Ten examples of length 3, and forty of length 8."""
+
+    def __init__(self, params: Any, **kwargs: Any) -> None:
+        super().__init__(params, **kwargs)
+        self.assign([3] * 10 + [8] * 40, [4, 8], [self.params.batch_size] * 2)
+
+    def bucket_rows(self, examples: Any, bound: int) -> Any:
+        return {"x": np.ones([len(examples), bound]), "weights": np.ones(len(examples))}
+
+
+def test_buckets_with_fewer_examples_than_a_batch_are_reported_if_they_waste_many_rows() -> None:
+    def warnings(size: int, **fields: Any) -> list[str]:
+        return input_checks.warnings(
+            {"input": Buckets.Params(batch_size=size, **fields).instantiate()}
+        )
+
+    assert warnings(40) == [
+        "input: 30 of the 80 rows of an epoch are padding of weight 0, because the bucket up to 4 "
+        "has 10 examples and batches of 40. Set a smaller batch size"
+    ]
+    assert warnings(13) == []  # 15 of 65
+    assert warnings(10) == []
+    assert warnings(7) == []
+    assert warnings(40, order="once") == []
+
+
+def test_examples_of_weight_0_are_not_counted() -> None:
+    task = Task.Params().instantiate()
+    assert task.count({"x": np.ones([5, 2])}) == (5, "examples")
+    assert task.count({"x": np.ones([3, 2]), "weights": np.array([1.0, 0.5, 0.0])})[0] == 2
+    tokens = np.array([[1, 0], [0, 0], [0, 1]])
+    assert task.count({"x": np.ones([3, 2]), "weights": tokens})[0] == 2
+    batch = Buckets.Params(batch_size=40).instantiate().batch(0)
+    assert len(batch["x"]) == 40 and task.count(batch)[0] in (10, 40)
 
 
 class InMemory(Arrays):
