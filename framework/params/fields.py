@@ -15,7 +15,7 @@ import typing
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from tekso.framework.params import references
+from tekso.framework.params import references, versions
 from tekso.framework.params import types as params_types
 from tekso.framework.params.containers import ATOMS, Node, map_nodes, nodes_of
 from tekso.framework.params.origins import caller, frame_outside, hide_from_origins
@@ -173,7 +173,8 @@ def declare_fields(cls: Any, base_params: type) -> None:
     """Collects the fields of a class body into `cls._fields`.
 
     Raises:
-      TypeError: a field has no doc or no type, or a plain value hides a field.
+      TypeError: a field has no doc or no type, a plain value hides a field, or a public attribute
+        has no annotation.
       AttributeError: the name of a field is not valid.
     """
     fields: dict[str, Field] = {}
@@ -208,10 +209,29 @@ def declare_fields(cls: Any, base_params: type) -> None:
                 f"{type_name(cls)}.{name} hides a field: to change its default, write "
                 f"{name} = param({fields[name].doc!r}, default={value!r})"
             )
+        elif _looks_like_a_field(cls, name, value, base_params):
+            raise TypeError(
+                f"{type_name(cls)}.{name} is no field, because it has no type: write {name}: "
+                f'{type(value).__name__} = param("What it is.", default={value!r:.60}), or '
+                f"{name}: ClassVar = … if all Params share it"
+            )
     for field in own.values():
         field.default = map_nodes(field.default, _as_default)
     cls._own_fields = own
     cls._fields = {**fields, **own}
+
+
+def _looks_like_a_field(cls: Any, name: str, value: Any, base_params: type) -> bool:
+    """Whether a class body gives a public name a value, but no annotation."""
+    return not (
+        name.startswith("_")
+        or name in versions.DECLARED
+        or name in inspect.get_annotations(cls)
+        or hasattr(base_params, name)
+        or isinstance(value, type)
+        or hasattr(value, "__get__")  # a method or a property
+        or any(name in inspect.get_annotations(base) for base in cls.__mro__[1:])
+    )
 
 
 def make_template(cls: Any) -> Template:

@@ -28,6 +28,8 @@ Migration = Callable[[dict[str, Any]], dict[str, Any]]
 """Takes the fields of one version, and returns those of the next; it may change its argument."""
 
 _VERSION, _MIGRATIONS = "version", "migrations"
+DECLARED = (_VERSION, _MIGRATIONS)
+"""Attributes of a Params class that are no fields."""
 
 
 class NewerVersionError(ValueError):

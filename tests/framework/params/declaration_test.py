@@ -11,11 +11,7 @@ import numpy as np
 import pytest
 from small_params import Init, Linear, Padding, Stack, Uniform, holding, message
 
-from tekso.framework.params import (
-    Configurable,
-    Params,
-    param,
-)
+from tekso.framework.params import Configurable, OldField, Params, param
 
 
 def test_a_field_without_doc_is_an_error_at_class_creation() -> None:
@@ -36,6 +32,39 @@ def test_a_field_without_type_is_an_error() -> None:
             dim = param("Size.", default=3)
 
     assert "dim has no type" in message(TypeError, declare)
+
+
+@pytest.mark.parametrize("value", [[], {}, 0.1, "relu", None])
+def test_a_public_value_without_a_type_is_an_error_that_says_what_to_write(value: Any) -> None:
+    with pytest.raises(
+        TypeError, match=r"Mine\.sizes is no field, because it has no type"
+    ) as error:
+        type("Mine", (Params,), {"sizes": value})
+    kind = type(value).__name__
+    assert f'sizes: {kind} = param("What it is.", default={value!r})' in str(error.value)
+
+
+def test_what_else_a_class_body_may_have_is_no_field() -> None:
+    class Base(Params):
+        shared: ClassVar[list[int]] = [1]
+        old_fields = {"fast": OldField("set kernel")}  # noqa: RUF012
+        _private = 3
+        version = 1
+
+        class Inner:
+            """A class."""
+
+        def method(self) -> int:
+            return 1
+
+        @property
+        def double(self) -> int:
+            return 2
+
+    class Derived(Base):
+        shared = [2]  # noqa: RUF012
+
+    assert not Base().fields() and Derived.shared == [2]
 
 
 def test_a_plain_value_that_hides_a_field_is_an_error() -> None:
