@@ -44,7 +44,7 @@ _MIXED_TYPES = (
 _MISSING_PARAMS = re.compile(
     r"(\w+)\.__init__\(\) missing 1 required positional argument: 'params'"
 )
-_TWO_TYPES = re.compile(r"has type (\w+) that does not match type (\w+)")
+_TWO_TYPES = re.compile(r"(?:has type |have types \[)(\w+)(?: that does not match type |, )(\w+)")
 _ANSWERS = (
     (
         re.compile(r"fprop\(\) got an unexpected keyword argument '(mask|positions)'"),
@@ -340,6 +340,7 @@ def advice(error: BaseException) -> str:
 def _advice_for_types(of_input: str, of_others: str) -> str:
     """Returns advice about two tensors of different types: to keep the float, if one is a float."""
     wanted = of_input if "float" in of_input or of_others == "bool" else of_others
+    wanted = "float32" if wanted == "float64" else wanted
     return f"cast one of them, as in tf.cast(y, tf.{wanted}). {_TYPES_OF_ARRAYS}"
 
 

@@ -242,7 +242,8 @@ class Layer(Configurable):
         where = f"{type(self).__name__}: child {name!r}"
         self._check_name(name, where)
         if hasattr(self, name):
-            raise ValueError(f"{where}: the layer already has an attribute with this name")
+            kind = "a method" if callable(getattr(type(self), name, None)) else "an attribute"
+            raise ValueError(f"{where} has the name of {kind} of {type(self).__name__}: rename it")
         self._children[name] = value
         setattr(self, name, value)
 

@@ -95,9 +95,19 @@ class Params(Node):
         declare_fields(cls, Params)
         versions.check_declared(cls)
 
-    def __init__(self, **kwargs: Any) -> None:
-        """Creates Params with the default values, except those in the keyword arguments."""
+    def __init__(self, *values_without_names: Any, **kwargs: Any) -> None:
+        """Creates Params with the default values, except those in the keyword arguments.
+
+        Raises:
+          TypeError: a value is given without the name of its field.
+        """
         cls = type(self)
+        if values_without_names:
+            first = next(iter({**cls._own_fields, **cls._fields}), "field")
+            raise TypeError(
+                f"{type_name(cls)} takes the names of fields, as in {type_name(cls)}({first}="
+                f"{values_without_names[0]!r:.40})"
+            )
         template = cls._template
         if template is None:
             template = cls._template = make_template(cls)

@@ -90,7 +90,8 @@ def goal_of(tree: Any, rule: Rule) -> Goal:
         name = name.rpartition("/")[0]
     name = getattr(task, "__name__", "the task")
     goals = ", ".join(f"{metric} ({goal})" for metric, goal in sorted(known.items()))
-    close = close_matches(metric, known, count=1)
+    longer = [one for one in known if one.endswith(f"_{metric}") or one.startswith(f"{metric}_")]
+    close = close_matches(metric, known, count=1) or longer
     hint = f"did you mean {close[0]}? Otherwise " if close else ""
     raise ValueError(
         f"{where(tree, rule)} is {metric!r}, and {name} does not declare whether larger or smaller "

@@ -110,6 +110,17 @@ def test_whole_numbers_for_a_layer_are_told_to_become_floats(dtype: str) -> None
     assert "as in tf.cast(y, tf.float32)" in error_advice.text_of(caught.value)
 
 
+def test_a_layer_that_computes_in_float64_is_told_to_cast_to_float32() -> None:
+    for wide in (
+        lambda x: tf.stack([x, tf.cast(x, tf.float64)]),
+        lambda x: x * tf.cast(x, "double"),
+    ):
+        function = tf.function(wide, autograph=False)
+        with pytest.raises(TypeError, match="float64") as caught:
+            function.get_concrete_function(tf.TensorSpec([2, 3], tf.float32))
+        assert "as in tf.cast(y, tf.float32)" in error_advice.text_of(caught.value)
+
+
 def test_arrays_in_float16_are_told_that_load_chose_their_type() -> None:
     function = tf.function(lambda x: x @ tf.ones([3, 5]), autograph=False)
     with pytest.raises(TypeError, match="float16") as caught:

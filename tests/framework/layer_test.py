@@ -176,8 +176,15 @@ def test_names_are_taken_once() -> None:
     ):
         with pytest.raises(ValueError, match="is taken"):
             declare()
-    with pytest.raises(ValueError, match="already has an attribute with this name"):
-        layer.child("params", Empty.Params())
+    layer.size = 3
+    for name, kind in {
+        "params": "an attribute",
+        "size": "an attribute",
+        "walk": "a method",
+    }.items():
+        expected = f"child '{name}' has the name of {kind} of Empty: rename it"
+        with pytest.raises(ValueError, match=expected):
+            layer.child(name, Empty.Params())
 
 
 def test_children_must_be_layers_and_stacks_must_not_be_empty() -> None:

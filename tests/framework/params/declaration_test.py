@@ -44,6 +44,12 @@ def test_a_public_value_without_a_type_is_an_error_that_says_what_to_write(value
     assert f'sizes: {kind} = param("What it is.", default={value!r})' in str(error.value)
 
 
+def test_a_value_without_the_name_of_its_field_is_an_error_with_a_name() -> None:
+    text = message(TypeError, lambda: Linear.Params(3))
+    assert text == "Linear.Params takes the names of fields, as in Linear.Params(input_dim=3)"
+    assert "(field=3)" in message(TypeError, lambda: Params(3))
+
+
 def test_what_else_a_class_body_may_have_is_no_field() -> None:
     class Base(Params):
         shared: ClassVar[list[int]] = [1]

@@ -34,6 +34,12 @@ class Mine(Classification):
     goals = {"f1": "max", "error": "min"}  # noqa: RUF012
 
 
+class Graphs(Classification):
+    """Declares a metric of two words."""
+
+    goals = {"triangle_r2": "max"}  # noqa: RUF012
+
+
 def goal(task: Any, metric: str, **changes: Any) -> str:
     run = Run.Params(keep_best=KeepBest.Params(metric=metric, **changes))
     return goal_of(Tree.Params(task=task, run=run), "keep_best")
@@ -111,6 +117,12 @@ def test_a_metric_of_which_nothing_is_known_is_refused_with_the_setting() -> Non
 def test_a_misspelt_metric_is_refused_with_the_nearest_one(metric: str, close: str) -> None:
     with pytest.raises(ValueError, match=rf"is '{metric}', .* did you mean {close}\? Otherwise --"):
         goal(Mine.Params(), metric)
+
+
+def test_a_metric_that_is_a_part_of_a_declared_name_is_refused_with_that_name() -> None:
+    for metric, close in {"r2": "triangle_r2", "triangle": "triangle_r2"}.items():
+        with pytest.raises(ValueError, match=rf"is '{metric}', .* did you mean {close}\?"):
+            goal(Graphs.Params(), metric)
 
 
 @pytest.mark.parametrize("count", [0, 1])
