@@ -91,7 +91,7 @@ def _lengths_of_outputs(outputs: Mapping[str, Any]) -> str:
     fixed = rows.pop("", [])
     texts = [f"as long as the rows of {of}: {', '.join(names)}" for of, names in rows.items()]
     if fixed:
-        texts.append(f"of one shape, that of the longest rows: {', '.join(fixed)}")
+        texts.append(f"of a shape that does not depend on the rows: {', '.join(fixed)}")
     return "; ".join(texts)
 
 

@@ -190,9 +190,9 @@ def test_it_is_printed_which_outputs_are_as_long_as_the_rows() -> None:
         "sums": ExportedOutput("of each token", length_of="x"),
     }
     assert export_mode._lengths_of_outputs(outputs) == (
-        "as long as the rows of x: norms, sums; of one shape, that of the longest rows: digit"
+        "as long as the rows of x: norms, sums; of a shape that does not depend on the rows: digit"
     )
-    assert "one shape" not in export_mode._lengths_of_outputs({"norms": outputs["norms"]})
+    assert "shape" not in export_mode._lengths_of_outputs({"norms": outputs["norms"]})
 
 
 @pytest.mark.slow
