@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any, Literal
 
 import tensorflow as tf
+
+from tekso.framework.draws import RandomDraw
 
 Kind = Literal["loss", "metric", "statistic"]
 KINDS: tuple[Kind, ...] = ("loss", "metric", "statistic")
@@ -35,12 +37,14 @@ class Collected:
 
     Attributes:
       sums: the sums.
+      draws: the random numbers that layers have drawn so far; see draws.py.
       requests_attention: whether attention layers are to add their attention weights; see
         `collecting_attention` in context.py.
     """
 
     def __init__(self) -> None:
         self.sums: dict[Kind, dict[str, tuple[tf.Tensor, tf.Tensor]]] = {k: {} for k in KINDS}
+        self.draws: dict[Hashable, RandomDraw] = {}
         self.requests_attention = False
         self._attention: Callable[[], tf.Tensor] | None = None
 

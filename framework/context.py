@@ -11,12 +11,13 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar, get_args
+from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 import tensorflow as tf
 
-from tekso.framework import counter_hash
+from tekso.framework import counter_hash, draws
 from tekso.framework.collected import Collected
+from tekso.framework.draws import HasStream
 from tekso.framework.primitives.fusion import Fuse, no_fusion
 from tekso.framework.primitives.lookup import fill_in_place
 from tekso.framework.random_key import RandomKey
@@ -35,20 +36,6 @@ RANDOM_NUMBERS = (
     "random numbers, or ops.dropout(ctx, x, rate, self)"
 )
 """Advice for error messages: what a layer uses instead of tf.random."""
-
-
-class HasStream(Protocol):
-    """The attributes of a layer that random numbers and statistics need."""
-
-    @property
-    def path(self) -> str:
-        """Path of the layer in theta."""
-        ...
-
-    @property
-    def pattern(self) -> str:
-        """The path with "*" for every index of a stack."""
-        ...
 
 
 class Examples(NamedTuple):
@@ -97,6 +84,7 @@ class StepContext:
         context first.
       collected: losses, metrics and statistics that layers have collected so far, and attention
         weights if they are requested (see `collecting_attention`).
+      repeats: takes draws of the same random numbers in a loop; None: these are not noted.
 
     Raises:
       ValueError: the mode is unknown.
@@ -123,6 +111,7 @@ class StepContext:
         self.example_offset = example_offset
         self.fuse = fuse
         self.collected = Collected()
+        self.repeats: draws.Repeats | None = None
         self._key = RandomKey.of_step(seed, step)
 
     def __getattr__(self, name: str) -> Any:
@@ -168,7 +157,15 @@ class StepContext:
         return other
 
     def random_key(self, layer: HasStream, name: str = "") -> tf.Tensor:
-        """Returns the uint32 key of a layer's random numbers in this step."""
+        """Returns the uint32 key of a layer's random numbers in this step.
+
+        Raises:
+          DrawError: a step is traced, and the layer has drawn with this name on another line.
+        """
+        is_eager = tf.executing_eagerly()
+        if not is_eager or self.repeats is not None:
+            graph = None if is_eager else tf.compat.v1.get_default_graph()  # branches have others
+            draws.check(self.collected.draws, (self._key, graph), layer, name, self.repeats)
         stream = counter_hash.stream(f"{layer.pattern}:{name}")
         return counter_hash.fold(self._key.value(), stream)
 
@@ -180,7 +177,7 @@ class StepContext:
         Args:
           layer: the layer that draws them.
           shape: their shape; dim 0 is the batch dimension, unless they are shared.
-          name: tells several draws of a layer apart.
+          name: tells several draws of a layer apart: those with one name have the same numbers.
           shared: whether all examples of the batch share the numbers, as the negatives of a
             sampled softmax. Then every device, and every accumulation step, draws the same.
         """

@@ -21,7 +21,8 @@ from typing import Any
 import tensorflow as tf
 
 from tekso.framework import loops
-from tekso.framework.context import HasStream, StepContext
+from tekso.framework.context import StepContext
+from tekso.framework.draws import HasStream
 from tekso.framework.primitive import primitive
 from tekso.framework.primitives import (
     activations,

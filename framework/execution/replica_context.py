@@ -7,7 +7,8 @@ from typing import Any, cast
 
 import tensorflow as tf
 
-from tekso.framework.context import HasStream, StepContext
+from tekso.framework.context import StepContext
+from tekso.framework.draws import HasStream
 
 
 def _sum_over_replicas(ctx: StepContext, x: tf.Tensor, layer: HasStream) -> tf.Tensor:

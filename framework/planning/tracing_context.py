@@ -16,7 +16,8 @@ from typing import Any
 import tensorflow as tf
 
 from tekso.framework import primitive
-from tekso.framework.context import HasStream, StepContext, isolated
+from tekso.framework.context import StepContext, isolated
+from tekso.framework.draws import HasStream
 from tekso.framework.planning.dim_names import joined_dims, sizes_of
 from tekso.framework.planning.step_work import (
     Dims,

@@ -23,9 +23,10 @@ from typing import Any, cast
 import tensorflow as tf
 
 from tekso.framework import error_advice, task_results
-from tekso.framework.context import HasStream, Mode, StepContext
+from tekso.framework.context import Mode, StepContext
 from tekso.framework.counting import counted
 from tekso.framework.coupling import coupling, named
+from tekso.framework.draws import HasStream
 from tekso.framework.execution.base import parts_of
 from tekso.framework.execution.data_parallel import DataParallel
 from tekso.framework.execution.replica_context import ReplicaContext

@@ -41,6 +41,8 @@ import tensorflow as tf
 
 from tekso.framework import error_advice, task_results
 from tekso.framework.context import StepContext
+from tekso.framework.draws import DrawError
+from tekso.framework.error_advice import LabelError
 from tekso.framework.foreign_variables import ForeignVariableError
 from tekso.framework.input.errors import InputError
 from tekso.framework.input.input import Input
@@ -64,6 +66,7 @@ from tekso.framework.theta import flatten
 
 MOST_BYTES = 512 * 1024**2
 """Larger models are not checked, because their weights would be copied to the host."""
+_MISTAKES = (LossError, InputError, TaskError, ForeignVariableError, DrawError, LabelError)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,6 +112,7 @@ def check(
       ForeignVariableError: the task computes other sums each time, because it creates variables,
         as a Keras layer does, or draws random numbers that are not those of the context.
       LabelError: a label of the examples is no class.
+      DrawError: a layer draws the same random numbers twice.
     """
 
     def tried(trial: Trial) -> list[str]:
@@ -124,7 +128,7 @@ def check(
                 unused = trial.unused(rows_of(batch, [0, -1]), unused) if unused else []
         if trial.not_finite is not None:
             warnings.append(_not_finite(task, *trial.not_finite))
-        warnings += _padding_and_labels(trial, inputs)
+        warnings += _padding_and_labels(trial, inputs) + trial.repeats.warnings()
         if trial.softmax.found:
             warnings.append(
                 f"the loss of {type(task).__name__} applies a softmax to probabilities: the "
@@ -180,10 +184,7 @@ def check_restored(
       LossError: the parts of a batch have another loss.
       InputError: the loss or a metric counts padding examples.
     """
-
-    def tried(trial: Trial) -> list[str]:
-        return _padding_and_labels(trial, inputs)
-
+    tried = functools.partial(_padding_and_labels, inputs=inputs)
     return _try(task, program, inputs, tried, division, trains=trains)
 
 
@@ -247,7 +248,7 @@ def _noting(failures: list[Exception]) -> Iterator[None]:
     """Keeps an error of user code, which may accept only batches of the full size."""
     try:
         yield
-    except (LossError, InputError, TaskError, ForeignVariableError, error_advice.LabelError):
+    except _MISTAKES:
         raise
     except Exception as error:
         failures.append(error)

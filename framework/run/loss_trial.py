@@ -16,6 +16,7 @@ from tensorflow.python.framework import op_callbacks
 from tekso.framework import error_advice, loops, task_results
 from tekso.framework.collected import Pairs
 from tekso.framework.context import Form, Mode, StepContext
+from tekso.framework.draws import Repeats
 from tekso.framework.execution.workarounds.call_counts import counted_alone
 from tekso.framework.foreign_variables import refused
 from tekso.framework.run.label_limits import LabelWatch
@@ -168,6 +169,7 @@ class Trial:
       task, weights: as given.
       softmax: what was found about softmaxes in the computations so far.
       labels: the arrays that the loss reads as classes.
+      repeats: random numbers that are drawn several times.
       seen: kinds of batches that were computed, as `kind_of` returns them.
       not_finite: the first loss that was not finite, and the arrays of its examples that were not
         finite; None: all losses were finite, or infinite sums of 16 bits, which overflow early.
@@ -181,7 +183,7 @@ class Trial:
         forms: Mapping[str, Form] = MappingProxyType({}),
     ) -> None:
         self.task, self.weights, self._forms = task, weights, forms
-        self.softmax, self.labels = RepeatedSoftmax(), LabelWatch()
+        self.softmax, self.labels, self.repeats = RepeatedSoftmax(), LabelWatch(), Repeats()
         self.not_finite: tuple[float, list[str]] | None = None
         self._traced: dict[Any, Any] = {}  # {mode, sizes and how: its tf.function}
         self._long = set[Any]()  # kinds of batches that take less time if traced
@@ -200,6 +202,7 @@ class Trial:
         size = next(iter(batch.values())).shape[0]
         ctx = kind(mode=mode, num_examples=size, example_offset=offset)
         ctx.forms = {**ctx.forms, **self._forms}
+        ctx.repeats = self.repeats
         sums = by(self.task, self.task.theta(weights), batch, ctx)
         loss = tf.reduce_sum(sums.loss_sum)
         auxiliary = {name: value * size for name, (value, _) in ctx.collected.sums["loss"].items()}

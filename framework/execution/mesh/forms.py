@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from tekso.framework import loops, ops
-from tekso.framework.context import HasStream
+from tekso.framework.draws import HasStream
 from tekso.framework.execution.mesh import control_flow, unrolled, vocab, windows
 from tekso.framework.execution.mesh.context import MeshContext
 from tekso.framework.primitives.batch_normalization import BatchNormed

@@ -10,7 +10,9 @@ import pytest
 import tensorflow as tf
 from wrong_losses import OnHost, Points, Squares, check
 
+from tekso.framework import ops
 from tekso.framework.context import StepContext
+from tekso.framework.draws import DrawError
 from tekso.framework.input.errors import InputError
 from tekso.framework.pieces import LOSS_SUM, METRICS, Piece
 from tekso.framework.run import loss_check, loss_trial
@@ -242,3 +244,32 @@ def test_a_loss_that_is_not_finite_at_the_start_is_a_warning() -> None:
         "finite, and a step whose loss is not finite changes nothing. Look for a logarithm"
     )
     assert not any("finite" in line for line in check("nothing"))
+
+
+class DrawsTwice(Squares):
+    """Draws the same numbers twice."""
+
+    def loss(self, theta: Any, batch: Any, ctx: StepContext) -> LossSums:
+        x = batch["x"]
+        if ctx.is_training:
+            x = x + ctx.uniform(self, x.shape) - ctx.uniform(self, x.shape)
+        return super().loss(theta, {**batch, "x": x}, ctx)
+
+
+class DrawsInLoop(Squares):
+    """Draws the same numbers in each iteration."""
+
+    def loss(self, theta: Any, batch: Any, ctx: StepContext) -> LossSums:
+        x = batch["x"]
+        for _ in range(2):
+            x = ops.dropout(ctx, x, 0.1, self)
+        return super().loss(theta, {**batch, "x": x}, ctx)
+
+
+@pytest.mark.parametrize("way", ["nothing", "long loop"])
+def test_the_same_random_numbers_are_an_error_or_a_warning(way: str) -> None:
+    with pytest.raises(DrawError, match=r"^DrawsTwice draws the same random numbers twice: "):
+        check(way, kind=DrawsTwice)
+    found = [line for line in check(way, kind=DrawsInLoop) if "random" in line]
+    assert len(found) == 1
+    assert found[0].startswith("DrawsInLoop draws the same random numbers several times")
