@@ -103,7 +103,8 @@ class Mlp(Layer):
         x = ctx.constrain(x, ("batch", layer.params.dims[1]))
         if i == len(self.dropouts):
             return x
-        return self.dropouts[i].fprop(theta.dropouts[i], x, ctx)
+        own = ctx.fold(i) if i else ctx  # layers of a list draw the same numbers in one context
+        return self.dropouts[i].fprop(theta.dropouts[i], x, own)
 
     def _flat(self, x: tf.Tensor) -> tf.Tensor:
         x, p = tf.convert_to_tensor(x), self.params
