@@ -18,7 +18,7 @@ from tekso.framework.run.checkpoint_description import describe
 from tekso.framework.run.checkpoints import Checkpoint, CheckpointError
 from tekso.framework.run.early_stopping import early_stopping_of
 from tekso.framework.run.evaluation import evaluate_and_score
-from tekso.framework.run.example_index import naming_indices
+from tekso.framework.run.example_index import naming_indices, with_indices
 from tekso.framework.run.job import Job
 from tekso.framework.run.label_limits import BatchCheck
 from tekso.framework.run.metric_choice import declared_metrics
@@ -207,6 +207,7 @@ def _evaluate(
                 functools.partial(parts.score, name, True),
                 name=name,
                 check=check,
+                warn=lambda text: job.console.line(with_indices(text, inputs), "warning"),
                 before_score=functools.partial(job.console.progress, 0, 1, f"decoding {name}"),
             )
         values, scored = evaluation.figures, evaluation.scored

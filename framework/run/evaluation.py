@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+import logging
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from tekso.framework import error_advice, task_results, watchdog
+from tekso.framework.batch_part import example_of
 from tekso.framework.execution.base import ExecutionProgram
+from tekso.framework.path_patterns import listed
 from tekso.framework.run.label_limits import BatchCheck
 from tekso.framework.task import LOSS, Scored, Task
 
@@ -45,6 +51,7 @@ def evaluate_and_score(
     name: str,
     check: BatchCheck | None = None,
     stopped: Stopped = lambda: False,
+    warn: Callable[[str], None] = logging.warning,
     before_score: Callable[[], None] = lambda: None,
 ) -> Evaluation:
     """Returns the figures of a pass and of `Task.score`.
@@ -57,13 +64,14 @@ def evaluate_and_score(
       name: name of the evaluation, for errors.
       check: checks each batch; None: `check_batch` of the task does.
       stopped: called after every batch, while decoding and at the end.
+      warn: takes a warning about figures that are not finite.
       before_score: called between the pass and decoding.
 
     Raises:
       EvaluationError: the pass has no example with a weight above 0.
       StoppedError: `stopped` returned True.
     """
-    figures = evaluate(program, task, batches, name=name, check=check, stopped=stopped)
+    figures = evaluate(program, task, batches, name=name, check=check, stopped=stopped, warn=warn)
     before_score()
     scored = score(stopped)
     if stopped():
@@ -95,6 +103,7 @@ def evaluate(
     name: str,
     check: BatchCheck | None = None,
     stopped: Stopped = lambda: False,
+    warn: Callable[[str], None] = logging.warning,
 ) -> dict[str, float]:
     """Returns the figures of a pass: the task's summary of the sums over all batches.
 
@@ -105,6 +114,7 @@ def evaluate(
       name: name of the evaluation, for errors.
       check: checks each batch; None: `check_batch` of the task does.
       stopped: called after every batch.
+      warn: takes a warning about the first batch whose figures are not finite.
 
     Raises:
       EvaluationError: the pass has no example with a weight above 0.
@@ -112,7 +122,7 @@ def evaluate(
       StoppedError: `stopped` returned True.
     """
     sums: dict[str, tuple[float, float]] = {}
-    check = check or BatchCheck(task)
+    check, is_finite = check or BatchCheck(task), True
     for number, batch in enumerate(batches):
         check(f"eval_inputs.{name}.batch({number})", batch)
         waited_for = f"batch {number} of the evaluation {name} on the devices"
@@ -121,6 +131,9 @@ def evaluate(
             for key, (value, weight) in program.eval_step(batch).items():
                 before = sums.get(key, (0.0, 0.0))
                 sums[key] = (before[0] + float(value), before[1] + float(weight))
+        if is_finite and (wrong := [key for key, pair in sums.items() if not _is_finite(pair)]):
+            is_finite = False
+            warn(_not_finite(f"eval_inputs.{name}.batch({number})", batch, wrong))
         if stopped():
             raise StoppedError
     if not sums.get(LOSS, (0.0, 0.0))[1]:
@@ -129,3 +142,24 @@ def evaluate(
             "loss_weight exclude all of it?"
         )
     return task_results.summarize(task, sums)
+
+
+def _is_finite(pair: tuple[float, float]) -> bool:
+    return all(map(math.isfinite, pair))
+
+
+def _not_finite(what: str, batch: Mapping[str, Any], figures: Sequence[str]) -> str:
+    """Returns the warning about a batch of an evaluation whose figures are not finite."""
+    are = "is" if len(figures) == 1 else "are"
+    text = f"{listed(figures)} of {what} {are} not finite"
+    for name, array in batch.items():
+        numbers = np.asarray(array)
+        if numbers.dtype.kind not in "fc" or np.isfinite(numbers).all():
+            continue
+        place = tuple(np.argwhere(~np.isfinite(numbers))[0].tolist())
+        example = example_of(batch, place[0])
+        return f"{text}: {name!r} (example {example} of {what}) has {numbers[place]}"
+    return (
+        f"{text}, although the arrays of the batch are finite. Look for a logarithm or a root of a "
+        "number that is not above 0, a division by 0, or an overflow"
+    )

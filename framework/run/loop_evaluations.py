@@ -95,6 +95,7 @@ class LoopEvaluations:
                         name=name,
                         check=check,
                         stopped=stop.poll,
+                        warn=self._report.warn,
                         before_score=functools.partial(
                             self._report.progress, step, f"decoding {name}"
                         ),

@@ -139,10 +139,12 @@ def _parsed(path: str) -> dict[str, Any]:
 
 def figures(result: Mapping[str, Any]) -> str:
     """Returns the figures of the first evaluation as text: "dev: loss 1.23, accuracy 0.9"."""
-    metrics: Mapping[str, float] = result["metrics"]
+    metrics: Mapping[str, float | None] = result["metrics"]  # null: not finite
     split = next(iter(metrics)).partition("/")[0]
     own = {n.partition("/")[2]: v for n, v in metrics.items() if n.startswith(f"{split}/")}
-    shown = [f"{name} {value:.4g}" for name, value in own.items()][:_MOST_FIGURES]
+    shown = [f"{name} {math.nan if v is None else v:.4g}" for name, v in own.items()][
+        :_MOST_FIGURES
+    ]
     return f"{split}: {', '.join(shown)}"
 
 

@@ -211,3 +211,9 @@ def test_the_list_shows_it_and_says_when_params_changed(
     finally:
         registry._ENTRIES.pop("my_results.own.Mine", None)
         sys.modules.pop("my_results.own", None)
+
+
+def test_the_list_shows_figures_that_are_not_finite() -> None:
+    assert stored.figures({"metrics": {"dev/loss": None, "dev/accuracy": 0.5}}) == (
+        "dev: loss nan, accuracy 0.5"
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -110,7 +111,11 @@ class Report:
     def evaluated(self, step: int) -> dict[str, dict[str, float]]:
         """Returns the evaluations that were reported at a step, {evaluation: figures}."""
         return {
-            record[SPLIT]: {k: v for k, v in record.items() if k not in _NO_FIGURES}
+            record[SPLIT]: {
+                k: math.nan if v is None else v  # null in JSON
+                for k, v in record.items()
+                if k not in _NO_FIGURES
+            }
             for record in self._log.read()
             if record[STEP] == step and record[SPLIT] != TRAIN
         }

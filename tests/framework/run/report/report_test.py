@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 from pathlib import Path
 
 from report_values import MANY, VALUES, events
@@ -99,3 +100,14 @@ def test_a_report_and_a_summary_begin_with_declared_metrics(tmp_path: Path) -> N
     )
     assert done[2] == "  2 steps were not finite"
     assert "bits/byte  f1 0.5000" in " ".join(done)
+
+
+def test_figures_that_are_not_finite_can_be_read_and_summarized(tmp_path: Path) -> None:
+    report = Report(Logdir(str(tmp_path)), PlainConsole(io.StringIO()), title="m", steps=20)
+    values = {"loss": math.nan, "accuracy": math.inf}
+    report.evaluation("dev", 20, values, seconds=1.0, is_best=False)
+    report.close()
+    found = report.evaluated(20)
+    assert all(map(math.isnan, found["dev"].values())) and len(found["dev"]) == 2
+    lines = summary.finished(steps=20, seconds=1.0, evaluations=found, references={})
+    assert lines[-1].split() == ["dev", "loss", "nan", "accuracy", "nan"]
