@@ -193,6 +193,7 @@ class StepContext:
         Multiply a penalty on weights by the number of examples at hand, so that it counts once:
         `tf.cast(tf.shape(x)[0], tf.float32) * penalty`. Outside of training, a context without
         `num_examples`, as in decoding and predictions, ignores the value: no loss is computed.
+        Evaluations do not report it, and their loss is without it: `run.keep_best` ignores it.
 
         Shapes:
           value: []
