@@ -328,7 +328,7 @@ def advice(error: BaseException) -> str:
             return found.expand(answer)
     if (found := _NO_METHOD.search(text)) and (hint := foreign_methods.tensor_hint(found[1])):
         return hint
-    if hint := advice_for_ids(text):
+    if hint := foreign_methods.fprop_hint(error) or advice_for_ids(text):
         return hint
     if isinstance(error, MissingArrayError):
         return ""

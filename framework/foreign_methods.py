@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 import sys
 from types import FrameType
+from typing import Any
+
+from tekso.framework.source_lines import place_of
 
 _FOREIGN = {"forward": "PyTorch", "call": "Keras", "__call__": "Flax and Haiku"}
 """{name of a method: frameworks in which it computes the output of a layer}."""
 _LAYER = "tekso.framework.layer"  # the module of the class Layer, whose __call__ is an error
+
+_FPROP_CALL = re.compile(r"(\S+\.fprop)\(\) (?:takes|missing) ")
 
 _WEIGHT = "self.weight(name, shape, dims=…, init=…"  # and more arguments
 _REPLACEMENTS = (
@@ -99,10 +106,51 @@ def missing_fprop(cls: type) -> str:
     text, found = f"{cls.__name__} has no fprop()", foreign_method(cls)
     if not found:
         return text
+    method = getattr(cls, found)
     return (
-        f"{text}, but {found}(), the method of {_FOREIGN[found]}: define fprop(self, theta, x, ctx)"
-        " instead"
+        f"{text}, but {found}(), the method of {_FOREIGN[found]}: define "
+        f"{_with_theta_and_ctx(method)} instead{place_of(method)}"
     )
+
+
+def _with_theta_and_ctx(method: Any) -> str:
+    """Returns fprop as text, with the inputs of a method: "fprop(self, theta, x, ctx)"."""
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    found = inspect.signature(method).parameters.values()
+    own = [p.name for p in found if p.kind in kinds and p.name not in ("self", "theta", "ctx")]
+    more = [f"{p.name}=…" for p in found if p.kind is p.KEYWORD_ONLY]
+    return f"fprop({', '.join(['self', 'theta', *own, 'ctx', *(['*', *more] if more else [])])})"
+
+
+def fprop_hint(error: BaseException) -> str:
+    """Returns what is wrong with the fprop that a call did not fit, or ""."""
+    found, place = _FPROP_CALL.match(str(error)), error.__traceback__
+    if not isinstance(error, TypeError) or found is None or place is None:
+        return ""
+    while place.tb_next is not None:
+        place = place.tb_next
+    # The calling function is the last one: it has the layer, or a layer above.
+    layers = [v for v in place.tb_frame.f_locals.values() if _is_layer(v)]
+    kinds = {type(one) for layer in layers for one in layer.walk()}
+    called = [kind for kind in kinds if kind.fprop.__qualname__ == found[1]]
+    if len(called) != 1:
+        return ""
+    cls, method = called[0], called[0].fprop
+    if method.__module__ == _LAYER:
+        return missing_fprop(cls)
+    names = [*inspect.signature(method).parameters]
+    if names[1:2] == ["theta"] and "ctx" in names:
+        return f"it is fprop({', '.join(names)}){place_of(method)}"
+    return (
+        f"define {_with_theta_and_ctx(method)}: fprop is given theta, the inputs and ctx"
+        f"{place_of(method)}"
+    )
+
+
+def _is_layer(value: object) -> bool:
+    """Returns whether an object is a layer that was built."""
+    kinds = type(value).__mro__
+    return any(kind.__module__ == _LAYER for kind in kinds) and "_children" in vars(value)
 
 
 def foreign_method(cls: type) -> str:

@@ -16,6 +16,7 @@ from tekso.framework import error_advice, foreign_methods
 from tekso.framework.context import StepContext
 from tekso.framework.initializers import GlorotUniform
 from tekso.framework.layer import Layer
+from tekso.framework.params import REQUIRED, param
 from tekso.models.layers.linear import Linear
 from tekso.models.layers.stack import Stack
 
@@ -194,3 +195,63 @@ def test_every_function_that_a_hint_names_exists() -> None:
         for path in re.findall(r"\btf\.([\w.]+)\(", hint):
             assert callable(functools.reduce(getattr, path.split("."), tf)), hint
     assert foreign_methods.tensor_hint("shapes") == ""
+
+
+class Forward(Layer):
+    """As in PyTorch."""
+
+    def forward(self, x: tf.Tensor, edges: tf.Tensor) -> tf.Tensor:
+        return x
+
+
+class WithoutTheta(Layer):
+    def fprop(self, x: Any, edges: Any, ctx: Any) -> Any:  # type: ignore[override]
+        return x
+
+
+class WithoutCtx(Layer):
+    def fprop(self, theta: Any, x: Any, edges: Any) -> Any:
+        return x
+
+
+class Right(Layer):
+    def fprop(self, theta: Any, x: Any, ctx: Any) -> Any:
+        return x
+
+
+class CallsChild(Layer):
+    """Calls a child with two inputs."""
+
+    class Params(Layer.Params):
+        """Params of CallsChild."""
+
+        inner: Layer.Params = param("The child.", default=REQUIRED)
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        self.child_list("parts", [self.params.inner])
+
+    def fprop(self, theta: Any, x: Any, ctx: Any) -> Any:
+        return self.parts[0].fprop(theta.parts[0], x, x, ctx)
+
+
+@pytest.mark.parametrize(
+    ("kind", "advice"),
+    [
+        (
+            Forward,
+            r"Forward has no fprop\(\), but forward\(\), the method of PyTorch: define "
+            r"fprop\(self, theta, x, edges, ctx\) instead",
+        ),
+        (WithoutTheta, r"define fprop\(self, theta, x, edges, ctx\): fprop is given theta, .*"),
+        (WithoutCtx, r"define fprop\(self, theta, x, edges, ctx\): fprop is given theta, .*"),
+        (Right, r"it is fprop\(self, theta, x, ctx\)"),
+    ],
+)
+def test_a_wrong_fprop_is_named_with_its_line(kind: type[Layer], advice: str) -> None:
+    layer = CallsChild.Params(inner=kind.Params()).instantiate()
+    with pytest.raises(TypeError) as caught:
+        layer.fprop(layer.theta({}), tf.ones([2, 3]), StepContext())
+    found = error_advice.text_of(caught.value)
+    line = kind.__dict__["forward" if kind is Forward else "fprop"].__code__.co_firstlineno
+    assert re.search(rf"; {advice} \(.*error_advice_test\.py:{line}\)$", found), found
