@@ -21,7 +21,6 @@ SUBSTITUTES = {
     "DepthwiseConv2dNativeBackpropFilter": _DEPTHWISE,
     "DepthwiseConv2dNativeBackpropInput": _DEPTHWISE,
     "EmptyTensorList": _LOOP,
-    "MatrixBandPart": "a product with a constant mask",
     "MaxPool": "window_ops.max_pool of tekso.framework",
     "MaxPoolGrad": "window_ops.max_pool of tekso.framework",
     "ReverseV2": "workarounds.reverse(ctx, x, axis) of tekso.framework",
@@ -30,3 +29,31 @@ SUBSTITUTES = {
     "TensorListReserve": _LOOP,
 }
 """{type of an op that DTensor cannot partition, or not in all layouts: what to write instead}."""
+
+_ELSEWHERE = "--execution=data_parallel or pipelined: it has no substitute"
+
+WITHOUT_LAYOUTS = {
+    "Diag": "tf.expand_dims(x, -1) * tf.eye(size)",
+    "Eig": _ELSEWHERE,
+    "LogMatrixDeterminant": _ELSEWHERE,
+    "Lu": _ELSEWHERE,
+    "MatrixBandPart": "x * mask, with a constant mask such as np.tril(…)",
+    "MatrixDeterminant": _ELSEWHERE,
+    "MatrixDiagPartV3": "tf.reduce_sum(x * tf.eye(size), -1)",
+    "MatrixDiagV3": "tf.expand_dims(x, -1) * tf.eye(size)",
+    "MatrixInverse": _ELSEWHERE,
+    "MatrixSetDiagV3": "tf.where(tf.eye(size) > 0, tf.expand_dims(diagonal, -1), x)",
+    "MatrixSolve": _ELSEWHERE,
+    "MatrixSolveLs": _ELSEWHERE,
+    "MatrixSquareRoot": _ELSEWHERE,
+    "MatrixTriangularSolve": _ELSEWHERE,
+    "SelfAdjointEigV2": _ELSEWHERE,
+    "Svd": _ELSEWHERE,
+}
+"""{type of an op that DTensor cannot compile on any mesh: what to use instead}.
+
+Defect: the gradient of MatrixDiagPartV3 is a MatrixDiagV3 whose shape TensorFlow cannot infer while
+DTensor reads the graph. DTensor raises that as a C++ exception without Python's lock: the process
+crashes. The other ops are errors of the compiler, which a plan for devices that this machine does
+not have would not find. Constants, such as a mask, are computed before.
+"""

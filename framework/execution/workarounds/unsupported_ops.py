@@ -14,7 +14,8 @@ from tekso.framework.execution.workarounds.einsum_layouts import (
     dims_of_one_operand,
     shifted_dims,
 )
-from tekso.framework.execution.workarounds.op_places import TAPE, ops_of, place_of
+from tekso.framework.execution.workarounds.op_places import TAPE, ops_of, place_of, whose
+from tekso.framework.execution.workarounds.op_substitutes import WITHOUT_LAYOUTS
 
 _AXES = {"ConcatV2": -1, "Split": 0, "SplitV": 2}
 """{type: input with the axis}"""
@@ -32,8 +33,8 @@ def refuse_unsupported(graph: tf.Graph) -> None:
         problem = _problem(op)
         if problem is not None:
             # The op may be of a gradient, which has no line of the layer.
-            at = (shifted_dims(op) if op.type == "Einsum" else _sorting(op)) or op
-            raise ExecutionError(f"{place_of(at)}: on a mesh, {problem}")
+            at = shifted_dims(op) if op.type == "Einsum" else _sorting(op)
+            raise ExecutionError(f"{place_of(at) if at else whose(op)}: on a mesh, {problem}")
 
 
 def _problem(op: tf.Operation) -> str | None:
@@ -79,12 +80,30 @@ def _problem(op: tf.Operation) -> str | None:
             )
     elif op.type == "Einsum":
         return _problem_of_einsum(op)
+    elif op.type in WITHOUT_LAYOUTS:
+        if not all(map(_is_constant, op.inputs)):
+            return f"{op.type} does not compile: use {WITHOUT_LAYOUTS[op.type]}"
     elif any(word in op.type for word in _DRAWS):
         return (
             f"{op.type} draws numbers that depend on the layout of tensors: draw them with "
             "ctx.uniform, or use the layer Dropout"
         )
     return None
+
+
+def _is_constant(x: tf.Tensor) -> bool:
+    """Returns whether a tensor is computed from constants alone."""
+    seen: set[str] = set()
+    open_tensors = [x]
+    while open_tensors:
+        tensor = open_tensors.pop()
+        if tensor.op.name in seen or tf.get_static_value(tensor) is not None:
+            continue
+        seen.add(tensor.op.name)
+        if not tensor.op.inputs:
+            return False
+        open_tensors += tensor.op.inputs
+    return True
 
 
 def _new_axis(op: tf.Operation) -> int:

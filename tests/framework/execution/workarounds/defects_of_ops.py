@@ -123,9 +123,24 @@ def sorted_values(place: Place, avoided: bool) -> bool:
     return equal(place, computed(gradient, place.put(x, ROWS)), 9 * (sums[0] + sums[1] * is_kept))
 
 
+def diagonal(place: Place, avoided: bool) -> bool:
+    """The diagonal of a matrix has no layout, and its gradient may crash the process."""
+    x = values(6, 6)
+
+    def gradient(x: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            part = tf.reduce_sum(x * tf.eye(6), -1) if avoided else tf.linalg.diag_part(x)
+            total = tf.reduce_sum(part**2)
+        return tape.gradient(total, x)
+
+    return equal(place, computed(gradient, place.put(x, ROWS)), 2 * x * np.eye(6))
+
+
 REPRODUCTIONS = (
     changing_integer,
     concatenated_shards,
+    diagonal,
     inner_relayout,
     negative_step,
     new_axis,

@@ -49,6 +49,13 @@ def stacked(x: tf.Tensor) -> tf.Tensor:
         (lambda x: tf.concat([x, x], axis=-2), "write axis 0"),
         (lambda x: tf.split(x, 2, -1), "write axis 1"),
         (lambda x: tf.split(x, [1, 3], -1), "write axis 1"),
+        (lambda x: tf.linalg.diag(x), r"MatrixDiagV3 .* use tf\.expand_dims\(x, -1\)"),
+        (lambda x: tf.linalg.diag_part(x), r"MatrixDiagPartV3 .* use tf\.reduce_sum"),
+        (lambda x: tf.linalg.set_diag(x, x[:, 0]), r"MatrixSetDiagV3 .* use tf\.where"),
+        (lambda x: tf.linalg.band_part(x, -1, 0), r"MatrixBandPart .* use x \* mask"),
+        (lambda x: tf.linalg.tensor_diag(x[0]), r"Diag .* use tf\.expand_dims\(x, -1\)"),
+        (lambda x: tf.linalg.inv(x[:, :3]), r"MatrixInverse .* use --execution=data_parallel"),
+        (lambda x: tf.linalg.band_part(tf.ones([3, 4]) * x[0, 0], 0, 0), "MatrixBandPart"),
     ],
 )
 def test_traps_are_refused_with_their_line(function: Any, reason: str) -> None:
@@ -67,6 +74,17 @@ def test_of_a_gradient_the_line_of_the_layer_is_named() -> None:
         return tape.gradient(y, w)
 
     with pytest.raises(ExecutionError, match=r"row = stacked\(x\)\[0\]: .*gradient.*tensordot"):
+        refuse_unsupported(graph(step))
+
+
+def test_of_the_gradient_of_a_matrix_the_line_of_the_layer_is_named() -> None:
+    def step(x: tf.Tensor) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = tf.linalg.cholesky(tf.matmul(x, x, transpose_b=True))
+        return tape.gradient(y, x)
+
+    with pytest.raises(ExecutionError, match=r"a gradient near .*tf\.linalg\.cholesky\(.*Matrix"):
         refuse_unsupported(graph(step))
 
 
@@ -112,6 +130,8 @@ def test_other_slices_are_not() -> None:
         turned += tf.einsum("ka,kac->ac", stacked(x)[:, :, 0, 0], stacked(x)[..., :4, 0])
         turned += tf.einsum("abc->ac", tf.expand_dims(x, 1))  # of one operand
         turned += tf.concat([tf.ones([3, 1]), tf.zeros([3, 3])], -1)  # a constant
+        turned += tf.linalg.band_part(tf.ones_like(x), -1, 0) * tf.eye(4)[1:]  # constants
+        turned += tf.linalg.set_diag(tf.zeros(tf.shape(x)), tf.cast(tf.range(3), tf.float32))
         turned += tf.gather_nd(x, tf.zeros([3, 4, 1], tf.int32), batch_dims=1)
         turned += tf.einsum("ab,abc->c", x, tf.squeeze(stacked(x)[:1], 0))[0]
         turned = tf.reshape(turned, tf.concat([tf.shape(x)[:1], [4]], -1))  # a shape

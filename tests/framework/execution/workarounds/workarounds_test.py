@@ -17,6 +17,7 @@ DEFECTS = (
     "concatenated_shards",
     "contraction_of_activations",
     "contraction_of_two_dims",
+    "diagonal",
     "inner_relayout",
     "loop_gradient",
     "loop_input_in_custom_gradient",
