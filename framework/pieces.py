@@ -5,10 +5,13 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import functools
+import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
+from tekso.framework import theta as theta_lib
 from tekso.framework.context import StepContext
+from tekso.framework.graph_errors import IN_PIECE
 from tekso.framework.layer import Layer
 from tekso.framework.theta import SEPARATOR, Theta
 
@@ -48,6 +51,26 @@ class Piece:
     rows: tuple[int, int] | None = None
     run_rows: Callable[[int, Theta, Flow, StepContext], Flow] | None = None
     kind: str | None = None
+
+    def compute(self, theta: Theta, flow: Flow, ctx: StepContext) -> Flow:
+        """Returns `run(theta, flow, ctx)`; adds a note to an error about a missing name."""
+        try:
+            return self.run(theta, flow, ctx)
+        except (AttributeError, KeyError) as error:
+            *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+            is_weight = frame.f_code.co_filename == theta_lib.__file__
+            if is_weight or isinstance(error, KeyError):
+                error.add_note(f"{IN_PIECE}{self.name!r}, {self._given(flow, weights=is_weight)}")
+            raise
+
+    def _given(self, flow: Flow, *, weights: bool) -> str:
+        """Returns what the piece can read, for messages: weights or inputs."""
+        if not weights:
+            return f"whose inputs are {', '.join(sorted(flow))}"
+        text = f"whose theta has the weights of its layers: {', '.join(self.layers) or 'none'}"
+        if getattr(self.function, "__name__", "") == "<lambda>":
+            return f"{text}. A lambda in a loop sees the last i: use functools.partial(run, i)"
+        return f"{text}. List all layers that it reads: Piece(name, {{path: layer}}, run)"
 
     def weights(self, paths: Sequence[str]) -> list[str]:
         """Returns those of the paths that this piece reads.
@@ -199,5 +222,5 @@ def run_all(pieces: Iterable[Piece], flat: Mapping[str, Any], flow: Flow, ctx: S
     paths = sorted(flat)
     for piece in pieces:
         own = {path: flat[path] for path in piece.weights(paths)}
-        flow = piece.run(piece.theta(own), flow, ctx)
+        flow = piece.compute(piece.theta(own), flow, ctx)
     return flow

@@ -211,7 +211,7 @@ class Task(Layer):
         flow: Flow = task_results.as_tensors(batch)
         for piece in joined(task_results.pieces(self)):
             self._check_whole(piece)
-            flow = piece.run(theta, flow, ctx)
+            flow = piece.compute(theta, flow, ctx)
         return task_results.sums_of_flow(self, flow)
 
     def _check_whole(self, piece: Piece) -> None:

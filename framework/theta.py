@@ -29,7 +29,7 @@ class Theta(dict[str, Any]):
     def __missing__(self, name: Any) -> Any:
         key = str(name) if isinstance(name, int) else name
         if key not in self:
-            raise KeyError(name)
+            raise KeyError(f"theta has no {name!r}, only {sorted(self)}")
         return self[key]
 
     def __getattr__(self, name: str) -> Any:

@@ -29,7 +29,7 @@ from tekso.framework.run.report.console import drop_output
 OK, FAILED = ExitCode.OK, ExitCode.FAILED
 _PROJECT = "tekso."
 _EXPERIMENTS = "tekso.params."
-_NOTES = (graph_errors.BEFORE_THAT, WHILE_BUILDING)
+_NOTES = (graph_errors.BEFORE_THAT, graph_errors.IN_PIECE, WHILE_BUILDING)
 _MORE = "  --traceback prints the whole traceback"
 
 
@@ -158,8 +158,8 @@ def _places(error: BaseException) -> str:
         path = _layer_path(frame)
         if path:
             layer = f"\n  (in the layer {path})"
-    notes = (note for note in getattr(error, "__notes__", ()) if note.startswith(_NOTES))
-    return users + layer + "".join(f"\n  ({note})" for note in notes)
+    notes = [note for note in getattr(error, "__notes__", ()) if note.startswith(_NOTES)]
+    return users + layer + "".join(f"\n  ({note})" for note in dict.fromkeys(notes))
 
 
 def _unexpected(error: BaseException) -> str:

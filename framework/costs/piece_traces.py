@@ -234,9 +234,11 @@ def _run(
     ctx = StepContext(mode=mode, num_examples=size)
     try:
         with refused(next(iter(piece.layers.values()), None)):
-            after = piece.run(piece.theta(weights), given, ctx)
+            after = piece.compute(piece.theta(weights), given, ctx)
     except Exception as error:
-        error.add_note(f"in the piece {piece.name!r}, whose inputs are {', '.join(sorted(flow))}")
+        error.add_note(
+            f"while tracing the piece {piece.name!r}, whose inputs are {', '.join(sorted(flow))}"
+        )
         raise
     reads = given.asked & set(flow)
     writes = {

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import tensorflow as tf
 
+from tekso.framework.context import StepContext
 from tekso.framework.layer import Layer
-from tekso.framework.pieces import Piece
+from tekso.framework.pieces import Flow, Piece, run_all
+from tekso.framework.theta import Theta
 from tekso.models.layers.dropout import Dropout
 from tekso.models.layers.feed_forward import FeedForward
 from tekso.models.layers.linear import Linear
@@ -54,3 +58,37 @@ def test_a_piece_that_is_all_of_a_model_is_found_below_a_task() -> None:
     w = tf.ones([2, 3])
     theta = below.theta({"model/w": w, "model/b": tf.zeros([3])})
     assert below.run(theta, {}, None)["y"] is w
+
+
+def notes_of(name: str, layers: dict[str, Layer], run: Any, flow: Flow) -> list[str]:
+    flat = {path: 0 for path in Linear.Params(input_dim=2, output_dim=3).instantiate().specs()}
+    weights = {f"blocks/{i}/{path}": value for i in range(2) for path, value in flat.items()}
+    with pytest.raises((AttributeError, KeyError)) as caught:
+        run_all([Piece(name, layers, run)], weights, flow, StepContext())
+    return caught.value.__notes__
+
+
+def test_a_weight_that_a_piece_does_not_have_is_an_error_with_the_piece_and_its_layers() -> None:
+    block = {"blocks/0": Linear.Params(input_dim=2, output_dim=3).instantiate()}
+
+    assert notes_of("blocks/0", block, lambda theta, flow, ctx: theta.blocks[1], {}) == [
+        "in the piece 'blocks/0', whose theta has the weights of its layers: blocks/0. A lambda in "
+        "a loop sees the last i: use functools.partial(run, i)"
+    ]
+
+    def run(theta: Theta, flow: Flow, ctx: StepContext) -> Flow:
+        return {**flow, "y": theta.head.w}
+
+    assert notes_of("head", block, run, {}) == [
+        "in the piece 'head', whose theta has the weights of its layers: blocks/0. List all layers "
+        "that it reads: Piece(name, {path: layer}, run)"
+    ]
+
+
+def test_an_input_that_a_piece_does_not_have_is_an_error_with_its_inputs() -> None:
+    def run(theta: Theta, flow: Flow, ctx: StepContext) -> Flow:
+        return {**flow, "y": flow["weights"]}
+
+    assert notes_of("loss", {}, run, {"x": 1, "h": 2}) == [
+        "in the piece 'loss', whose inputs are h, x"
+    ]

@@ -251,13 +251,17 @@ def test_a_layer_that_returned_before_an_error_is_shown(
 def f():
     error = ValueError("shapes")
     error.add_note("before that, windows/0 (Half) returned the shape [2, 16] for inputs [2, 32]")
+    error.add_note("in the piece 'head', whose inputs are h, x")
+    error.add_note("in the piece 'head', whose inputs are h, x")
     error.add_note("another note")
     raise error
 """
     lines = shown(written(tmp_path, "mine.layers", source)["f"], capsys)
-    assert lines[3] == (
-        "  (before that, windows/0 (Half) returned the shape [2, 16] for inputs [2, 32])"
-    )
+    assert lines[3:5] == [
+        "  (before that, windows/0 (Half) returned the shape [2, 16] for inputs [2, 32])",
+        "  (in the piece 'head', whose inputs are h, x)",
+    ]
+    assert sum("in the piece" in line for line in lines) == 1
     assert "another note" not in "".join(lines)
 
 
