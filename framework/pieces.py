@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import copy
 import dataclasses
 import functools
 import traceback
@@ -53,9 +54,12 @@ class Piece:
     kind: str | None = None
 
     def compute(self, theta: Theta, flow: Flow, ctx: StepContext) -> Flow:
-        """Returns `run(theta, flow, ctx)`; adds a note to an error about a missing name."""
+        """Returns `run(theta, flow, ctx)`; an error about a missing name gets a note on the piece.
+
+        `run` gets a copy of the flow, so it may change the dict.
+        """
         try:
-            return self.run(theta, flow, ctx)
+            return self.run(theta, copy.copy(flow), ctx)
         except (AttributeError, KeyError) as error:
             *_, (frame, _) = traceback.walk_tb(error.__traceback__)
             is_weight = frame.f_code.co_filename == theta_lib.__file__

@@ -156,6 +156,10 @@ class _Noted(dict[str, Any]):
         self.asked.add(name)
         return self.flow[name]
 
+    def __setitem__(self, name: str, value: Any) -> None:
+        self.flow = {**self.flow, name: value}
+        super().__setitem__(name, value)
+
     def __contains__(self, name: object) -> bool:
         self.asked.add(str(name))
         return name in self.flow

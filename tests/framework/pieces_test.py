@@ -8,8 +8,9 @@ import pytest
 import tensorflow as tf
 
 from tekso.framework.context import StepContext
+from tekso.framework.costs.piece_traces import trace_all
 from tekso.framework.layer import Layer
-from tekso.framework.pieces import Flow, Piece, run_all
+from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece, run_all
 from tekso.framework.theta import Theta
 from tekso.models.layers.dropout import Dropout
 from tekso.models.layers.feed_forward import FeedForward
@@ -92,3 +93,23 @@ def test_an_input_that_a_piece_does_not_have_is_an_error_with_its_inputs() -> No
     assert notes_of("loss", {}, run, {"x": 1, "h": 2}) == [
         "in the piece 'loss', whose inputs are h, x"
     ]
+
+
+def test_a_piece_may_change_the_dict_that_it_gets() -> None:
+    def first(theta: Theta, flow: Flow, ctx: StepContext) -> Flow:
+        flow["x"] = flow["x"] + 1
+        flow["y"] = 2 * flow["x"]
+        return flow
+
+    def last(theta: Theta, flow: Flow, ctx: StepContext) -> Flow:
+        flow[LOSS_SUM], flow[METRICS] = tf.reduce_sum(flow["y"]), {}
+        return flow
+
+    pieces = [Piece("first", {}, first), Piece("last", {}, last)]
+    given = {"x": tf.ones([2, 3])}
+
+    assert run_all(pieces, {}, given, StepContext())[LOSS_SUM] == 24
+    assert list(given) == ["x"]
+    traces = trace_all(pieces, {}, {"x": ((2, 3), "float32")})
+    assert [sorted(trace.reads) for trace in traces] == [["x"], ["y"]]
+    assert [sorted(trace.writes) for trace in traces] == [["x", "y"], [LOSS_SUM, METRICS]]
