@@ -14,6 +14,7 @@ from tekso.framework import theta as theta_lib
 from tekso.framework.context import StepContext
 from tekso.framework.graph_errors import IN_PIECE
 from tekso.framework.layer import Layer
+from tekso.framework.source_lines import place_of
 from tekso.framework.theta import SEPARATOR, Theta
 
 Flow: TypeAlias = dict[str, Any]
@@ -57,15 +58,25 @@ class Piece:
         """Returns `run(theta, flow, ctx)`; an error about a missing name gets a note on the piece.
 
         `run` gets a copy of the flow, so it may change the dict.
+
+        Raises:
+          ValueError: the result lacks values of the flow, and has no loss.
         """
         try:
-            return self.run(theta, copy.copy(flow), ctx)
+            after = self.run(theta, copy.copy(flow), ctx)
         except (AttributeError, KeyError) as error:
             *_, (frame, _) = traceback.walk_tb(error.__traceback__)
             is_weight = frame.f_code.co_filename == theta_lib.__file__
             if is_weight or isinstance(error, KeyError):
                 error.add_note(f"{IN_PIECE}{self.name!r}, {self._given(flow, weights=is_weight)}")
             raise
+        returned = set(after) if isinstance(after, dict) else set()
+        if LOSS_SUM not in returned and (missing := sorted(set(flow) - returned)):
+            raise ValueError(
+                f"the piece {self.name!r}{place_of(self.function)} does not return "
+                f"{', '.join(missing)}: return its input with its outputs, {{**flow, name: y}}"
+            )
+        return after
 
     def _given(self, flow: Flow, *, weights: bool) -> str:
         """Returns what the piece can read, for messages: weights or inputs."""

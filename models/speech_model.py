@@ -98,8 +98,7 @@ class SpeechModel(Layer):
 
         def begin(theta: Theta, flow: Flow, ctx: StepContext) -> Flow:
             frames = self._features(flow["samples"], flow["num_samples"], ctx)
-            rest = {name: value for name, value in flow.items() if name != "samples"}
-            return first.run(theta, with_frames(rest, frames), ctx)
+            return first.run(theta, with_frames(flow, frames), ctx)
 
         return [Piece("front_end", first.layers, begin), *layers]
 

@@ -113,3 +113,20 @@ def test_a_piece_may_change_the_dict_that_it_gets() -> None:
     traces = trace_all(pieces, {}, {"x": ((2, 3), "float32")})
     assert [sorted(trace.reads) for trace in traces] == [["x"], ["y"]]
     assert [sorted(trace.writes) for trace in traces] == [["x", "y"], [LOSS_SUM, METRICS]]
+
+
+@pytest.mark.parametrize("result", [{"y": 1, "z": 2}, None])
+def test_a_piece_that_drops_values_is_refused_by_name(result: Any) -> None:
+    def run(theta: Theta, flow: Flow, ctx: StepContext) -> Any:
+        return result
+
+    pieces, given = [Piece("first", {}, run)], {"x": tf.ones([2, 3]), "weights": tf.ones([2])}
+    signature = {"x": ((2, 3), "float32"), "weights": ((2,), "float32")}
+    for call in (
+        lambda: run_all(pieces, {}, given, StepContext()),
+        lambda: trace_all(pieces, {}, signature),
+    ):
+        with pytest.raises(
+            ValueError, match=r"^the piece 'first' \(.*:\d+\) does not return weights, x: return"
+        ):
+            call()
