@@ -8,8 +8,11 @@ a context and use the implementation that it selects.
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import copy
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
@@ -36,6 +39,19 @@ RANDOM_NUMBERS = (
     "random numbers, or ops.dropout(ctx, x, rate, self)"
 )
 """Advice for error messages: what a layer uses instead of tf.random."""
+
+
+_HAS_CONTEXT = contextvars.ContextVar("has_context", default=False)
+
+
+@contextlib.contextmanager
+def passing_context() -> Iterator[None]:
+    """Rejects contexts that the code of users builds in the block, which passes one to it."""
+    token = _HAS_CONTEXT.set(True)
+    try:
+        yield
+    finally:
+        _HAS_CONTEXT.reset(token)
 
 
 class Examples(NamedTuple):
@@ -87,7 +103,7 @@ class StepContext:
       repeats: takes draws of the same random numbers in a loop; None: these are not noted.
 
     Raises:
-      ValueError: the mode is unknown.
+      ValueError: the mode is unknown, or code of a user builds a context while a step is traced.
     """
 
     forms: Mapping[str, Form] = MappingProxyType({})
@@ -105,6 +121,13 @@ class StepContext:
         if mode not in get_args(Mode):
             raise ValueError(
                 f"StepContext: mode is {mode!r}, but must be 'train', 'eval' or 'decode'"
+            )
+        builder = str(sys._getframe(1).f_globals.get("__name__"))
+        if _HAS_CONTEXT.get() and not builder.startswith("tekso."):
+            raise ValueError(
+                f"a {type(self).__name__} is built while a step is traced: its mode, seed and step "
+                "would not be those of the run, so dropout and random numbers would be wrong. Pass "
+                "the argument ctx on: self.child.fprop(theta.child, x, ctx)"
             )
         self.mode = mode
         self.num_examples = num_examples

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tekso.framework.context import RANDOM_NUMBERS
+from tekso.framework.context import RANDOM_NUMBERS, passing_context
 from tekso.framework.foreign_methods import foreign_method, missing_fprop
 from tekso.framework.layer import Layer
 from tekso.framework.params.containers import ATOMS
@@ -143,7 +143,7 @@ def check_function(root: Layer | None, function: Callable[[], Any]) -> None:
 
 @contextlib.contextmanager
 def refused(root: Layer | None, *, own: Iterable[tf.Variable] = ()) -> Iterator[None]:
-    """Rejects variables and random ops in the block, which traces a pure function.
+    """Rejects variables, random ops and own contexts in the block, which traces a pure function.
 
     Args:
       root: the layer whose code is traced, such as a task, or a layer below it; None: no layer.
@@ -153,6 +153,7 @@ def refused(root: Layer | None, *, own: Iterable[tf.Variable] = ()) -> Iterator[
     Raises:
       ForeignVariableError: the block creates or reads a variable, or draws random numbers; the
         message names the layer whose code does so.
+      ValueError: code of a user builds a StepContext in the block.
     """
 
     def refuse(next_creator: Any, **kwargs: Any) -> Any:
@@ -174,7 +175,7 @@ def refused(root: Layer | None, *, own: Iterable[tf.Variable] = ()) -> Iterator[
         yield
         return
     graph: Any = tf.compat.v1.get_default_graph()
-    with _read(graph) as read, tf.variable_creator_scope(refuse):
+    with _read(graph) as read, tf.variable_creator_scope(refuse), passing_context():
         before = {id(variable) for variable in (*read(), *own)}
         num_ops = len(graph.get_operations())
         try:

@@ -78,6 +78,8 @@ class Scaled(Layer):
             x = GLOBAL["function"](x)
         elif way == "random":
             x = x + tf.random.normal([3])
+        elif way == "context":
+            x = StepContext(mode="train").uniform(self, x.shape)
         elif way == "random in a loop":
             x = tf.while_loop(
                 lambda i, y: i < 2, lambda i, y: (i + 1, y + tf.random.uniform([3])), (0, x)
@@ -240,6 +242,13 @@ def test_random_numbers_that_are_not_of_the_context_are_refused(
         execute(task(way))
     assert "foreign_variables_test.py:" in str(error.value)
     assert "ctx.uniform(self, shape)" in str(error.value)
+
+
+@pytest.mark.parametrize("execute", EXECUTIONS)
+def test_a_context_that_a_layer_builds_is_refused(execute: Callable[[Task], Any]) -> None:
+    what = r"^a StepContext is built while a step is traced: .* Pass the argument ctx on"
+    with pytest.raises(ValueError, match=what):
+        execute(task("context"))
 
 
 @pytest.mark.parametrize("way", ["random array", "random tensor"])
