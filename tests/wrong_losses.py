@@ -80,6 +80,10 @@ class Squares(Task):
             squares += ctx.uniform(self, [x.shape[0]])
         if way == "noise without a seed":
             squares += tf.random.uniform([x.shape[0]])
+        if way == "coupled by stateless noise" and ctx.is_training:
+            squares += tf.random.stateless_normal([x.shape[0]], [1, 2])
+        if way == "a constant of stateless noise":
+            squares *= tf.reduce_sum(tf.square(tf.random.stateless_normal([3], [1, 2])))
         if way == "noise of NumPy":
             squares += np.random.default_rng().uniform(size=[x.shape[0]]).astype(np.float32)
         if way.endswith("counts its calls"):

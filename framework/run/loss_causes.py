@@ -12,16 +12,25 @@ from typing import Any
 
 import numpy as np
 
-from tekso.framework.context import Mode
+from tekso.framework.context import RANDOM_NUMBERS, Mode
 from tekso.framework.graph_errors import place_in
 from tekso.framework.run.loss_trial import Batch, Trial, rows_of
+from tekso.framework.task import Task
 
 PENALTY = (
     "Multiply a penalty on weights by the number of examples at hand: "
     "tf.cast(tf.shape(x)[0], tf.float32) * penalty"
 )
 _ARITHMETIC = ("Add", "AddV2", "Sub", "Mul", "RealDiv", "SquaredDifference")
+_NOT_RANDOM = frozenset({
+    "StatelessCase", "StatelessIf", "StatelessWhile", "StatelessRandomGetAlg",
+    "StatelessRandomGetKeyCounter", "StatelessRandomGetKeyCounterAlg",
+})  # fmt: skip
 _KERAS_LOSSES = f"{os.sep}keras{os.sep}src{os.sep}losses{os.sep}"
+
+
+class LossError(ValueError):
+    """The loss of a task is not a sum over examples."""
 
 
 class Ops:
@@ -57,9 +66,32 @@ class Ops:
                 )
         return ""
 
+    def stateless(self) -> str:
+        """Returns the line of a stateless random op that draws for each example; "": none does."""
+        for two, three in self._pairs:
+            shape = _shape(two.outputs[0], three.outputs[0]) if is_stateless(two.type) else ()
+            if "batch" in shape:
+                return _place(two)
+        return ""
+
     def has_keras_loss(self) -> bool:
         """Whether a loss of Keras made one of the ops."""
         return any(_KERAS_LOSSES in frame[0] for op, _ in self._pairs for frame in op.traceback)
+
+
+def is_stateless(kind: str) -> bool:
+    """Whether ops of a type draw random numbers from a seed, as tf.random.stateless_normal."""
+    return kind.startswith("Stateless") and kind not in _NOT_RANDOM
+
+
+def reject_stateless(task: Task, ops: Ops) -> None:
+    """Raises a LossError if a stateless random op draws numbers for each example."""
+    if place := ops.stateless():
+        raise LossError(
+            f"{type(task).__name__} draws random numbers of examples with tf.random.stateless_…: "
+            "they depend on how the batch is divided, and with a fixed seed they are the same in "
+            f"every step. Take them from {RANDOM_NUMBERS}{place}"
+        )
 
 
 def is_penalty(trial: Trial, examples: Batch, mode: Mode, together: float) -> bool:

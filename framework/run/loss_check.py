@@ -52,7 +52,7 @@ from tekso.framework.path_patterns import listed
 from tekso.framework.run import bucket_check, divided_losses, padding_check
 from tekso.framework.run.divided_losses import UNDIVIDED, Division
 from tekso.framework.run.label_limits import LabelLimit
-from tekso.framework.run.loss_sums import LossError, check_is_sum
+from tekso.framework.run.loss_sums import LossError, check_draws, check_is_sum
 from tekso.framework.run.loss_trial import (
     Batch,
     Trial,
@@ -127,6 +127,7 @@ def check(
                 _check_equal(trial, rows_of(batch, [fullest(batch)]))
                 _check_pieces(trial, rows_of(batch, [0, -1]))
                 unused = trial.unused(rows_of(batch, [0, -1]), unused) if unused else []
+                check_draws(trial, batch)
         if trial.not_finite is not None:
             warnings.append(_not_finite(task, *trial.not_finite))
         warnings += _padding_and_labels(trial, inputs) + trial.repeats.warnings()

@@ -17,7 +17,14 @@ import numpy as np
 
 from tekso.framework import task_results
 from tekso.framework.context import RANDOM_NUMBERS, Mode
-from tekso.framework.run.loss_causes import PENALTY, Ops, is_penalty
+from tekso.framework.run.loss_causes import (
+    PENALTY,
+    LossError,
+    Ops,
+    is_penalty,
+    is_stateless,
+    reject_stateless,
+)
 from tekso.framework.run.loss_trial import (
     Batch,
     Trial,
@@ -40,10 +47,6 @@ _PENALTY = (
     "ctx.collect_loss(name, value) takes a sum over examples, and adds its mean over the global "
     f"batch to the loss. {PENALTY}."
 )
-
-
-class LossError(ValueError):
-    """The loss of a task is not a sum over examples."""
 
 
 def check_is_sum(trial: Trial, batch: Batch, mode: Mode) -> list[str]:
@@ -72,6 +75,16 @@ def check_is_sum(trial: Trial, batch: Batch, mode: Mode) -> list[str]:
     _check_losses(division)
     _check_auxiliary_losses(division)
     return _check_metrics(division)
+
+
+def check_draws(trial: Trial, batch: Batch) -> None:
+    """Rejects stateless random ops that draw numbers for each example, if the trial has run any.
+
+    Raises:
+      LossError: the task has such an op.
+    """
+    if any(map(is_stateless, trial.kinds)):
+        reject_stateless(trial.task, Ops(trial, rows_of(batch, [0]), "train"))
 
 
 class _Division(NamedTuple):
@@ -116,6 +129,7 @@ def _check_losses(division: _Division) -> None:
         if method == "loss":
             name = task_results.source_of_loss(trial.task)
         causes = Ops(trial, division.examples, division.mode)
+        reject_stateless(trial.task, causes)
         if method == "loss" and (pairs := causes.broadcast()):
             raise LossError(f"{name} combines every example with every other one: {pairs}")
         when = " in training" if division.mode == "train" else ""
@@ -151,9 +165,10 @@ def _cause(division: _Division, method: str, together: float, *, is_mean: bool, 
         return f"It contains a number that does not depend on the examples. {PENALTY}"
     name = type(division.trial.task).__name__
     return (
-        "What one example adds depends on the other examples, or on their number. If examples are "
-        f"coupled on purpose, set couples_examples = True in {name}, or in the layer that couples "
-        "them"
+        "What one example adds depends on the other examples, or on their number: look for random "
+        "numbers that are not from ctx, and for batch statistics, which the layer BatchNorm has. "
+        f"If examples are coupled on purpose, set couples_examples = True in {name}, or in the "
+        "layer that couples them"
     )
 
 

@@ -94,10 +94,12 @@ class _OpCount:
     Attributes:
       run: number of ops.
       traced: number of ops that a trace would have: those of loops count once.
+      kinds: types of the ops.
     """
 
     def __init__(self) -> None:
         self.run, self._repeated = 0, 0.0
+        self.kinds = set[str]()
 
     @property
     def traced(self) -> float:
@@ -121,8 +123,9 @@ class _OpCount:
         more = (self.run - run) * (1 - 1 / iterations)
         self._repeated = repeated + more + inside / iterations
 
-    def _observe(self, *args: Any, graph: Any = None, **rest: Any) -> None:
+    def _observe(self, kind: str | bytes, *args: Any, graph: Any = None, **rest: Any) -> None:
         self.run += graph is None
+        self.kinds.add(kind.decode() if isinstance(kind, bytes) else kind)
 
 
 def _counted_scan(
@@ -171,6 +174,7 @@ class Trial:
       labels: the arrays that the loss reads as classes.
       repeats: random numbers that are drawn several times.
       seen: kinds of batches that were computed, as `kind_of` returns them.
+      kinds: types of the ops that were computed op by op.
       not_finite: the first loss that was not finite, and the arrays of its examples that were not
         finite; None: all losses were finite, or infinite sums of 16 bits, which overflow early.
     """
@@ -187,7 +191,7 @@ class Trial:
         self.not_finite: tuple[float, list[str]] | None = None
         self._traced: dict[Any, Any] = {}  # {mode, sizes and how: its tf.function}
         self._long = set[Any]()  # kinds of batches that take less time if traced
-        self.seen = set[Any]()
+        self.seen, self.kinds = set[Any](), set[str]()
 
     def _run(
         self,
@@ -231,6 +235,7 @@ class Trial:
         with self._watching(batch, examples), count.counting():
             context = functools.partial(_OpByOp, count=count)
             found = self._run(*arguments, mode=mode, by=by, kind=context)
+        self.kinds |= count.kinds
         if count.run > _OPS_OF_TRACE * count.traced:
             self._long.add(kind)
         return found

@@ -121,6 +121,13 @@ def test_a_loss_that_couples_examples_and_says_so_need_be_no_sum() -> None:
         check("coupled, padding counts")
 
 
+def test_random_numbers_of_examples_that_are_not_of_the_context_are_refused() -> None:
+    what = r"^Squares draws random numbers of examples .*ctx.uniform\(.*\n.*wrong_losses.py:\d+, in"
+    with pytest.raises(LossError, match=what):
+        check("coupled by stateless noise")
+    assert not any("random" in line for line in check("a constant of stateless noise"))
+
+
 def test_a_loss_that_counts_what_fills_a_batch_up_is_refused() -> None:
     what = (
         r"^eval_inputs.dev: 1 of the 4 .* the loss sum of Squares.loss \(.*\) counts them: without"

@@ -51,6 +51,8 @@ class Wrong(Squares):
         if self.params.way == "layer of Keras":
             y = tf.squeeze(tf.keras.layers.Dense(1)(batch["x"]), 1)
             return LossSums(tf.reduce_sum(batch["weights"] * y**2))
+        if self.params.way == "stateless noise":
+            error += tf.random.stateless_uniform(tf.shape(error), [1, 2])
         if self.params.way == "product":
             return LossSums(tf.reduce_sum(error) ** 2)
         if self.params.way == "if" and tf.reduce_sum(y) > 0:
@@ -93,9 +95,15 @@ def test_a_keras_layer_made_in_a_call_is_not_taken_for_random_numbers() -> None:
 
 
 def test_a_loss_that_couples_examples_is_told_how_to_say_so() -> None:
-    what = r"\d\. What one example adds .* set couples_examples = True in Wrong, or in the layer"
+    causes = r"random numbers that are not from ctx, and for batch statistics, .* BatchNorm "
+    what = rf"\d\. What one .* {causes}.* set couples_examples = True in Wrong, or in the layer"
     with pytest.raises(LossError, match=what):
         check("product", Wrong)
+
+
+def test_stateless_noise_is_named_with_its_line() -> None:
+    with pytest.raises(LossError, match=r"^Wrong draws random numbers of examples .*\n.*, in loss"):
+        check("stateless noise", Wrong)
 
 
 def test_an_if_on_a_tensor_is_not_taken_for_a_mistake_of_the_loss() -> None:
