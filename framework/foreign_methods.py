@@ -153,6 +153,18 @@ def _is_layer(value: object) -> bool:
     return any(kind.__module__ == _LAYER for kind in kinds) and "_children" in vars(value)
 
 
+def build_hint(frame: FrameType) -> str:
+    """Returns the end of a message about theta: that `build` of the layer that runs is not called.
+
+    Returns "" if the frame runs no method of a layer with a method `build`.
+    """
+    kind = type(frame.f_locals.get("self"))
+    is_layer = any(base.__module__ == _LAYER for base in kind.__mro__)
+    if not is_layer or not hasattr(kind, "build"):
+        return ""
+    return f"; {kind.__name__}.build() is not called: declare weights and children in __init__"
+
+
 def foreign_method(cls: type) -> str:
     """Returns the method by which a layer computes its output in another framework, or ""."""
     own = {name for base in cls.__mro__ if base.__module__ != _LAYER for name in vars(base)}

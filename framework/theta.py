@@ -6,9 +6,11 @@ weight path ("ffn/w") to its tensor; checkpoints, learners and executions use th
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from tekso.framework import foreign_methods
 from tekso.framework.spelling import close_matches
 
 SEPARATOR = "/"
@@ -40,6 +42,7 @@ class Theta(dict[str, Any]):
                 raise AttributeError(name) from None
             close = close_matches(name, self, count=1)
             hint = f"; did you mean {close[0]!r}?" if close else ""
+            hint += foreign_methods.build_hint(sys._getframe(1))
             raise AttributeError(f"theta has no {name!r}, only {sorted(self)}{hint}") from None
 
     def __setattr__(self, name: str, value: Any) -> None:

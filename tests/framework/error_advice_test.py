@@ -255,3 +255,20 @@ def test_a_wrong_fprop_is_named_with_its_line(kind: type[Layer], advice: str) ->
     found = error_advice.text_of(caught.value)
     line = kind.__dict__["forward" if kind is Forward else "fprop"].__code__.co_firstlineno
     assert re.search(rf"; {advice} \(.*error_advice_test\.py:{line}\)$", found), found
+
+
+class Built(Layer):
+    """A layer that declares a weight as one of Keras does."""
+
+    def build(self, shape: Any) -> None:
+        self.weight("w", [2], dims=(None,), init=GlorotUniform.Params())
+
+    def fprop(self, theta: Any, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
+        return x * theta.w
+
+
+def test_a_layer_with_build_is_told_that_nothing_calls_it() -> None:
+    layer = Built.Params().instantiate()
+    what = r"^theta has no 'w', only \[\]; Built.build\(\) is not called: declare .* in __init__$"
+    with pytest.raises(AttributeError, match=what):
+        layer.fprop(layer.init(), tf.ones([2]), StepContext())
