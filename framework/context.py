@@ -24,6 +24,7 @@ from tekso.framework.draws import HasStream
 from tekso.framework.primitives.fusion import Fuse, no_fusion
 from tekso.framework.primitives.lookup import fill_in_place
 from tekso.framework.random_key import RandomKey
+from tekso.framework.spelling import close_matches
 from tekso.framework.theta import SEPARATOR
 
 Mode = Literal["train", "eval", "decode"]
@@ -149,8 +150,10 @@ class StepContext:
             imported = f"from {package} import {module}" if package else f"import {module}"
             message += f": write {module}.{name}(ctx, …), with `{imported}`"
         elif not name.startswith("_"):
-            names = ", ".join(own for own in dir(type(self)) if not own.startswith("_"))
-            message += f"; it has: {names}"
+            names = [own for own in dir(type(self)) if not own.startswith("_")]
+            close = close_matches(name, names, count=1)
+            message += f"; did you mean {close[0]!r}?" if close else ";"
+            message += f" It has: {', '.join(names)}" if close else f" it has: {', '.join(names)}"
             if name in ("normal", "random"):
                 message += f". Take random numbers from {RANDOM_NUMBERS}"
         raise AttributeError(message)

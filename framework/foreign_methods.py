@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import sys
+from collections.abc import Container
 from types import FrameType
 from typing import Any
 
@@ -171,8 +172,15 @@ def foreign_method(cls: type) -> str:
     return next((name for name in _FOREIGN if name in own), "")
 
 
-def attribute_hint(name: str) -> str:
-    """Returns the end of a message about an attribute: ": " and what Tekso has for it, or ""."""
+def attribute_hint(name: str, fields: Container[str] = ()) -> str:
+    """Returns the end of a message about an attribute: ": " and what Tekso has for it, or "".
+
+    Args:
+      name: the attribute.
+      fields: names of the Params of the layer.
+    """
+    if name in fields:
+        return f": it is in the Params, so write self.params.{name}"
     return f": {_HINTS[name]}" if name in _HINTS else ""
 
 

@@ -103,7 +103,8 @@ class Layer(Configurable):
             if name in self._weights:
                 where = f"theta.{name}, of the theta that fprop is given"
                 raise AttributeError(f"{kind}.{name} is a weight: read it as {where}")
-            raise AttributeError(f"{kind!r} object has no attribute {name!r}{attribute_hint(name)}")
+            hint = attribute_hint(name, self.params.fields())
+            raise AttributeError(f"{kind!r} object has no attribute {name!r}{hint}")
 
         def __call__(self, *args: Any, **kwargs: Any) -> Any:
             """Raises a TypeError that says how to compute the layer."""

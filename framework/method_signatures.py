@@ -28,8 +28,8 @@ def check_methods(cls: type, base: type) -> None:
     """Checks the methods of a class that override those of a base class.
 
     Raises:
-      TypeError: a method takes other arguments than that of the base, or is no classmethod although
-        that of the base is one.
+      TypeError: a method takes other arguments than that of the base, or takes them in another
+        order, or is no classmethod although that of the base is one.
     """
     for name, method in vars(cls).items():
         wanted = vars(base).get(name)
@@ -44,7 +44,9 @@ def check_methods(cls: type, base: type) -> None:
         parameters = inspect.signature(wanted).parameters.values()
         keywords = [one.name for one in parameters if one.kind == one.KEYWORD_ONLY]
         arguments = [one.name for one in parameters if one.name not in keywords]
-        if not accepts(method, arguments, keywords):
+        own = [one for one in inspect.signature(method).parameters if one in arguments]
+        is_moved = own != [one for one in arguments if one in own]
+        if is_moved or not accepts(method, arguments, keywords):
             raise TypeError(
                 f"{place} is {name}{_text(method)}, but is called as {name}{_text(wanted)}"
             )

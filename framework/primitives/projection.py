@@ -27,9 +27,14 @@ def project(
       x: [..., *inner], w: [*inner, *outer], b: [*outer]
       returns: [..., *outer]
     Raises:
-      ValueError: the inner dims of x and w differ.
+      ValueError: the inner dims of x and w differ, or the number of dims of x is unknown.
     """
     x, w = tf.convert_to_tensor(x), tf.convert_to_tensor(w)  # a notebook may pass NumPy arrays
+    if x.shape.rank is None:
+        raise ValueError(
+            "project: the number of dims of x is unknown, as after tf.numpy_function: give x its "
+            f"shape, as in tf.ensure_shape(x, [None, {w.shape[0]}])"
+        )
     inner, outer = w.shape[:num_contracted], w.shape[num_contracted:]
     if x.shape[x.shape.rank - num_contracted :] != inner:
         raise ValueError(

@@ -272,3 +272,18 @@ def test_a_layer_with_build_is_told_that_nothing_calls_it() -> None:
     what = r"^theta has no 'w', only \[\]; Built.build\(\) is not called: declare .* in __init__$"
     with pytest.raises(AttributeError, match=what):
         layer.fprop(layer.init(), tf.ones([2]), StepContext())
+
+
+def test_a_field_of_the_params_as_an_attribute_is_told_where_it_is() -> None:
+    layer: Any = Linear.Params(input_dim=2, output_dim=3).instantiate()
+    with pytest.raises(AttributeError, match=r"'output_dim': it is in .* self.params.output_dim$"):
+        _ = layer.output_dim
+
+
+def test_a_projection_of_a_tensor_without_a_shape_is_told_to_give_it_one() -> None:
+    layer = Linear.Params(input_dim=2, output_dim=3).instantiate()
+    theta = layer.init()
+    with pytest.raises(ValueError, match=r"is unknown, .* tf.ensure_shape\(x, \[None, 2\]\)$"):
+        tf.function(lambda x: layer.fprop(theta, x, StepContext())).get_concrete_function(
+            tf.TensorSpec(None)
+        )

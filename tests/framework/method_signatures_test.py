@@ -32,6 +32,15 @@ def test_a_loss_without_ctx_is_rejected() -> None:
                 return None
 
 
+def test_arguments_in_another_order_are_rejected() -> None:
+    what = r"is loss\(self, batch, theta, ctx\), but is called as loss\(self, theta, batch, ctx\)"
+    with pytest.raises(TypeError, match=what):
+
+        class Own(Task):
+            def loss(self, batch: Any, theta: Any, ctx: Any) -> Any:
+                return None
+
+
 def test_a_method_that_is_no_classmethod_is_rejected() -> None:
     message = rf"^Own\.complete{HERE} must be a classmethod: .* above def complete\(cls, params, in"
     with pytest.raises(TypeError, match=message):

@@ -118,6 +118,8 @@ def test_a_primitive_is_no_method_of_the_context() -> None:
     ):
         StepContext().capture(())
     assert workarounds.capture(StepContext(), (1,)) == (1,)
+    with pytest.raises(AttributeError, match=r"'training'; did you mean 'is_training'\? It has: "):
+        _ = StepContext().training
     with pytest.raises(AttributeError, match=r"'nothing'; it has: .*is_training.* uniform$"):
         StepContext().nothing  # noqa: B018
     with pytest.raises(AttributeError, match=r"'normal'; .*ndtri\(ctx\.uniform\(self, shape\)\)"):
