@@ -33,6 +33,10 @@ class Execution(Configurable, abc.ABC):
     class Params(Configurable.Params):
         """Params of an execution."""
 
+    batches_differ: bool = False
+    """Whether the batches of the training input differ in their number of examples; set it before
+    `build`."""
+
     def join(self, cluster: Cluster) -> None:
         """Makes this process part of a cluster; call it before `setup_devices`.
 

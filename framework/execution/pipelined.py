@@ -160,22 +160,21 @@ class Pipelined(StagedExecution):
         """See `Execution`."""
         return dtype if self.stages_on is None else self.stages_on.activation_dtype(dtype)
 
-    def _parts_and_micro_batches(self, size: int, most_parts: int) -> tuple[int, int]:
-        """Returns into how many parts and micro-batches a batch of another size is split.
+    def _accepts(self, num_micro_batches: int) -> bool:
+        """See `StagedExecution`."""
+        with contextlib.suppress(ExecutionError):
+            checked_actions(
+                self._schedule,
+                num_devices=self.params.num_stages,
+                num_micro_batches=num_micro_batches,
+            )
+            return True
+        return False
 
-        Raises:
-          ExecutionError: replicas and micro-batches do not divide it.
-        """
+    def _indivisible(self, size: int) -> str:
+        """See `StagedExecution`."""
         p = self.params
-        for parts in range(most_parts, 0, -1):
-            for count in range(p.num_micro_batches, 0, -1):
-                if size % (parts * p.num_replicas * count) == 0:
-                    with contextlib.suppress(ExecutionError):
-                        checked_actions(
-                            self._schedule, num_devices=p.num_stages, num_micro_batches=count
-                        )
-                        return parts, count
-        raise ExecutionError(
+        return (
             f"a batch of {size} examples cannot be split for this pipeline: {p.num_replicas} "
             "replicas (execution.num_replicas) x the micro-batches that "
             f"execution.schedule={p.schedule!r} accepts have to divide it. Batches of this input "
@@ -221,10 +220,9 @@ class Pipelined(StagedExecution):
                 f"are {len(names)} ({', '.join(names)}): set execution.num_stages to at most "
                 f"{max(len(names) // p.num_replicas, 1)}, or {more}"
             )
-        count = p.num_micro_batches
-        if earlier is not None:
-            parts, count = self._parts_and_micro_batches(num_examples(batch), parts)
-        micro = self.micro_batch(batch, parts=parts, num_micro_batches=count)
+        is_other = earlier is not None
+        micro = self.micro_batch(batch, parts=parts, is_other=is_other)
+        parts, count = self.division(num_examples(batch), parts, is_other=is_other)
         check_layers(task)
         pieces, own = pieces_of_loss(task), task.specs()
         specs = used_specs(own, dtype)

@@ -115,11 +115,12 @@ class SpmdPipelined(StagedExecution):
         although every stage computes them.
         """
         p, micro = self.params, self.micro_batch(batch, parts=parts)
+        parts, count = self.division(num_examples(batch), parts)
         found = self._traced(task, micro, used_specs(task.specs(), dtype))
         actions = checked_actions(
             Gpipe.Params().instantiate(),
             num_devices=p.num_stages,
-            num_micro_batches=p.num_micro_batches,
+            num_micro_batches=count,
         )
         return PipelinePlan(
             stage_plan=stages.stage_plan(
@@ -129,7 +130,7 @@ class SpmdPipelined(StagedExecution):
             devices=self._by_replica(self._placeholder_names()),
             batch_size=num_examples(batch),
             num_parts=parts,
-            num_micro_batches=p.num_micro_batches,
+            num_micro_batches=count,
             rematerialize=p.rematerialize,
             xla="none",
             piece_costs=[cost_of(trace) for trace in found.traces],

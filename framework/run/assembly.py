@@ -26,6 +26,7 @@ from tekso.framework.input.input import ExampleInput, Input
 from tekso.framework.input.prefetch import Prefetch
 from tekso.framework.learning_step import LearnerBase
 from tekso.framework.run import (
+    batch_kinds,
     comparable,
     input_checks,
     inspection,
@@ -167,6 +168,7 @@ def assemble(
     if group.cluster is not None:
         execution.join(group.cluster)
     execution.expect(tree.task)
+    execution.batches_differ = batch_kinds.differ_in_size(tree)
     with connecting(tpu):
         execution.setup_devices(tpu=tpu, cpu_devices=cpu_devices)
     seed = run.params.seed

@@ -54,6 +54,14 @@ class BatchKinds(NamedTuple):
 ONE_KIND = BatchKinds()
 
 
+def differ_in_size(tree: Tree.Params) -> bool:
+    """Whether batches of training may differ in their number of examples."""
+    owner: Any = tree.input.owner
+    if issubclass(owner, TaskInputs):
+        return bool(tree.input.get("unit") == "one_task")
+    return issubclass(owner, BucketedInput)
+
+
 def of_experiment(tree: Tree.Params, *, assets_dir: str | None = None) -> BatchKinds:
     """Returns the kinds of batches, with their shares of the steps.
 

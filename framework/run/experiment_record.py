@@ -18,7 +18,7 @@ from tekso.framework.experiment import Tree
 from tekso.framework.planning import sharding
 from tekso.framework.planning.sharding import ShardedWeight
 from tekso.framework.run import inspection, mesh_plan, weight_groups
-from tekso.framework.run.pipeline_plan import stage_layout
+from tekso.framework.run.pipeline_plan import execution_of, stage_layout
 from tekso.framework.task import Task
 from tekso.framework.weight_spec import WeightSpec
 
@@ -120,7 +120,7 @@ def _placed(weight: ShardedWeight) -> str:
 
 
 def _stages(tree: Tree.Params, task: Task) -> list[str]:
-    execution: StagedExecution = tree.execution.instantiate()
+    execution: StagedExecution = execution_of(tree)
     batch = inspection.batch_of(tree)
     learner = schedules.end_with_run(tree.learner, tree.run.steps).instantiate()
     parts = learner.params.accumulation_steps

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 from tekso.framework import schedules, task_results
 from tekso.framework.costs.this_machine import MachineSpeed
@@ -19,12 +20,19 @@ from tekso.framework.planning.mesh_figures import figures_of_program, figures_on
 from tekso.framework.planning.saved_bytes import saved_bytes
 from tekso.framework.planning.stage_figures import PipelineFigures, figures_of
 from tekso.framework.primitives.fusion import XlaFusion, no_fusion
-from tekso.framework.run import inspection
+from tekso.framework.run import batch_kinds, inspection
 from tekso.framework.signature import Signature
 from tekso.framework.step import used_specs
 from tekso.framework.task import Task
 
 EXAMPLE = "--execution=pipelined --set execution.num_stages=4 --set execution.num_micro_batches=8"
+
+
+def execution_of(tree: Tree.Params) -> Any:
+    """Returns the pipeline of an experiment."""
+    found = tree.execution.instantiate()
+    found.batches_differ = batch_kinds.differ_in_size(tree)
+    return found
 
 
 def check_is_pipelined(tree: Tree.Params, what: str) -> None:
@@ -99,7 +107,7 @@ def figures_of_parts(
     Raises:
       ExecutionError: see `figures`.
     """
-    execution: StagedExecution = tree.execution.instantiate()
+    execution: StagedExecution = execution_of(tree)
     parts = learner.params.accumulation_steps
     dtype = execution.activation_dtype(tree.run.activation_dtype)
     plan = execution.plan(task, batch, parts=parts, dtype=dtype)

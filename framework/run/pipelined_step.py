@@ -74,7 +74,7 @@ def pipelined(
             pipelined, tree=tree, simulates_memory=simulates_memory, layouts=layouts
         )
         return parts.of_each_kind(plan)
-    execution, device = tree.execution.instantiate(), parts.device
+    execution, device = pipeline_plan.execution_of(tree), parts.device
     own = pipeline_plan.stage_layout(execution, parts.task, parts.batch, parts.learner)
     layouts = layouts or ([own] if own is not None else [])
     is_local = isinstance(execution, Pipelined) and not execution.params.workers
@@ -150,7 +150,7 @@ def _layout_of_largest(
     base = pipeline_plan.figures_of_parts(
         tree, parts.task, parts.learner, parts.batch, machine=None
     )
-    return _fastest(largest, tree.execution.instantiate(), base, layouts).layout
+    return _fastest(largest, pipeline_plan.execution_of(tree), base, layouts).layout
 
 
 def _on_meshes(

@@ -55,28 +55,74 @@ class StagedExecution(Execution):
           ExecutionError: the task, the batch and the Params are incompatible.
         """
 
-    def micro_batch(
-        self, batch: Signature, *, parts: int, num_micro_batches: int | None = None
-    ) -> Signature:
+    def micro_batch(self, batch: Signature, *, parts: int, is_other: bool = False) -> Signature:
         """Returns the signature of the micro-batch that one replica computes.
+
+        Args:
+          batch: signature of the global batch.
+          parts: see `division`.
+          is_other: see `division`.
+
+        Raises:
+          ExecutionError: see `division`.
+        """
+        size = num_examples(batch)
+        parts, count = self.division(size, parts, is_other=is_other)
+        examples = size // (parts * count * self.params.num_replicas)
+        return {n: ((examples, *shape[1:]), dtype) for n, (shape, dtype) in batch.items()}
+
+    def division(self, size: int, parts: int, *, is_other: bool = False) -> tuple[int, int]:
+        """Returns the number of accumulation steps of a batch, and of micro-batches of each.
+
+        They are as configured. If batches differ in size, they are as many as divide this one, at
+        most the configured numbers.
+
+        Args:
+          size: number of examples of the batch.
+          parts: configured number of accumulation steps.
+          is_other: whether the batch has another shape than the first one.
 
         Raises:
           ExecutionError: the batch does not divide evenly.
         """
-        p, size = self.params, num_examples(batch)
-        count = parts * (num_micro_batches or p.num_micro_batches) * p.num_replicas
-        if size % count:
-            others = parts * p.num_replicas
-            even = [m for m in range(1, size // others + 1) if size % (m * others) == 0]
-            fewer = f", or micro-batches: {', '.join(map(str, even))}" if even else ""
-            of_parts = f", {parts} accumulation steps" if parts > 1 else ""
-            of_replicas = f", {p.num_replicas} replicas" if p.num_replicas > 1 else ""
-            raise ExecutionError(
-                f"input.batch_size {size} does not divide evenly over {p.num_micro_batches} "
-                f"micro-batches (execution.num_micro_batches){of_replicas}{of_parts}; the nearest "
-                f"that do: {', '.join(map(str, multiples_near(size, count)))}{fewer}"
-            )
-        return {n: ((size // count, *shape[1:]), dtype) for n, (shape, dtype) in batch.items()}
+        p = self.params
+        if not (self.batches_differ or is_other):
+            if size % (parts * p.num_micro_batches * p.num_replicas):
+                raise ExecutionError(self._undivided(size, parts))
+            return parts, p.num_micro_batches
+        for steps in range(parts, 0, -1):
+            for count in range(p.num_micro_batches, 0, -1):
+                if size % (steps * p.num_replicas * count) == 0 and self._accepts(count):
+                    return steps, count
+        raise ExecutionError(self._indivisible(size))
+
+    def _undivided(self, size: int, parts: int) -> str:
+        """Returns that the configured numbers do not divide a batch, and which would."""
+        p = self.params
+        others = parts * p.num_replicas
+        even = [m for m in range(1, size // others + 1) if size % (m * others) == 0]
+        fewer = f", or micro-batches: {', '.join(map(str, even))}" if even else ""
+        of_parts = f", {parts} accumulation steps" if parts > 1 else ""
+        of_replicas = f", {p.num_replicas} replicas" if p.num_replicas > 1 else ""
+        near = multiples_near(size, others * p.num_micro_batches)
+        return (
+            f"input.batch_size {size} does not divide evenly over {p.num_micro_batches} "
+            f"micro-batches (execution.num_micro_batches){of_replicas}{of_parts}; the nearest "
+            f"that do: {', '.join(map(str, near))}{fewer}"
+        )
+
+    def _indivisible(self, size: int) -> str:
+        """Returns that a batch of an input whose batches differ in size cannot be divided."""
+        return (
+            f"{self.params.num_replicas} replicas (execution.num_replicas) do not divide a batch "
+            f"of {size} examples. Batches of this input differ in size: choose 1 replica, or an "
+            "input whose batches have one size"
+        )
+
+    def _accepts(self, num_micro_batches: int) -> bool:
+        """Whether the schedule runs a number of micro-batches."""
+        del num_micro_batches
+        return True
 
     def _by_replica(self, names: list[str]) -> list[list[str]]:
         """Returns the devices of every replica, [replica][device]."""
