@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 
 from tekso.framework.costs.this_machine import THIS_MACHINE
 from tekso.framework.counting import counted
 from tekso.framework.execution.errors import ExecutionError
+from tekso.framework.execution.mesh.layouts import MeshLayout
 from tekso.framework.execution.pipeline.staged_execution import StagedExecution
 from tekso.framework.execution.pipelined import Pipelined
 from tekso.framework.execution.spmd_pipelined import SpmdPipelined
@@ -18,6 +20,7 @@ from tekso.framework.planning.layout_search import Ranked
 from tekso.framework.run import local_steps, pipeline_plan, step_plan
 from tekso.framework.run.divided_losses import Division, division_of
 from tekso.framework.run.divided_plan import DividedStep
+from tekso.framework.run.fitting_steps import enough, first_that_fits
 from tekso.framework.run.pipelined_step import pipelined
 from tekso.framework.run.step_parts import StepParts, StepPlan
 from tekso.framework.signature import Signature, num_examples
@@ -27,7 +30,7 @@ _PIPELINES: dict[str, type[StagedExecution]] = {
     "spmd_pipelined": SpmdPipelined,
 }
 _NOT_REPEATED = 1.01  # smallest redundancy of a layout by which devices repeat products
-_MICRO_BATCHES_PER_STAGE = (4, 2, 1)  # the first that divides the batch
+_PER_STAGE = 4  # micro-batches; the number that is nearest and divides the batch
 _COMPARED = 10  # layouts of the meshes of stages: of the fastest, and of those with least memory
 
 
@@ -35,6 +38,9 @@ def other_plans(
     parts: StepParts, devices: int, of_division: Callable[[Division], DividedStep]
 ) -> tuple[list[StepPlan], dict[str, str]]:
     """Returns steps of all executions over a number of devices, and why others are impossible.
+
+    A step that does not fit is planned again: with more accumulation steps, or as a pipeline with
+    more micro-batches or rematerialization.
 
     Args:
       parts: the parts of the experiment.
@@ -50,15 +56,16 @@ def other_plans(
         except ExecutionError as error:
             to[name] = str(error)
 
-    accumulation = parts.learner.params.accumulation_steps
-
     def replicas(number: int) -> StepPlan:
-        step = step_plan.data_parallel(parts, number)
-        division = division_of(parts.data_parallel, number, accumulation=accumulation)
-        return _accepted(step, of_division(division))
+        def find(count: int) -> DividedStep:
+            return of_division(division_of(parts.data_parallel, number, accumulation=count))
+
+        plan = functools.partial(step_plan.data_parallel, devices=number)
+        return _accumulated(parts, number, plan, find)
 
     def on_mesh() -> StepPlan:
-        return _accepted(_best_mesh(parts, devices), of_division(Division(1, accumulation)))
+        plan = functools.partial(_best_mesh, devices=devices)
+        return _accumulated(parts, 0, plan, lambda count: of_division(Division(1, count)))
 
     add("data_parallel", lambda: replicas(devices))
     if devices > 1:
@@ -77,6 +84,39 @@ def other_plans(
     return found, rejected
 
 
+def _accumulated(
+    parts: StepParts,
+    replicas: int,
+    plan: Callable[[StepParts], StepPlan],
+    find: Callable[[int], DividedStep],
+) -> StepPlan:
+    """Returns a step, with more accumulation steps if it does not fit, or fewer if it must.
+
+    Args:
+      parts: the parts of the experiment.
+      replicas: number of data-parallel devices; 0: a mesh.
+      plan: plans the step.
+      find: finds out whether a number of accumulation steps computes the loss of the whole batch.
+    """
+    size, own = num_examples(parts.batch), parts.learner.params.accumulation_steps
+
+    def planned(count: int) -> StepPlan:
+        step = plan(parts if count == own else parts.with_accumulation(count))
+        if count != own:
+            step = dataclasses.replace(step, name=f"{step.name}, accumulation_steps={count}")
+        return _accepted(step, find(count))
+
+    counts = [n for n in _divisors(size, 1) if size % (n * max(1, replicas)) == 0]
+    count = next((n for n in reversed(counts) if own % n == 0), own)
+    step, shards = planned(count), not replicas
+
+    def others() -> Iterator[tuple[str, StepPlan]]:
+        for n in enough(step, parts.device, count, counts, shards=shards):
+            yield f"accumulation_steps={n}", planned(n)
+
+    return first_that_fits(step, parts.device, others(), shards=shards)
+
+
 def _accepted(step: StepPlan, found: DividedStep) -> StepPlan:
     """Returns a step, with warnings about its loss.
 
@@ -88,9 +128,9 @@ def _accepted(step: StepPlan, found: DividedStep) -> StepPlan:
     return dataclasses.replace(step, notes=(*step.notes, *found.warnings))
 
 
-def _divisors(number: int) -> list[int]:
-    """Returns the divisors of a number without 1."""
-    return [n for n in range(2, number + 1) if number % n == 0]
+def _divisors(number: int, least: int = 2) -> list[int]:
+    """Returns the divisors of a number that are at least `least`, ascending."""
+    return [n for n in range(least, number + 1) if number % n == 0]
 
 
 def _ranking(parts: StepParts, batch: Signature, devices: int) -> list[Ranked]:
@@ -138,9 +178,12 @@ def _mesh_plan(parts: StepParts, ranked: Ranked) -> StepPlan:
 def _pipeline_over(
     parts: StepParts, owner: type[StagedExecution], devices: int, stages: int
 ) -> StepPlan:
-    """Returns a step of a pipeline with as many micro-batches as the batch allows."""
-    tree = _pipeline(parts, owner, stages, devices // stages)
-    return pipelined(parts, tree, simulates_memory=False)
+    """Returns a step of a pipeline."""
+
+    def plan(tree: Tree.Params) -> StepPlan:
+        return pipelined(parts, tree, simulates_memory=False)
+
+    return _pipeline(parts, owner, stages, devices // stages, plan, shards=False)
 
 
 def _stages_on_meshes(parts: StepParts, devices: int, stages: int, size: int) -> StepPlan:
@@ -149,29 +192,65 @@ def _stages_on_meshes(parts: StepParts, devices: int, stages: int, size: int) ->
     The layouts that are compared are the fastest for the whole model on one such mesh, and those
     with the least memory.
     """
-    tree = _pipeline(parts, Pipelined, stages, devices // stages // size)
-    # The accumulation steps divide this batch: the search computes a micro-batch.
-    batch = pipeline_plan.execution_of(tree).micro_batch(parts.batch, parts=1)
-    ranking = _ranking(parts, batch, size)
-    fast = sorted(ranking, key=lambda ranked: ranked.cost.seconds)[:_COMPARED]
-    small = sorted(ranking, key=lambda ranked: ranked.cost.memory.total)[:_COMPARED]
-    layouts = list(dict.fromkeys(ranked.layout for ranked in (*fast, *small)))
-    return pipelined(parts, tree, simulates_memory=False, layouts=layouts)
+
+    def layouts(tree: Tree.Params) -> list[MeshLayout]:
+        # The accumulation steps divide this batch: the search computes a micro-batch.
+        batch = pipeline_plan.execution_of(tree).micro_batch(parts.batch, parts=1)
+        ranking = _ranking(parts, batch, size)
+        fast = sorted(ranking, key=lambda ranked: ranked.cost.seconds)[:_COMPARED]
+        small = sorted(ranking, key=lambda ranked: ranked.cost.memory.total)[:_COMPARED]
+        return list(dict.fromkeys(ranked.layout for ranked in (*fast, *small)))
+
+    def plan(tree: Tree.Params) -> StepPlan:
+        return pipelined(parts, tree, simulates_memory=False, layouts=layouts(tree))
+
+    return _pipeline(parts, Pipelined, stages, devices // stages // size, plan, shards=True)
 
 
 def _pipeline(
-    parts: StepParts, owner: type[StagedExecution], stages: int, replicas: int
-) -> Tree.Params:
-    """Returns Params of a pipeline with as many micro-batches as the batch allows."""
-    size = num_examples(parts.batch) // parts.learner.params.accumulation_steps
-    micro = [stages * n for n in _MICRO_BATCHES_PER_STAGE if size % (stages * n * replicas) == 0]
-    if not micro:
+    parts: StepParts,
+    owner: type[StagedExecution],
+    stages: int,
+    replicas: int,
+    plan: Callable[[Tree.Params], StepPlan],
+    *,
+    shards: bool,
+) -> StepPlan:
+    """Returns a step of a pipeline, with the settings with which it fits, if there are any.
+
+    Args:
+      parts: the parts of the experiment.
+      owner: the execution.
+      stages: number of stages.
+      replicas: number of replicas.
+      plan: plans the step, given Params with the pipeline as the execution.
+      shards: whether the stages are on meshes.
+    """
+    size, device = num_examples(parts.batch), parts.device
+    size //= parts.learner.params.accumulation_steps
+    if size % replicas:
         raise ExecutionError(
-            f"{size} examples do not divide evenly into {stages} micro-batches of "
-            f"{counted(replicas, 'replica')}"
+            f"{size} examples do not divide evenly over {counted(replicas, 'replica')}"
         )
-    tree = parts.tree.copy()
-    tree.execution = owner.Params(
-        num_stages=stages, num_replicas=replicas, num_micro_batches=micro[0]
-    )
-    return tree
+    counts = _divisors(size // replicas, 1)
+    count = min(counts, key=lambda n: abs(math.log(n / (_PER_STAGE * stages))))
+
+    def planned(count: int, rematerialize: str) -> StepPlan:
+        tree = parts.tree.copy()
+        tree.execution = owner.Params(
+            num_stages=stages, num_replicas=replicas, num_micro_batches=count
+        ).set(rematerialize=rematerialize)
+        return plan(tree)
+
+    step = planned(count, "none")
+
+    def others() -> Iterator[tuple[str, StepPlan]]:
+        if owner is Pipelined:  # the other one saves the activations of all micro-batches
+            for n in enough(step, device, count, counts, shards=shards):
+                yield f"{n} micro-batches", planned(n, "none")
+        again = planned(count, "all")
+        yield "rematerialize=all", again
+        for n in enough(again, device, count, counts, shards=shards):
+            yield f"rematerialize=all and {n} micro-batches", planned(n, "all")
+
+    return first_that_fits(step, device, others(), shards=shards)

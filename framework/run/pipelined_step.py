@@ -230,6 +230,8 @@ def _pipelined_step(
     if figures.mesh_size > 1:
         of_stages += f" × {figures.mesh_size} devices"
     where = f"{name}, {of_stages}, {plan.num_micro_batches} micro-batches"
+    if plan.rematerialize != "none":
+        where += f", rematerialize={plan.rematerialize}"
     if figures.on_mesh is not None and figures.mesh_size > 1:
         where += f", {layout_ranking.layout_text(figures.on_mesh.layout)}"
     notes = [*_pipeline_notes(figures, device, time, dtype, shares=shares)]

@@ -75,6 +75,7 @@ def _step_record(plan: RunPlan, step: StepPlan) -> dict[str, Any]:
         "idle_share": step.idle_share,
         "collectives": [dataclasses.asdict(one) for one in step.collectives],
         "sent_bytes": int(step.sent_bytes),
+        "tried": step.tried,
         "notes": list(step.notes),
     }
 
@@ -91,7 +92,7 @@ def text(plan: RunPlan, *, width: int | None = None) -> str:
             (
                 seconds_text(step.seconds),
                 bytes_text(step.total_bytes),
-                step.name + ("" if plan.fits(step) else "  (does not fit)"),
+                step.name + _unfit(plan, step),
             )
             for step in plan.others
         ]
@@ -123,6 +124,12 @@ def _wrapped(text: str, width: int) -> list[str]:
     for line in others:
         found += textwrap.wrap(line, width, initial_indent="    ", subsequent_indent="    ")
     return found
+
+
+def _unfit(plan: RunPlan, step: StepPlan) -> str:
+    """Returns that a ranked step does not fit, and what was tried; "" if it fits."""
+    tried = f"; {step.tried}" if step.tried else ""
+    return "" if plan.fits(step) else f"  (does not fit{tried})"
 
 
 def _step(plan: RunPlan, step: StepPlan, width: int) -> list[str]:

@@ -31,6 +31,7 @@ from tekso.framework.run import (
 from tekso.framework.run.divided_losses import division_of
 from tekso.framework.run.early_stopping import early_stopping_of
 from tekso.framework.run.execution_search import other_plans
+from tekso.framework.run.fitting_steps import fits
 from tekso.framework.run.logdir import Logdir
 from tekso.framework.run.metric_choice import goal_of, metric_of
 from tekso.framework.run.step_parts import StepParts, StepPlan
@@ -89,7 +90,7 @@ class RunPlan:
 
     def fits(self, step: StepPlan) -> bool:
         """Whether a step fits into the memory of a device."""
-        return _fits(step, self.device)
+        return fits(step, self.device)
 
     @property
     def disk_bytes(self) -> int:
@@ -189,7 +190,7 @@ def plan(
         tuple(dict.fromkeys(filter(None, problems))),
         (*start.warnings, *divided.warnings),
         start.changes,
-        tuple(sorted(others, key=lambda s: (not _fits(s, parts.device), s.seconds))),
+        tuple(sorted(others, key=lambda s: (not fits(s, parts.device), s.seconds))),
         rejected,
         checkpoint_size.size_bytes(model, tree, parts.task, state.keyed()),
         tree.run.keep_last_checkpoints + start.best + 1,
@@ -218,10 +219,6 @@ def _metric_problem(parts: StepParts, *, is_valid: bool) -> str:
         return metric_names.problem(tree, parts.task, parts.batch) if is_valid else ""
     except ValueError as error:
         return str(error)
-
-
-def _fits(step: StepPlan, device: DeviceType) -> bool:
-    return step.bytes_together <= device.memory_bytes
 
 
 def _free_bytes(path: str) -> int | None:

@@ -9,6 +9,7 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from tekso.framework import schedules
 from tekso.framework.costs import graph_time, this_machine
 from tekso.framework.costs.device_types import DeviceType
 from tekso.framework.execution.base import Execution
@@ -59,6 +60,7 @@ class StepPlan:
       collectives: collectives of a device in a step, by axis and kind.
       sent_bytes: bytes that a device of a pipeline sends to other stages in a step; 0 without a
         pipeline.
+      tried: settings with which it does not fit either, of a ranked step that does not fit.
     """
 
     name: str
@@ -74,6 +76,7 @@ class StepPlan:
     shared_bytes: float | None = None
     collectives: tuple[Collective, ...] = ()
     sent_bytes: float = 0.0
+    tried: str = ""
 
     @property
     def total_bytes(self) -> float:
@@ -123,6 +126,13 @@ class StepParts:
         """Params of data-parallel execution: the defaults if the experiment has another one."""
         execution: Any = self.tree.execution
         return execution if issubclass(execution.owner, DataParallel) else DataParallel.Params()
+
+    def with_accumulation(self, steps: int) -> StepParts:
+        """Returns the parts with another number of accumulation steps."""
+        tree = self.tree.copy()
+        tree.set({"learner.accumulation_steps": steps})
+        learner = schedules.end_with_run(tree.learner, tree.run.steps).instantiate()
+        return dataclasses.replace(self, tree=tree, learner=learner)
 
     def dtype(self, execution: Execution) -> str:
         """Returns the type in which layers compute under an execution."""

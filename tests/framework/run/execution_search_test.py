@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ from planned_runs import planned, tree
 from traced_pieces import traced_once
 
 from tekso.framework import execution, registry, schedules
-from tekso.framework.costs import device_types
+from tekso.framework.costs import device_types, this_machine
 from tekso.framework.costs.this_machine import THIS_MACHINE
+from tekso.framework.execution.pipelined import Pipelined
 from tekso.framework.execution.spmd_pipelined import SpmdPipelined
 from tekso.framework.planning import layout_search
 from tekso.framework.planning.layout_search import Ranked
@@ -22,6 +24,7 @@ from tekso.framework.run import (
     local_steps,
     plan_text,
 )
+from tekso.framework.run.fitting_steps import enough, first_that_fits
 from tekso.framework.run.step_parts import StepParts, StepPlan
 
 __all__ = ["traced_once"]
@@ -74,10 +77,104 @@ def test_pipelines_as_one_program_and_on_meshes_are_ranked(
     assert "spmd_pipelined" in plan.rejected, "one reason for all numbers of stages"
 
 
-def test_a_pipeline_that_cannot_be_divided_is_rejected_with_the_reason(tmp_path: Path) -> None:
-    plan = planned(tmp_path, tree(**{"input.batch_size": 2}), num_devices=4, searches=True)
-    assert "data_parallel" in plan.rejected and plan.problem
-    assert "4 micro-batches of 1 replica" in plan.rejected["pipelined, 4 stages"]
+def test_micro_batches_divide_the_batch_also_if_they_are_no_multiple_of_the_stages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(execution_search, "_PIPELINES", {"pipelined": Pipelined})
+    plan = planned(tmp_path, tree(**{"input.batch_size": 6}), num_devices=4, searches=True)
+    names = [step.name for step in plan.others]
+    assert "data_parallel" in plan.rejected
+    assert "pipelined, 2 stages × 2 replicas, 3 micro-batches" in names
+    assert "pipelined, 4 stages × 1 replica, 6 micro-batches" in names
+    plan = planned(tmp_path, tree(**{"input.batch_size": 3}), num_devices=4, searches=True)
+    why = plan.rejected["pipelined, 2 stages"]
+    assert why == "3 examples do not divide evenly over 2 replicas"
+
+
+def with_memory(bytes_: float) -> Any:
+    return dataclasses.replace(device_types.find("cpu"), memory_bytes=bytes_)
+
+
+def ranked_in(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, bytes_: float, **settings: Any
+) -> Any:
+    """Returns the ranking on devices with a memory."""
+    monkeypatch.setattr(execution_search, "_PIPELINES", {"pipelined": Pipelined})
+    monkeypatch.setattr(layout_search, "MAX_TRIED", 40)
+    monkeypatch.setattr(this_machine, "find", lambda _: with_memory(bytes_))
+    return planned(
+        tmp_path, tree(**{"input.length": 256, **settings}), num_devices=2, searches=True
+    )
+
+
+def test_steps_that_do_not_fit_are_planned_with_settings_that_need_less_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = ranked_in(monkeypatch, tmp_path, 1e12)
+    whole = {step.name.partition(",")[0]: step for step in plan.others}
+    assert all("accumulation" not in step.name and not step.tried for step in plan.others)
+    alone = next(step for step in plan.others if step.devices == 1)
+    state = sum(alone.memory[name] for name in ("weights", "slots", "gradients"))
+    limit = state + 0.2 * (alone.total_bytes - state)
+    plan = ranked_in(monkeypatch, tmp_path, limit)
+    names = [step.name for step in plan.others if plan.fits(step)]
+    assert "data_parallel, 1 device, accumulation_steps=8" in names
+    assert "data_parallel, 2 devices, accumulation_steps=4" in names
+    (pipe,) = [step for step in plan.others if step.name.startswith("pipelined")]
+    assert plan.fits(pipe) == (not pipe.tried)
+    of_all = next(step for step in plan.others if step.name == names[0])
+    assert of_all.notes[0].startswith("without accumulation_steps=")
+    assert whole["data_parallel"].memory["weights"] == of_all.memory["weights"]
+    plan = ranked_in(monkeypatch, tmp_path, 0.5 * state)
+    assert not any(plan.fits(step) for step in plan.others)
+    text = " ".join(plan_text.text(plan).split())
+    assert "(does not fit; weights, slots and gradients alone: " in text
+    assert {one["tried"] != "" for one in plan_text.record(plan)["others"]} == {True}
+
+
+def test_a_pipeline_that_does_not_fit_recomputes_or_has_more_micro_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def pipeline(bytes_: float) -> StepPlan:
+        plan = ranked_in(monkeypatch, tmp_path, bytes_, **{"input.batch_size": 16})
+        return next(step for step in plan.others if step.name.startswith("pipelined"))
+
+    name = "pipelined, 2 stages × 1 replica, "
+    first = pipeline(1e12)
+    assert first.name == f"{name}8 micro-batches"
+    more = pipeline(0.9 * first.bytes_together)
+    assert more.name == f"{name}16 micro-batches" and more.total_bytes < first.total_bytes
+    assert more.notes[0].startswith("without 16 micro-batches: ")
+    again = pipeline(0.99 * more.bytes_together)
+    assert "rematerialize=all" in again.name and again.total_bytes < more.total_bytes
+    assert again.flops >= first.flops
+
+
+def test_what_was_tried_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = with_memory(10.0)
+    state = {"weights": 2.0}
+
+    def step(activations: float) -> StepPlan:
+        return StepPlan("s", 1, {**state, "activations": activations}, 0.0, 1.0)
+
+    def others() -> Iterator[tuple[str, StepPlan]]:
+        yield "a=2", step(20.0)
+        yield "a=4", step(fitting)
+        raise AssertionError("no more are planned than needed")
+
+    fitting = 8.0
+    found = first_that_fits(step(40.0), device, others(), shards=False)
+    assert found.total_bytes == 10.0 and found.notes == ("without a=4: 42 B of memory",)
+    tried = first_that_fits(step(40.0), device, list(others_until(step)), shards=False)
+    assert tried.total_bytes == 42.0 and tried.tried == "tried: a=2, a=4"
+    assert enough(step(40.0), device, 1, [1, 2, 4, 8, 16], shards=False) == [8, 16]  # 9 - 2 of 40
+    assert enough(step(40.0), device, 2, [1, 2, 4, 8], shards=False) == []
+    assert enough(step(40.0), device, 2, [1, 2, 4, 8], shards=True) == [8]
+
+
+def others_until(step: Any) -> Iterator[tuple[str, StepPlan]]:
+    yield "a=2", step(20.0)
+    yield "a=4", step(9.0)
 
 
 def test_a_mesh_that_shards_no_product_is_not_ranked(tmp_path: Path) -> None:

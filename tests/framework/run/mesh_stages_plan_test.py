@@ -72,11 +72,9 @@ def searched(
     """Returns the pipelines over a number of devices, and why others are impossible."""
     monkeypatch.setattr(layout_search, "MAX_TRIED", 200)
     monkeypatch.setattr(execution_search, "_PIPELINES", {"pipelined": Pipelined})
-    monkeypatch.setattr(execution_search.step_plan, "data_parallel", lambda *_: None)
-    monkeypatch.setattr(execution_search, "_accepted", lambda *_: None)
-    monkeypatch.setattr(execution_search, "_best_mesh", lambda *_: None)
+    monkeypatch.setattr(execution_search, "_accumulated", lambda *_: None)
     steps, rejected = execution_search.other_plans(
-        parts_of(found, device_types.find("v100")), devices, lambda _: DividedStep()
+        parts_of(found, device_types.find("v100")), devices, lambda *_: DividedStep()
     )
     return [step for step in steps if step is not None], rejected
 
@@ -110,12 +108,10 @@ def test_a_product_that_no_layout_divides_is_listed_with_the_reason(
 ) -> None:
     # 3 divides no dim of the model, and a micro-batch has two rows.
     steps, rejected = searched(monkeypatch, tree(16), 6)
-    assert steps == []
+    assert ["3 stages" in step.name or "6 stages" in step.name for step in steps] == [True] * 3
     products = {name: why for name, why in rejected.items() if "on meshes of" in name}
     assert products == {
         "pipelined, 2 stages on meshes of 3 devices": "no layout over 3 devices divides the step",
-        "pipelined, 3 stages on meshes of 2 devices": "16 examples do not divide evenly into 3 "
-        "micro-batches of 1 replica",
     }
 
 

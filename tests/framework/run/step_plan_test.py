@@ -122,7 +122,7 @@ def test_a_mesh_refuses_loops_of_tensorflow_as_training_does() -> None:
     reason = r"recurrent_tasks.py:\d+: return tf.while_loop.*: EmptyTensorList: .*Write ops.scan"
     with pytest.raises(ExecutionError, match=f"for execution.mesh 'data:2', .*{reason}"):
         step_plan.priced(parts, layout, "float32")
-    steps, rejected = execution_search.other_plans(parts, 2, lambda _: DividedStep())
+    steps, rejected = execution_search.other_plans(parts, 2, lambda *_: DividedStep())
     assert [step.devices for step in steps] == [2, 1]
     assert re.search(reason, rejected["mesh_sharded"])
 
