@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from tekso.framework import files
 from tekso.framework.input.sources import Source
-from tekso.framework.input.splits import files_param, part, split_of
+from tekso.framework.input.splits import Split, files_param, part, split_of
 from tekso.framework.input.text_files import FileChoice
 from tekso.framework.params import param
 
@@ -44,6 +44,11 @@ class RecordFiles(Source):
         )
 
     format_name: ClassVar[str]
+
+    @classmethod
+    def unset(cls, params: Any, split: Split) -> str:
+        """See `Source`."""
+        return FileChoice.unset(params, split)
 
     def describe(self) -> str:
         """Returns a short description of the collection."""

@@ -49,6 +49,15 @@ class Source(Configurable):
             limit_name=self.params.path_of("max_skipped"),
         )
 
+    @classmethod
+    def unset(cls, params: Any, split: Split) -> str:
+        """Returns which setting is empty without which the split has no data, or ""; reads nothing.
+
+        A subclass that has such settings raises an InputError with this text when it is built.
+        """
+        del params, split
+        return ""
+
     def __len__(self) -> int:
         """Number of records, including malformed ones that have not been detected yet."""
         raise NotImplementedError

@@ -67,6 +67,11 @@ class TextFiles(TextRanges):
         else:
             self.texts = file_texts(choice.paths, self._range, skips=self.skips)
 
+    @classmethod
+    def unset(cls, params: Any, split: Split) -> str:
+        """See `Source`."""
+        return FileChoice.unset(params, split)
+
     def describe(self) -> str:
         """Returns a short description of the collection."""
         return f"text files {self.params.get(files_param(self.params, self.split))}"
@@ -111,6 +116,14 @@ class FileChoice:
         self.test_fraction = test_fraction
 
     @staticmethod
+    def unset(params: Any, split: Split) -> str:
+        """Returns that neither `files` nor files of the split are set, or ""."""
+        if params.files or {"train": "", "dev": params.dev_files, "test": params.test_files}[split]:
+            return ""
+        path = params.path_of("files")
+        return f"{path} is empty: set the files to read, as in --set {path}='FOLDER/*'"
+
+    @staticmethod
     def of(params: Any, split: Split) -> FileChoice:
         """Reads files, dev_files, test_files, dev_fraction and test_fraction of the Params.
 
@@ -119,12 +132,9 @@ class FileChoice:
           InputError: no files are given, or the split has no data.
           ValueError: a fraction is out of range.
         """
+        if why := FileChoice.unset(params, split):
+            raise InputError(why)
         own = {"train": "", "dev": params.dev_files, "test": params.test_files}
-        if not params.files and not own[split]:
-            path = params.path_of("files")
-            raise InputError(
-                f"{path} is empty: set the files to read, as in --set {path}='FOLDER/*'"
-            )
         check_fractions(params)
         if own[split]:
             name = params.path_of(f"{split}_files")

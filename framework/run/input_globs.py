@@ -2,11 +2,37 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tekso.framework.experiment import Tree
+from tekso.framework.input.sources import Source
+from tekso.framework.params import Params
 from tekso.framework.params import tree as params_tree
 
 TRAINING = "input"
 """Path of the training input."""
+
+
+def unset(tree: Tree.Params) -> list[str]:
+    """Returns which settings of the sources are empty without which there is no data."""
+    roots = {TRAINING: tree.input}
+    roots |= {f"eval_inputs.{name}": params for name, params in tree.eval_inputs.items()}
+    found = []
+    for root, node in roots.items():
+        inputs = [(root, node), *((path, value) for path, value, _ in params_tree.walk(node, root))]
+        replaced = {f"{path}.corpus" for path, one in inputs if _has_files(one)}
+        split: Any = node.get("split") if "split" in node else "train"
+        for path, params in inputs:
+            owner = getattr(type(params), "owner", None)
+            if path not in replaced and isinstance(owner, type) and issubclass(owner, Source):
+                found.append(owner.unset(params, split))
+    return [one for one in dict.fromkeys(found) if one]
+
+
+def _has_files(node: Any) -> bool:
+    """Whether an input reads its own `files` instead of its corpus."""
+    has_both = isinstance(node, Params) and "corpus" in node and "files" in node
+    return has_both and bool(node.get("files"))
 
 
 def of_inputs(tree: Tree.Params) -> dict[str, str]:

@@ -24,6 +24,7 @@ from tekso.framework.run import (
     batch_kinds,
     checkpoint_size,
     divided_plan,
+    input_globs,
     inspection,
     metric_names,
     run_start,
@@ -179,7 +180,8 @@ def plan(
     specs = parts.task.specs()
     state = State(specs, parts.learner.slots(specs))
     start = run_start.find(tree, state, Logdir(logdir))
-    problems = [*invalid, *run_start.missing_files(tree), *start.problems]
+    problems = [*invalid, *input_globs.unset(tree), *run_start.missing_files(tree)]
+    problems += start.problems
     problems.append(_metric_problem(parts, is_valid=not invalid))
     return RunPlan(
         model,

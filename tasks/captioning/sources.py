@@ -187,13 +187,19 @@ class SplitCaptionFiles(SplitFiles, CaptionFiles):
         """Returns a short description of the collection."""
         return f"captions of {self.file or type(self).__name__}"
 
+    @classmethod
+    def unset(cls, params: Any, split: Split) -> str:
+        """See `Source`."""
+        own = "" if split == "train" else params.get(f"{split}_file")
+        return "" if params.file or own else f"{params.path_of('file')} is empty: set {cls.kind}"
+
     def _hint(self) -> str:
         return self.why_empty()
 
     def _records(self, split: Split) -> Iterable[tuple[str, Sequence[Caption]]]:
         p, path = self.params, self.file
-        if not path:
-            raise InputError(f"{p.path_of('file')} is empty: set {self.kind}")
+        if why := self.unset(p, split):
+            raise InputError(why)
         try:
             data = files.read(path)
         except FileNotFoundError as error:

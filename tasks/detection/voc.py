@@ -59,18 +59,26 @@ class VocBoxes(BoxSource):
     package = ""
     """Sentence that says where to get the files; for errors."""
 
+    @classmethod
+    def unset(cls, params: Any, split: Split) -> str:
+        """See `Source`."""
+        if not params.classes or (params.tile is not None and params.tile < 1):
+            return (
+                f"{params.path_of('classes')} is {list(params.classes)} and tile is {params.tile}: "
+                "name the classes, and let a tile have at least 1 pixel"
+            )
+        name = "files" if split == "train" else f"{split}_files"
+        if params.get(name):
+            return ""
+        return f"{params.path_of(name)} is empty: name the XML files of the split {split}"
+
     def __init__(self, params: Any, *, split: Split = "train") -> None:
         super().__init__(params, split=split)
         p = self.params
-        if not p.classes or (p.tile is not None and p.tile < 1):
-            raise InputError(
-                f"{p.path_of('classes')} is {list(p.classes)} and tile is {p.tile}: name the "
-                "classes, and let a tile have at least 1 pixel"
-            )
+        if why := self.unset(p, split):
+            raise InputError(why)
         self.class_names = tuple(p.classes)
         name = "files" if split == "train" else f"{split}_files"
-        if not p.get(name):
-            raise InputError(f"{p.path_of(name)} is empty: name the XML files of the split {split}")
         self._tiles = [
             tile
             for pattern in p.get(name)

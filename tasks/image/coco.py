@@ -51,11 +51,17 @@ class CocoFiles(SplitFiles):
     contents = "images"
     """What the file is read for, as `describe` says."""
 
+    @classmethod
+    def unset(cls, params: Any, split: Split) -> str:
+        """See `Source`."""
+        if params.file:
+            return ""
+        return f"{params.path_of('file')} is empty: set a JSON file in COCO's format"
+
     def __init__(self, params: Any, *, split: Split = "train") -> None:
         super().__init__(params, split=split)
-        p = self.params
-        if not p.file:
-            raise InputError(f"{p.path_of('file')} is empty: set a JSON file in COCO's format")
+        if why := self.unset(self.params, split):
+            raise InputError(why)
         found = _parsed(self.file)
         chosen = [i for i, name in enumerate(found.names) if self.takes(name)]
         try:

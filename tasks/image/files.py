@@ -39,13 +39,18 @@ class ImageFolders(SplitFolders, ImageSource):
 
         folder: str = param("Training images: a folder with one folder per class.", default="")
 
+    @classmethod
+    def unset(cls, params: Any, split: Split) -> str:
+        """See `Source`."""
+        if params.folder:
+            return ""
+        return f"{params.path_of('folder')} is empty: set a folder with a folder per class"
+
     def __init__(self, params: Any, *, split: Split = "train") -> None:
         super().__init__(params, split=split)
         p = self.params
-        if not p.folder:
-            raise InputError(
-                f"{p.path_of('folder')} is empty: set a folder with a folder per class"
-            )
+        if why := self.unset(p, split):
+            raise InputError(why)
         own, known = self.own, self._classes(p.folder, "folder")
         self.class_names = tuple(known)
         there = self._classes(own, f"{split}_folder") if own else known

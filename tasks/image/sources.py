@@ -131,17 +131,24 @@ class ImageArrays(ImageSource):
         self._weights = as_weights(what, found[WEIGHTS], self.labels) if self.has_weights else None
         self.class_names = tuple(self.params.classes) or self.class_names
 
+    @classmethod
+    def unset(cls, params: Any, split: Split) -> str:
+        """See `Source`."""
+        own = {"train": "", "dev": params.dev_file, "test": params.test_file}[split]
+        if params.file or own or cls.load is not ImageArrays.load:
+            return ""
+        path = params.path_of("file")
+        return f"{path} is empty: set the .npz file to read, or override load()"
+
     def load(self, split: Split) -> Mapping[str, Any]:
         """Returns {"images": array, "labels": array} of a split, the same in every call.
 
         A subclass may also return "weights".
         """
+        if why := ImageArrays.unset(self.params, split):
+            raise InputError(why)
         p = self.params
         own = {"train": "", "dev": p.dev_file, "test": p.test_file}[split]
-        if not p.file and not own:
-            raise InputError(
-                f"{p.path_of('file')} is empty: set the .npz file to read, or override load()"
-            )
         if own:
             return _read_npz(own)
         check_fractions(p)

@@ -34,6 +34,14 @@ class PairFiles(LinePairs):
         given = self.params.get(files_param(self.params, self.split))
         return f"{type(self).__name__} files {given}"
 
+    @classmethod
+    def unset(cls, params: Any, split: Split) -> str:
+        """See `Source`."""
+        path = params.path_of(name := files_param(params, split))
+        if params.get(name):
+            return ""
+        return f"{path} is empty: set the files with the pairs, as in --set {path}='pairs/*'"
+
     def _choose(self, split: Split) -> tuple[list[tuple[str, ...]], float, float]:
         p = self.params
         self.languages = self.languages_of(p)
@@ -44,12 +52,9 @@ class PairFiles(LinePairs):
             test_has_files=bool(p.test_files),
             what=f"{split}_files",
         )
+        if why := self.unset(p, split):
+            raise InputError(why)
         name = files_param(p, split)
-        if not p.get(name):
-            raise InputError(
-                f"{p.path_of(name)} is empty: set the files with the pairs, as in --set "
-                f"{p.path_of(name)}='pairs/*'"
-            )
         paths = files.glob(p.get(name), what=p.path_of(name))
         return [(path,) for path in paths], dev, test
 

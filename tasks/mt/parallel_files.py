@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from tekso.framework import files
 from tekso.framework.input.errors import InputError
@@ -43,8 +44,21 @@ class ParallelFiles(LinePairs):
 
     def describe(self) -> str:
         """Returns a short description of the source."""
-        source, target = (self.params.get(name) for name in self._names(self.split))
+        source, target = (self.params.get(name) for name in _names(self.params, self.split))
         return f"parallel files {source} and {target}"
+
+    @classmethod
+    def unset(cls, params: Any, split: Split) -> str:
+        """See `Source`."""
+        names = _names(params, split)
+        for name in names:
+            if not params.get(name):
+                return (
+                    f"{params.path_of(name)} is empty: set the files of both sides, as in --set "
+                    f"{params.path_of(names[0])}='train.en' "
+                    f"--set {params.path_of(names[1])}='train.de'"
+                )
+        return ""
 
     def _choose(self, split: Split) -> tuple[list[tuple[str, ...]], float, float]:
         p = self.params
@@ -55,13 +69,9 @@ class ParallelFiles(LinePairs):
             test_has_files=bool(p.test_source_files or p.test_target_files),
             what=f"{split}_source_files",
         )
-        names = self._names(split)
-        for name in names:
-            if not p.get(name):
-                raise InputError(
-                    f"{p.path_of(name)} is empty: set the files of both sides, as in --set "
-                    f"{p.path_of(names[0])}='train.en' --set {p.path_of(names[1])}='train.de'"
-                )
+        if why := self.unset(p, split):
+            raise InputError(why)
+        names = _names(p, split)
         sides = [_in_order(p.get(name), what=p.path_of(name)) for name in names]
         if len(sides[0]) != len(sides[1]):
             raise InputError(
@@ -71,13 +81,6 @@ class ParallelFiles(LinePairs):
             )
         return list(zip(*sides, strict=True)), dev, test
 
-    def _names(self, split: Split) -> list[str]:
-        """Returns the names of the Params with the files of a split: of its source and target."""
-        p = self.params
-        own = {"train": "", "dev": "dev_", "test": "test_"}[split]
-        is_own = bool(own and (p.get(f"{own}source_files") or p.get(f"{own}target_files")))
-        return [f"{own if is_own else ''}{side}_files" for side in ("source", "target")]
-
     def _pair(self, lines: Sequence[bytes], origins: Sequence[Origin], where: str) -> Pair:
         source, target = (
             text_of(line, origin, where) for line, origin in zip(lines, origins, strict=True)
@@ -86,6 +89,13 @@ class ParallelFiles(LinePairs):
 
     def _source_of(self, line: bytes) -> bytes:
         return line
+
+
+def _names(params: Any, split: Split) -> list[str]:
+    """Returns the names of the Params with the files of a split: of its source and target."""
+    own = {"train": "", "dev": "dev_", "test": "test_"}[split]
+    is_own = bool(own and (params.get(f"{own}source_files") or params.get(f"{own}target_files")))
+    return [f"{own if is_own else ''}{side}_files" for side in ("source", "target")]
 
 
 def _in_order(text: str, *, what: str) -> list[str]:

@@ -65,14 +65,21 @@ class SplitFolder(SplitFolders):
     unit: str
     """What the files are, for errors."""
 
+    @classmethod
+    def unset(cls, params: Any, split: Split) -> str:
+        """See `Source`."""
+        if params.folder and params.classes:
+            return ""
+        return (
+            f"{params.path_of('folder')} is {params.folder!r} and classes is "
+            f"{list(params.classes)}: set a folder {cls.contents}, and name the classes"
+        )
+
     def __init__(self, params: Any, *, split: Split = "train") -> None:
         super().__init__(params, split=split)
         p = self.params
-        if not p.folder or not p.classes:
-            raise InputError(
-                f"{p.path_of('folder')} is {p.folder!r} and classes is {list(p.classes)}: set a "
-                f"folder {self.contents}, and name the classes"
-            )
+        if why := self.unset(p, split):
+            raise InputError(why)
         self.class_names = tuple(p.classes)
         self.root = self.own or p.folder
 

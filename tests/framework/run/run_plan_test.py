@@ -18,10 +18,12 @@ from tekso.framework import registry, schedules
 from tekso.framework.costs import stored_speeds
 from tekso.framework.costs.stored_speeds import Condition
 from tekso.framework.execution.errors import ExecutionError
+from tekso.framework.input.errors import InputError
 from tekso.framework.run import (
     checkpoint_files,
     checkpoint_size,
     divided_plan,
+    input_globs,
     inspection,
     plan_text,
     run_start,
@@ -30,6 +32,8 @@ from tekso.framework.run.checkpoint_description import Description
 from tekso.framework.run.divided_losses import Division
 from tekso.framework.state import State
 from tekso.framework.warm_start import WarmStart
+from tekso.tasks.detection.voc import VocBoxes
+from tekso.tasks.image.sources import ImageArrays
 
 
 def test_state_and_checkpoint_have_the_bytes_of_weights_and_two_slots(tmp_path: Path) -> None:
@@ -276,6 +280,42 @@ def test_globs_that_match_no_file_are_problems(tmp_path: Path) -> None:
     pairs.set({"input.corpus.target_files": missing, "input.corpus.test_source_files": missing})
     (problem,) = run_start.missing_files(pairs)  # there is no evaluation of the split test
     assert problem.startswith("input.corpus.target_files: nothing matches")
+
+
+@pytest.mark.parametrize(
+    ("key", "path"),
+    [
+        ("lm.text_files.Bytes", "input.corpus.files"),
+        ("mt.text_files.Base", "input.corpus.source_files"),
+    ],
+)
+def test_files_that_are_not_set_are_a_problem_as_in_training(
+    tmp_path: Path, key: str, path: str
+) -> None:
+    found = registry.get(key)().tree()
+    (problem,) = input_globs.unset(found)
+    assert problem.startswith(f"{path} is empty: set the files ")
+    assert planned(tmp_path, found).problems == [problem]
+    with pytest.raises(InputError) as caught:
+        found.input.instantiate(seed=0)
+    assert str(caught.value) == problem
+    name = "input.files" if "input.files" in found else path  # `files` replaces the corpus
+    found.set({name: str(tmp_path / "a.txt")})
+    assert not any(one.startswith(path) for one in input_globs.unset(found))
+
+
+def test_settings_of_a_source_count_only_if_it_would_refuse_them() -> None:
+    class Own(ImageArrays):
+        def load(self, split: Any) -> Any:
+            return {}
+
+    assert Own.unset(Own.Params(), "train") == ""
+    assert ImageArrays.unset(ImageArrays.Params(), "train").startswith(
+        "file is empty: set the .npz"
+    )
+    assert ImageArrays.unset(ImageArrays.Params(dev_file="a.npz"), "dev") == ""
+    assert "name the classes" in VocBoxes.unset(VocBoxes.Params(), "train")
+    assert "test_files is empty" in VocBoxes.unset(VocBoxes.Params(classes=["a"]), "test")
 
 
 def test_a_wrong_metric_of_the_best_checkpoint_is_a_problem(tmp_path: Path) -> None:
