@@ -54,9 +54,19 @@ def _flag_error(values: flags.FlagValues, error: flags.Error) -> str:
         text = str(error).replace("\n", " ")
         text = re.sub(r"invalid literal for int\(\).*", "expected a whole number", text)
         return re.sub(r"could not convert string to float.*", "expected a number", text)
-    close = close_matches(error.flagname, list(values), count=2)
+    close = flags_with_value(values, error.flagname)
+    close = close or close_matches(error.flagname, list(values), count=2)
     hint = f"; did you mean {' or '.join(f'--{name}' for name in close)}?" if close else ""
     return f"there is no flag --{error.flagname}{hint}"
+
+
+def flags_with_value(values: flags.FlagValues, value: str) -> list[str]:
+    """Returns "format=json" for "json": the flags that have a word as one of their values."""
+    return [
+        f"{name}={value}"
+        for name in values
+        if value in (getattr(values[name].parser, "enum_values", None) or ())
+    ]
 
 
 def help_text(

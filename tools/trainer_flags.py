@@ -315,7 +315,8 @@ def _setting_for_flag(words: Sequence[str]) -> str:
             continue
         if found := other_frameworks.hint(name):
             return f"there is no flag --{name}; {found}; --help lists the flags"
-        if close_matches(name, list(FLAGS), count=1, cutoff=0.8):
+        is_value = command_flags.flags_with_value(FLAGS, name)
+        if is_value or close_matches(name, list(FLAGS), count=1, cutoff=0.8):
             break
         start = f"there is no flag --{name}; settings of the experiment are set by --set"
         if name.replace("-", "_") in ("learning_rate", "lr"):

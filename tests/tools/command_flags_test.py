@@ -33,3 +33,12 @@ def test_programs_answer_help_and_reject_unknown_flags(
 
 def test_all_programs_are_tested() -> None:
     assert {"trainer", "pipeline_memory", "plan_accuracy", "catalogue"} <= {*PROGRAMS}
+
+
+@pytest.mark.parametrize("program", ["trainer", "benchmark"])
+def test_a_value_in_the_place_of_a_flag_names_the_flag(
+    program: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main = importlib.import_module(f"tekso.tools.{program}").main
+    assert main([program, "--json"]) == ExitCode.WRONG_USAGE
+    assert "there is no flag --json; did you mean --format=json?" in capsys.readouterr().err
