@@ -229,7 +229,10 @@ def _pipelined_step(
     of_stages = f"{len(figures.stages)} stages × {counted(plan.num_replicas, 'replica')}"
     if figures.mesh_size > 1:
         of_stages += f" × {figures.mesh_size} devices"
-    where = f"{name}, {of_stages}, {plan.num_micro_batches} micro-batches"
+    count = str(plan.num_micro_batches)
+    if execution.batches_differ and plan.num_micro_batches < execution.params.num_micro_batches:
+        count = f"at most {execution.params.num_micro_batches}"
+    where = f"{name}, {of_stages}, {count} micro-batches"
     if plan.rematerialize != "none":
         where += f", rematerialize={plan.rematerialize}"
     if figures.on_mesh is not None and figures.mesh_size > 1:
