@@ -182,21 +182,22 @@ def _forward(plan: RunPlan) -> list[str]:
 def _run(plan: RunPlan, width: int) -> list[str]:
     done = plan.resumes_from or 0
     left = max(0, plan.steps - done)
-    how = (
-        f"a new run in {plan.logdir}"
-        if plan.resumes_from is None
-        else f"resumes from step {done} in {plan.logdir}"
-    )
+    count = plan.existing_checkpoints
+    if plan.resumes_from is not None:
+        how = f"resumes from step {done} in {plan.logdir}: {left} steps are left"
+    elif count:
+        how = f"none, because no checkpoint in {plan.logdir} can be read"
+    else:
+        how = f"a new run in {plan.logdir}: {left} steps are left"
     time = []
-    if plan.step is not None:
+    if plan.step is not None and (plan.resumes_from is not None or not count):
         about = duration(left * plan.step.seconds)
         time.append(f"              about {about}, without start, compilation and evaluations")
-    count = plan.existing_checkpoints
     existing = f", {count} {'exists' if count == 1 else 'exist'}" if count else ""
     free = "" if plan.free_bytes is None else f"; {bytes_text(plan.free_bytes)} are free"
     said = [*plan.warnings, *(f"changed since then: {line}" for line in plan.changes)]
     return [
-        f"run         {how}: {left} steps are left",
+        f"run         {how}",
         *time,
         *(
             line

@@ -216,6 +216,8 @@ def test_a_damaged_checkpoint_is_skipped(tmp_path: Path) -> None:
     os.truncate(data, 100)
     plan = planned(tmp_path, logdir=str(tmp_path))
     assert plan.resumes_from is None and "are damaged" in plan.problems[0]
+    shown = " ".join(plan_text.text(plan).split())
+    assert "run none, because no checkpoint in " in shown and "new run" not in shown
 
 
 @pytest.mark.parametrize(
