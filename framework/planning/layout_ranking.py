@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import textwrap
 from collections.abc import Sequence
@@ -141,7 +142,10 @@ def reasons(ranked: Ranked) -> list[str]:
     worth = [e for e in cost.collectives if e.seconds >= _WORTH_SAYING * cost.seconds]
     found += [f"{collective_text(e)}, {seconds_text(e.seconds)}" for e in worth]
     if not worth:
-        found.append("has almost no communication")
+        others = math.fsum(e.seconds for e in cost.collectives)
+        found.append(
+            f"communicates for {seconds_text(others)}" if others else "has no communication"
+        )
     if cost.update_s >= _WORTH_SAYING * cost.seconds:
         found.append(f"updates the weights in {seconds_text(cost.update_s)}")
     if ranked.place > 1:

@@ -19,8 +19,9 @@ from tekso.framework.execution.mesh.layouts import LayoutError, MeshLayout, Mesh
 from tekso.framework.planning import layout_ranking, layout_search
 from tekso.framework.planning.cost_model import CostModel
 from tekso.framework.planning.layout_search import Ranked
+from tekso.framework.planning.rings import GRADIENTS, CollectiveCost
 from tekso.framework.run import inspection
-from tekso.framework.units import bytes_text
+from tekso.framework.units import bytes_text, seconds_text
 
 __all__ = ["traced_once"]
 
@@ -270,7 +271,12 @@ def test_a_third_axis_is_used_where_it_is_faster() -> None:
 def test_single_device_has_one_layout() -> None:
     (only,) = layout_search.rank(*tiny(), num_devices=1, device="cpu")
     assert (str(only.layout.rules), only.cost.collectives) == ("", ())
-    assert "has almost no communication" in layout_ranking.reasons(only)
+    assert "has no communication" in layout_ranking.reasons(only)
+    seconds = only.cost.seconds / 500
+    little = CollectiveCost("all-reduce", ("data",), GRADIENTS, 1, 8.0, 8.0, seconds)
+    cost = dataclasses.replace(only.cost, collectives=(little, little))
+    found = layout_ranking.reasons(dataclasses.replace(only, cost=cost))
+    assert f"communicates for {seconds_text(2 * seconds)}" in found
 
 
 @pytest.mark.slow
