@@ -18,6 +18,7 @@ import fcntl
 import os
 import re
 import shlex
+import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -196,14 +197,16 @@ class Logdir:
             )
 
     def problem(self) -> str:
-        """Returns why the logdir cannot be created, because a file is in its place; "" if not."""
+        """Returns why the logdir cannot be created where it should be; "" if it can."""
         place = os.path.abspath(self.path)
         if not files.is_local(self.path):
             return ""
         while not os.path.lexists(place):
             place = os.path.dirname(place)
         if os.path.isdir(place):
-            return ""
+            if place == os.path.abspath(self.path) or shutil.disk_usage(place).total:
+                return ""
+            return f"{self.path} cannot be created: {place} is a file system without a disk"
         what = "it" if place == os.path.abspath(self.path) else place
         return f"{self.path} cannot be a logdir: {what} is a file"
 

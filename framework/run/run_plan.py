@@ -231,6 +231,7 @@ def _free_bytes(path: str) -> int | None:
     while not os.path.exists(folder):
         folder = os.path.dirname(folder)
     try:
-        return shutil.disk_usage(folder).free
+        found = shutil.disk_usage(folder)
+        return found.free if found.total else None
     except OSError:
         return None

@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import processes
 import pytest
@@ -97,6 +99,14 @@ def test_a_file_in_place_of_the_logdir_is_named(tmp_path: Path) -> None:
     with pytest.raises(LogdirError, match=message):
         Logdir(str(tmp_path / "file" / "run")).claim("lm.some.Model")
     assert Logdir(str(tmp_path / "new" / "run")).problem() == Logdir(str(tmp_path)).problem() == ""
+
+
+def test_a_file_system_without_a_disk_has_no_logdir(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(total=0, free=0))  # /proc
+    why = f"{tmp_path} is a file system without a disk"
+    assert Logdir(f"{tmp_path}/new").problem() == f"{tmp_path}/new cannot be created: {why}"
 
 
 CLAIM = """
