@@ -47,8 +47,8 @@ def check_examples(trial: Trial, inputs: Mapping[str, Input]) -> list[str]:
             what = what.replace("{}", "ctx.collect_metric")
             warnings.append(
                 f"{path}: {what} counts padding examples, which only fill up a batch: {how}. Omit "
-                f"them in the layer, or set {path}.batch_size to a divisor of the number of "
-                "examples"
+                "them in the layer (one of Tekso that takes `is_token` does it if it is given), or "
+                f"set {path}.batch_size to a divisor of the number of examples"
             )
             break
     return warnings
