@@ -33,7 +33,7 @@ from tekso.framework.execution.replica_context import ReplicaContext
 from tekso.framework.input.input import Input
 from tekso.framework.layer import Layer
 from tekso.framework.params import Params
-from tekso.framework.run.loss_sums import LossError
+from tekso.framework.run.loss_causes import LossError
 from tekso.framework.run.loss_trial import (
     Batch,
     Trial,

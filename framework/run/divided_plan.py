@@ -13,7 +13,7 @@ import tensorflow as tf
 from tekso.framework.experiment import Tree
 from tekso.framework.run import divided_losses, loss_check
 from tekso.framework.run.divided_losses import Division
-from tekso.framework.run.loss_sums import LossError
+from tekso.framework.run.loss_causes import LossError
 from tekso.framework.run.loss_trial import Trial
 from tekso.framework.task import Task
 from tekso.framework.theta import flatten

@@ -52,7 +52,8 @@ from tekso.framework.path_patterns import listed
 from tekso.framework.run import bucket_check, divided_losses, padding_check
 from tekso.framework.run.divided_losses import UNDIVIDED, Division
 from tekso.framework.run.label_limits import LabelLimit
-from tekso.framework.run.loss_sums import LossError, check_draws, check_is_sum
+from tekso.framework.run.loss_causes import LossError
+from tekso.framework.run.loss_sums import check_draws, check_is_sum
 from tekso.framework.run.loss_trial import (
     Batch,
     Trial,

@@ -20,7 +20,7 @@ from tekso.framework.optimizers.sgd import Momentum
 from tekso.framework.params import Params
 from tekso.framework.run import divided_losses, loss_check
 from tekso.framework.run.divided_losses import Division
-from tekso.framework.run.loss_sums import LossError
+from tekso.framework.run.loss_causes import LossError
 from tekso.framework.run.loss_trial import Trial
 from tekso.framework.run.session import Session
 from tekso.framework.schedules import Constant

@@ -16,7 +16,7 @@ from tekso.framework.draws import DrawError
 from tekso.framework.input.errors import InputError
 from tekso.framework.pieces import LOSS_SUM, METRICS, Piece
 from tekso.framework.run import loss_check, loss_trial
-from tekso.framework.run.loss_sums import LossError
+from tekso.framework.run.loss_causes import LossError
 from tekso.framework.task import LossSums
 
 

@@ -12,7 +12,8 @@ from wrong_losses import Points, Squares, check
 
 from tekso.framework.context import StepContext
 from tekso.framework.foreign_variables import ForeignVariableError
-from tekso.framework.run.loss_sums import LossError, check_is_sum
+from tekso.framework.run.loss_causes import LossError
+from tekso.framework.run.loss_sums import check_is_sum
 from tekso.framework.run.loss_trial import Trial, TrialSums
 from tekso.framework.task import LossSums
 from tekso.framework.theta import flatten

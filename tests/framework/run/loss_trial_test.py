@@ -19,7 +19,7 @@ from tekso.framework.learner import Learner
 from tekso.framework.optimizers.sgd import SGD
 from tekso.framework.params import param
 from tekso.framework.run import loss_check, loss_trial
-from tekso.framework.run.loss_sums import LossError
+from tekso.framework.run.loss_causes import LossError
 from tekso.framework.run.loss_trial import Trial, different_repetition
 from tekso.framework.schedules import Constant
 from tekso.framework.task import LossSums, Task
