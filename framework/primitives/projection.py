@@ -39,7 +39,8 @@ def project(
     if x.shape[x.shape.rank - num_contracted :] != inner:
         raise ValueError(
             f"project: the last {num_contracted} dims of x {x.shape} are not the first dims of "
-            f"w {w.shape}"
+            f"w {w.shape}; the first dim of w is the input_dim of a layer such as Linear. Dim 0 of "
+            "x may be below batch_size, because a step computes a batch in parts"
         )
     leading = x.shape[: x.shape.rank - num_contracted]
     k, n = math.prod(inner), math.prod(outer)

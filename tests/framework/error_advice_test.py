@@ -287,3 +287,12 @@ def test_a_projection_of_a_tensor_without_a_shape_is_told_to_give_it_one() -> No
         tf.function(lambda x: layer.fprop(theta, x, StepContext())).get_concrete_function(
             tf.TensorSpec(None)
         )
+
+
+def test_a_projection_of_another_size_names_input_dim_and_parts_of_a_batch() -> None:
+    layer = Linear.Params(input_dim=2, output_dim=3).instantiate()
+    what = (
+        r"^project: .* x \(5, 4\) are .* w \(2, 3\); .* is the input_dim of .* below batch_size, "
+    )
+    with pytest.raises(ValueError, match=what):
+        layer.fprop(layer.init(), tf.ones([5, 4]), StepContext())
