@@ -88,6 +88,9 @@ _TENSOR_REPLACEMENTS = (
     (("log",), "tf.math.log(x)"),
     (("pow", "square"), "x ** 2"),
     (("relu", "softmax"), "tf.nn.{name}(x)"),
+    (("assign", "assign_add", "assign_sub"),
+     "ctx.collect_statistic(self, name, sum, weight), whose mean updated_statistics of the layer "
+     "gets, as in the layer BatchNorm"),
 )  # fmt: skip
 """(methods of tensors of PyTorch and NumPy, what TensorFlow has for them)."""
 _OF_TENSORS = {

@@ -237,7 +237,8 @@ def counted(path: str, what: str, is_padding: np.ndarray, how: str) -> str:
     return (
         f"{path}: {int(is_padding.sum())} of the {len(is_padding)} examples of a batch are "
         f"padding (copies that fill it up), and {what} counts them: {how}. In loss_weight, loss "
-        'and metrics, multiply by the array of the batch that is 0 for padding ("weights"); or '
+        'and metrics, multiply by the array of the batch that is 0 for padding ("weights"); batch '
+        "statistics exclude padding by a mask, as in the layer BatchNorm; or "
         f"set {path}.batch_size to a divisor of the number of examples"
     )
 

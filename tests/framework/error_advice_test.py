@@ -195,6 +195,8 @@ def test_every_function_that_a_hint_names_exists() -> None:
         for path in re.findall(r"\btf\.([\w.]+)\(", hint):
             assert callable(functools.reduce(getattr, path.split("."), tf)), hint
     assert foreign_methods.tensor_hint("shapes") == ""
+    assert hasattr(StepContext, "collect_statistic") and hasattr(Layer, "updated_statistics")
+    assert "ctx.collect_statistic(self, " in foreign_methods.tensor_hint("assign")
 
 
 class Forward(Layer):

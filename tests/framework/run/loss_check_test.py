@@ -131,6 +131,7 @@ def test_random_numbers_of_examples_that_are_not_of_the_context_are_refused() ->
 def test_a_loss_that_counts_what_fills_a_batch_up_is_refused() -> None:
     what = (
         r"^eval_inputs.dev: 1 of the 4 .* the loss sum of Squares.loss \(.*\) counts them: without"
+        r".* batch statistics exclude padding by a mask, as in the layer BatchNorm; or set eval_in"
     )
     with pytest.raises(InputError, match=what):
         check("copies count")
