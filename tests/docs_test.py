@@ -32,14 +32,15 @@ import tensorflow as tf
 from docs_commands import HOW, STEPS, TESTS, Run
 from docs_commands_elsewhere import TestedBy
 
-from tekso.framework import experiment
+from tekso.framework import experiment, ops
 from tekso.framework.context import StepContext
 from tekso.framework.costs import reference_work, stored_speeds, this_machine
+from tekso.framework.initializers import Zeros
 from tekso.framework.input.arrays import Arrays
 from tekso.framework.layer import Layer
 from tekso.framework.learner import Learner, MultiLearner
 from tekso.framework.optimizers.adam import AdamW
-from tekso.framework.params import Params
+from tekso.framework.params import REQUIRED, Params, param
 from tekso.framework.schedules import Cosine, end_with_run
 from tekso.framework.theta import Theta
 from tekso.framework.warm_start import WarmStart
@@ -317,6 +318,42 @@ def run_penalty(code: str, folder: Path) -> None:
         assert float(sums[0] / sums[1]) == pytest.approx(5e-4)
 
 
+class Drawing(Layer):
+    """Runs code of a document in its fprop, with three equal layers."""
+
+    def __init__(self, params: Any, code: str) -> None:
+        super().__init__(params)
+        self.child_list("blocks", [Mlp.Params(input_dim=4, output_dim=4, hidden_dims=[4])] * 3)
+        self._code = code
+
+    def fprop(self, theta: Theta, x: tf.Tensor, ctx: StepContext) -> dict[str, Any]:
+        """Returns the names that the code leaves, for layer 1."""
+        names: dict[str, Any] = {"ctx": ctx, "theta": theta, "self": self, "ops": ops, "x": x}
+        names |= {"shape": [2, 4], "i": 1}
+        exec(self._code, names)
+        return names
+
+
+def run_draws(code: str, folder: Path) -> None:
+    """Checks that the draws of the document have different numbers."""
+    layer = Drawing.Params().instantiate(code=code)
+    ctx = StepContext(mode="train", num_examples=2)
+    found = layer.fprop(layer.init(seed=0), tf.ones([2, 4]), ctx)
+    assert np.all(found["u"] != found["v"]) and found["x"].shape == [2, 4]
+
+
+def run_moving_mean(code: str, folder: Path) -> None:
+    """Moves the mean of the layer in the document by a batch."""
+    names: dict[str, Any] = {"tf": tf, "Layer": Layer, "param": param, "REQUIRED": REQUIRED}
+    exec(code, {**names, "Zeros": Zeros}, names)
+    layer = names["Centered"].Params(dim=2).instantiate()
+    theta, ctx = layer.init(seed=0), StepContext(mode="train", num_examples=3)
+    layer.fprop(theta, tf.constant([[1.0, 2.0], [3.0, 2.0], [5.0, 2.0]]), ctx)
+    ((total, count),) = ctx.collected.sums["statistic"].values()
+    moved = layer.updated_statistics(theta, {"mean": total / count})
+    np.testing.assert_allclose(moved["mean"], [0.3, 0.2], rtol=1e-6)
+
+
 def test_code_of_other_frameworks_has_no_syntax_errors() -> None:
     """Blocks of `py` are not run, because no other framework is installed."""
     found = 0
@@ -336,6 +373,8 @@ FRAGMENTS = {
     'ctx.collect_metric("active_units"': run_figure,
     'ctx.collect_loss("l2"': run_penalty,
     "def execution(self):": run_execution,
+    'name="radius"': run_draws,
+    "class Centered(Layer):": run_moving_mean,
     "return tf.data.Dataset.load(": run_load,
     "class Cells(ImageArrays):": run_cells,
     "from tekso.framework.execution import devices": run_devices,

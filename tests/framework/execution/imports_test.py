@@ -53,7 +53,7 @@ def closure(start: str) -> dict[str, Path]:
 @pytest.mark.parametrize(
     ("name", "most", "unused"),
     [
-        ("data_parallel", 2220, ("mesh", "pipeline", "parameter_server")),
+        ("data_parallel", 2230, ("mesh", "pipeline", "parameter_server")),
         ("pipelined", 5250, ("mesh", "spmd")),
     ],
 )
