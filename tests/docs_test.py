@@ -342,16 +342,18 @@ def run_draws(code: str, folder: Path) -> None:
     assert np.all(found["u"] != found["v"]) and found["x"].shape == [2, 4]
 
 
-def run_moving_mean(code: str, folder: Path) -> None:
-    """Moves the mean of the layer in the document by a batch."""
-    names: dict[str, Any] = {"tf": tf, "Layer": Layer, "param": param, "REQUIRED": REQUIRED}
-    exec(code, {**names, "Zeros": Zeros}, names)
+def run_centered(code: str, folder: Path) -> None:
+    """Checks that the moving mean takes a tenth of the mean of the batch."""
+    names: dict[str, Any] = {"tf": tf, "Layer": Layer, "Zeros": Zeros}
+    names |= {"REQUIRED": REQUIRED, "param": param}
+    exec(code, names)
     layer = names["Centered"].Params(dim=2).instantiate()
-    theta, ctx = layer.init(seed=0), StepContext(mode="train", num_examples=3)
-    layer.fprop(theta, tf.constant([[1.0, 2.0], [3.0, 2.0], [5.0, 2.0]]), ctx)
-    ((total, count),) = ctx.collected.sums["statistic"].values()
-    moved = layer.updated_statistics(theta, {"mean": total / count})
-    np.testing.assert_allclose(moved["mean"], [0.3, 0.2], rtol=1e-6)
+    theta, ctx = layer.init(), StepContext(mode="train", num_examples=2)
+    layer.fprop(theta, tf.constant([[1.0, -2.0], [3.0, 4.0]]), ctx)
+    sums = ctx.collected.sums["statistic"].items()
+    means = {name: value / weight for name, (value, weight) in sums}
+    new = layer.new_statistics({"mean": theta.mean}, means)
+    np.testing.assert_allclose(new["mean"], [0.2, 0.1], rtol=1e-6)
 
 
 def test_code_of_other_frameworks_has_no_syntax_errors() -> None:
@@ -372,9 +374,9 @@ FRAGMENTS = {
     "def learner(self):": run_learner,
     'ctx.collect_metric("active_units"': run_figure,
     'ctx.collect_loss("l2"': run_penalty,
+    "class Centered(Layer):": run_centered,
     "def execution(self):": run_execution,
     'name="radius"': run_draws,
-    "class Centered(Layer):": run_moving_mean,
     "return tf.data.Dataset.load(": run_load,
     "class Cells(ImageArrays):": run_cells,
     "from tekso.framework.execution import devices": run_devices,
