@@ -242,7 +242,9 @@ def magnitude(value: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Returns a time with its two largest units: 0.4s, 12s, 1m45s, 3h05m, 2d04h."""
+    """Returns a time with its two largest units: 40ms, 0.4s, 12s, 1m45s, 3h05m, 2d04h."""
+    if 0 < seconds < 0.05:
+        return f"{max(1, round(1000 * seconds))}ms"
     if seconds < 9.95:
         return f"{seconds:.1f}s"
     seconds = round(seconds)

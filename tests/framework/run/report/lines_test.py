@@ -165,7 +165,8 @@ def test_number(value: float, text: str) -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0.04, "0.0s"), (9.94, "9.9s"), (9.96, "10s"), (59.6, "1m00s"), (105, "1m45s"),
+    [(0.0, "0.0s"), (1e-5, "1ms"), (0.0437, "44ms"), (0.05, "0.1s"),
+     (9.94, "9.9s"), (9.96, "10s"), (59.6, "1m00s"), (105, "1m45s"),
      (3599.6, "1h00m"), (11100, "3h05m"), (187_200, "2d04h")],
 )  # fmt: skip
 def test_duration(seconds: float, text: str) -> None:
