@@ -7,7 +7,7 @@ batch, so a difference of tensors of shapes [batch, 1] and [batch] shows as [bat
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -115,6 +115,31 @@ def is_penalty(trial: Trial, examples: Batch, mode: Mode, together: float) -> bo
     expected = sum(singles) - (size - 1) * penalty
     scale = sum(map(abs, singles)) + abs(penalty)
     return bool(np.isfinite(expected)) and not trial.differ(together, expected, scale=scale)
+
+
+def changed_attributes(task: Task, compute: Callable[[], object]) -> list[str]:
+    """Returns the attributes of the layers that a computation changes: "Norm.mean (layers/0)".
+
+    Args:
+      task: the task.
+      compute: computes the task.
+    """
+    before = _attributes(task)
+    compute()
+    after = _attributes(task)
+    return [name for name in after if name not in before or before[name][1] != after[name][1]]
+
+
+def _attributes(task: Task) -> dict[str, tuple[Any, Any]]:
+    """Returns (value, what shows a change) of all attributes; the value keeps its id in use."""
+    found = {}
+    for layer in task.walk():
+        place = f" ({layer.path})" if layer.path else ""
+        for name, value in vars(layer).items():
+            shown = (id(value), len(value) if isinstance(value, (list, dict, set)) else 0)
+            content = value.tobytes() if isinstance(value, np.ndarray) else b""
+            found[f"{type(layer).__name__}.{name}{place}"] = (value, (shown, content))
+    return found
 
 
 def _shape(two: Any, three: Any) -> Sequence[str]:

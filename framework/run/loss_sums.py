@@ -21,6 +21,7 @@ from tekso.framework.run.loss_causes import (
     PENALTY,
     LossError,
     Ops,
+    changed_attributes,
     is_penalty,
     is_stateless,
     reject_stateless,
@@ -224,16 +225,29 @@ def _check_repeats(division: _Division, what: str, value: _Value, expected: floa
       expected: what it should be.
     """
     trial, one = division.trial, value(division.together)
-    again = repeated(lambda: value(trial.sums(division.examples, mode=division.mode)))
-    if (other := different_repetition(one, expected, again)) is not None:
-        Ops(trial, division.examples, division.mode)  # rejects Keras layers and tf.random
+
+    def compute() -> float:
+        return value(trial.sums(division.examples, mode=division.mode))
+
+    if (other := different_repetition(one, expected, repeated(compute))) is None:
+        return
+    Ops(trial, division.examples, division.mode)  # rejects Keras layers and tf.random
+    text = (
+        f"{type(trial.task).__name__} computes a different {what} each time for the same "
+        f"examples and weights ({one:g}, then {other:g}): "
+    )
+    if changed := changed_attributes(trial.task, compute):
         raise LossError(
-            f"{type(trial.task).__name__} computes a different {what} each time for the same "
-            f"examples and weights ({one:g}, then {other:g}): a layer or the task uses "
-            "tf.random, np.random, Python's random, the time, or an attribute that it changes in "
-            "a call. Checkpoints would not reproduce its figures. Take random numbers from "
-            f"{RANDOM_NUMBERS}"
+            f"{text}each call changes {', '.join(changed)}. A layer keeps no state: "
+            "declare a value that steps change as a weight, self.weight(name, "
+            "…, trainable=False), collect its new value with ctx.collect_statistic(self, name, "
+            "sum, weight), and return it from updated_statistics"
         )
+    raise LossError(
+        f"{text}a layer or the task uses tf.random, np.random, Python's random, the time, or an "
+        "attribute that it changes in a call. Checkpoints would not reproduce its figures. Take "
+        f"random numbers from {RANDOM_NUMBERS}"
+    )
 
 
 def _auxiliary(name: str) -> _Value:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import numpy as np
 import pytest
 import tensorflow as tf
 import wrong_losses
@@ -12,10 +13,11 @@ from wrong_losses import Points, Squares, check
 
 from tekso.framework.context import StepContext
 from tekso.framework.foreign_variables import ForeignVariableError
-from tekso.framework.run.loss_causes import LossError
+from tekso.framework.layer import Layer
+from tekso.framework.run.loss_causes import LossError, changed_attributes
 from tekso.framework.run.loss_sums import check_is_sum
 from tekso.framework.run.loss_trial import Trial, TrialSums
-from tekso.framework.task import LossSums
+from tekso.framework.task import LossSums, Task
 from tekso.framework.theta import flatten
 
 
@@ -150,12 +152,45 @@ def test_only_an_error_makes_it_compute_the_same_again(monkeypatch: pytest.Monke
     assert len(computed) == len(set(computed)) + 3
 
 
-@pytest.mark.parametrize("way", ["noise of NumPy", "counts its calls"])
-def test_a_loss_that_differs_each_time_is_refused(way: str) -> None:
-    with pytest.raises(
-        LossError, match=r"^Squares computes a different loss each time .*tf.random, .*ctx.uniform"
-    ):
+@pytest.mark.parametrize(
+    ("way", "cause"),
+    [
+        ("noise of NumPy", r"tf.random, .*ctx.uniform"),
+        ("counts its calls", r"each call changes Squares.calls\. .*trainable=False"),
+    ],
+)
+def test_a_loss_that_differs_each_time_is_refused(way: str, cause: str) -> None:
+    with pytest.raises(LossError, match=rf"^Squares computes a different loss each time .*{cause}"):
         check(way)
+
+
+class Changing(Layer):
+    """Has attributes, some of which `fprop` changes."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        self.seen: list[float] = []
+        self.total, self.fixed = np.zeros(2), (1.0,)
+
+    def fprop(self, theta: Any, x: Any, ctx: Any) -> Any:
+        self.seen.append(x)
+        self.total += x
+        return self.fixed
+
+
+class HasChanging(Task):
+    """Has a layer that changes."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        self.child("one", Changing.Params())
+
+
+def test_changed_attributes_are_named_with_their_layer() -> None:
+    task: Any = HasChanging.Params().instantiate()
+    found = changed_attributes(task, lambda: task.one.fprop(None, 2.0, None))
+    assert found == ["Changing.seen (one)", "Changing.total (one)"]
+    assert changed_attributes(task, lambda: None) == []
 
 
 def test_random_numbers_of_tensorflow_are_refused_with_their_line() -> None:
