@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import tensorflow as tf
 
-from tekso.framework.draws import RandomDraw
+from tekso.framework.draws import RandomDraw, Repeats
 
 Kind = Literal["loss", "metric", "statistic"]
 KINDS: tuple[Kind, ...] = ("loss", "metric", "statistic")
@@ -37,12 +37,14 @@ class Collected:
 
     Attributes:
       sums: the sums.
+      repeats: takes draws of the same random numbers on one line; None: these are not noted.
       draws: the random numbers that layers have drawn so far; see draws.py.
       requests_attention: whether attention layers are to add their attention weights; see
         `collecting_attention` in context.py.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, repeats: Repeats | None = None) -> None:
+        self.repeats = repeats
         self.sums: dict[Kind, dict[str, tuple[tf.Tensor, tf.Tensor]]] = {k: {} for k in KINDS}
         self.draws: dict[Hashable, RandomDraw] = {}
         self.requests_attention = False

@@ -101,7 +101,6 @@ class StepContext:
         context first.
       collected: losses, metrics and statistics that layers have collected so far, and attention
         weights if they are requested (see `collecting_attention`).
-      repeats: takes draws of the same random numbers in a loop; None: these are not noted.
 
     Raises:
       ValueError: the mode is unknown, or code of a user builds a context while a step is traced.
@@ -135,7 +134,6 @@ class StepContext:
         self.example_offset = example_offset
         self.fuse = fuse
         self.collected = Collected()
-        self.repeats: draws.Repeats | None = None
         self._key = RandomKey.of_step(seed, step)
 
     def __getattr__(self, name: str) -> Any:
@@ -189,9 +187,10 @@ class StepContext:
           DrawError: a step is traced, and the layer has drawn with this name on another line.
         """
         is_eager = tf.executing_eagerly()
-        if not is_eager or self.repeats is not None:
+        if not is_eager or self.collected.repeats is not None:
             graph = None if is_eager else tf.compat.v1.get_default_graph()  # branches have others
-            draws.check(self.collected.draws, (self._key, graph), layer, name, self.repeats)
+            collected = self.collected
+            draws.check(collected.draws, (self._key, graph), layer, name, collected.repeats)
         stream = counter_hash.stream(f"{layer.pattern}:{name}")
         return counter_hash.fold(self._key.value(), stream)
 
@@ -258,7 +257,7 @@ class StepContext:
 def isolated(ctx: Context) -> Context:
     """Returns a copy of a context with an empty collection, for a separately traced body."""
     other = copy.copy(ctx)
-    other.collected = Collected()
+    other.collected = Collected(repeats=ctx.collected.repeats)
     return other
 
 

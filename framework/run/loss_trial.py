@@ -206,7 +206,7 @@ class Trial:
         size = next(iter(batch.values())).shape[0]
         ctx = kind(mode=mode, num_examples=size, example_offset=offset)
         ctx.forms = {**ctx.forms, **self._forms}
-        ctx.repeats = self.repeats
+        ctx.collected.repeats = self.repeats
         sums = by(self.task, self.task.theta(weights), batch, ctx)
         loss = tf.reduce_sum(sums.loss_sum)
         auxiliary = {name: value * size for name, (value, _) in ctx.collected.sums["loss"].items()}

@@ -116,7 +116,7 @@ def run(kind: type[Layer], repeats: Repeats | None = None) -> Any:
     """Computes a layer op by op."""
     layer: Any = kind.Params().instantiate()
     ctx = StepContext(mode="train", num_examples=2)
-    ctx.repeats = repeats
+    ctx.collected.repeats = repeats
     return layer.fprop(layer.theta({}), tf.ones(SHAPE), ctx)
 
 
