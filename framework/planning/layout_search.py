@@ -241,7 +241,8 @@ def _prepare(
         activation_bytes=4 if activation_dtype == "float32" else 2,
     )
     # Data-parallel devices shard nothing, and compute what a mesh refuses.
-    constrained = activations.of_task(task, batch) if replicas is None else {}
+    trained = learner.trainable(specs).keys()
+    constrained = activations.of_task(task, batch, trained=trained) if replicas is None else {}
     dims = _worth_a_rule(specs.values(), constrained)
     legality = _Legality({g.spec.path: g.spec for g in weights}, constrained, dims)
     for layout in compare:

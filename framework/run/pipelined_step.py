@@ -21,6 +21,7 @@ from tekso.framework.costs import this_machine
 from tekso.framework.costs.device_types import DeviceType
 from tekso.framework.costs.this_machine import THIS_MACHINE
 from tekso.framework.counting import counted
+from tekso.framework.execution.mesh import activations
 from tekso.framework.execution.mesh.layouts import MeshLayout
 from tekso.framework.execution.pipeline.staged_execution import StagedExecution
 from tekso.framework.execution.pipelined import Pipelined
@@ -76,6 +77,10 @@ def pipelined(
         return parts.of_each_kind(plan)
     execution, device = pipeline_plan.execution_of(tree), parts.device
     own = pipeline_plan.stage_layout(execution, parts.task, parts.batch, parts.learner)
+    if own is not None:
+        learned = parts.learner.trainable(parts.task.specs()).keys()
+        micro = execution.micro_batch(parts.batch, parts=parts.learner.params.accumulation_steps)
+        activations.of_task(parts.task, micro, trained=learned)  # an error, if there is one
     layouts = layouts or ([own] if own is not None else [])
     is_local = isinstance(execution, Pipelined) and not execution.params.workers
     is_here = device.name == THIS_MACHINE and is_local

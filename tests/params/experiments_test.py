@@ -167,11 +167,11 @@ def _one_layer_is_traced(monkeypatch: pytest.MonkeyPatch) -> None:
     """Meshes trace one layer of each stack: the others constrain tensors of the same shapes."""
     of_task = activations.of_task
 
-    def of_few(task: Any, batch: Any) -> Any:
+    def of_few(task: Any, batch: Any, **options: Any) -> Any:
         few = task.params.copy()
         if "num_layers" in few.to_text():
             few.set({"*.num_layers": 1})
-        return of_task(few.instantiate(), batch)
+        return of_task(few.instantiate(), batch, **options)
 
     monkeypatch.setattr(activations, "of_task", of_few)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import linecache
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 import tensorflow as tf
@@ -17,7 +17,12 @@ from tekso.framework import graph_errors, ops, task_results
 from tekso.framework.context import StepContext, isolated
 from tekso.framework.execution.mesh.layouts import Activations
 from tekso.framework.execution.workarounds.forms import concat, reverse
-from tekso.framework.execution.workarounds.unsupported_ops import refuse_unsupported
+from tekso.framework.execution.workarounds.op_places import is_of_layer
+from tekso.framework.execution.workarounds.unsupported_ops import (
+    GRADIENTS,
+    refuse_ops,
+    refuse_unsupported,
+)
 from tekso.framework.foreign_variables import refused
 from tekso.framework.nests import stacked
 from tekso.framework.signature import Signature, num_examples
@@ -87,8 +92,15 @@ _RecordingContext.forms = {
 }
 
 
-def of_task(task: Task, batch: Signature) -> Activations:
+def of_task(task: Task, batch: Signature, *, trained: Set[str] = frozenset()) -> Activations:
     """Returns {name: (dims, shape)} of the distinct tensors that a training step constrains.
+
+    Args:
+      task: the task.
+      batch: signature of the examples that are computed together.
+      trained: paths of weights; the gradients of custom layers with respect to these are searched
+        for unsupported ops too. A plan needs this; training finds them in its first step. Those of
+        Tekso's layers do not count: on a mesh, their primitives have other forms.
 
     Raises:
       ExecutionError: the step has an op that is not supported on a mesh.
@@ -96,14 +108,25 @@ def of_task(task: Task, batch: Signature) -> Activations:
     """
     found: dict[str, Any] = {}
     weights, arrays, examples = specs_of(task.specs()), specs_of_batch(batch), num_examples(batch)
+    num_forward = []
 
-    def recorded(weights: Mapping[str, tf.Tensor], batch: Mapping[str, tf.Tensor]) -> tf.Tensor:
+    def recorded(weights: Mapping[str, tf.Tensor], batch: Mapping[str, tf.Tensor]) -> Any:
         ctx = _RecordingContext(found, mode="train", num_examples=examples)
-        with refused(task):
-            return task_results.loss(task, task.theta(weights), batch, ctx).loss_sum
+        learned = [x for path, x in weights.items() if path in trained]
+        with tf.GradientTape() as tape, refused(task):
+            tape.watch(learned)
+            loss = task_results.loss(task, task.theta(weights), batch, ctx).loss_sum
+        graph = tf.compat.v1.get_default_graph()
+        refuse_unsupported(graph)
+        ops = graph.get_operations()
+        num_forward.append(len(ops))
+        if not learned or not any(op.type in GRADIENTS and is_of_layer(op) for op in ops):
+            return loss
+        return [x for x in tape.gradient(loss, learned) if x is not None]
 
-    traced = tf.function(recorded, autograph=False).get_concrete_function(weights, arrays)
-    refuse_unsupported(traced.graph)
+    graph = tf.function(recorded, autograph=False).get_concrete_function(weights, arrays).graph
+    backward = graph.get_operations()[num_forward[0] :]
+    refuse_ops(backward, of_layers=True)
     first = next(iter(arrays))
     inputs = {
         "the batch": (

@@ -43,21 +43,42 @@ def place_of(op: tf.Operation) -> str:
 
 def whose(op: tf.Operation) -> str:
     """Returns the place of an op; of an op of a gradient, the place of the op that it is for."""
-    if not op.name.startswith(TAPE):
+    forward = forward_of(op)
+    if forward is None or forward is op:
         return place_of(op)
+    parts = op.name.removeprefix(TAPE).rpartition("/")[0]
+    is_own = forward.name in (parts, f"{parts}/{op.type}")
+    return f"{'the gradient of' if is_own else 'a gradient near'} {place_of(forward)}"
+
+
+def forward_of(op: tf.Operation) -> tf.Operation | None:
+    """Returns the op that an op of a gradient is for, or one near it, with a line; None: none.
+
+    Of an op that is not of a gradient, it is the op itself.
+    """
+    if not op.name.startswith(TAPE):
+        return op
     forward = {other.name: other for other in op.graph.get_operations()}
     parts = op.name.removeprefix(TAPE).split("/")[:-1]
     for name in ("/".join(parts), "/".join([*parts, op.type])):
         if name in forward:
-            return f"the gradient of {place_of(forward[name])}"
+            return forward[name]
     near = [op]
     for each in near:  # breadth first
         before = [tensor.op for tensor in each.inputs if tensor.op.type != "Const"]
         for other in before:
             if not other.name.startswith(TAPE) and _frame(other) is not None:
-                return f"a gradient near {place_of(other)}"
+                return other
         near += [other for other in before if other not in near]
-    return place_of(op)
+    return None
+
+
+def is_of_layer(op: tf.Operation) -> bool:
+    """Returns whether the innermost line that created an op is neither Tekso's nor a library's."""
+    frame = _frame(op)
+    return frame is not None and not (
+        graph_errors.is_library_file(frame.filename) or graph_errors.is_own_file(frame.filename)
+    )
 
 
 def described(message: str, graphs: Sequence[Any]) -> tuple[str, str] | None:

@@ -6,6 +6,8 @@ Errors name the line of code that created the op.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import tensorflow as tf
 
 from tekso.framework.execution.errors import ExecutionError
@@ -14,12 +16,21 @@ from tekso.framework.execution.workarounds.einsum_layouts import (
     dims_of_one_operand,
     shifted_dims,
 )
-from tekso.framework.execution.workarounds.op_places import TAPE, ops_of, place_of, whose
+from tekso.framework.execution.workarounds.op_places import (
+    TAPE,
+    forward_of,
+    is_of_layer,
+    ops_of,
+    place_of,
+    whose,
+)
 from tekso.framework.execution.workarounds.op_substitutes import WITHOUT_LAYOUTS
 
 _AXES = {"ConcatV2": -1, "Split": 0, "SplitV": 2}
 """{type: input with the axis}"""
 _TOP_K = "TopKV2"
+GRADIENTS = {"Cholesky", "DiagPart", "Einsum", "Qr", "Split", "SplitV", _TOP_K}
+"""Types of ops that a mesh accepts, and whose gradients it may refuse."""
 _DRAWS = ("Random", "TruncatedNormal", "Multinomial")  # parts of the types of random ops
 
 
@@ -29,9 +40,22 @@ def refuse_unsupported(graph: tf.Graph) -> None:
     Raises:
       ExecutionError: there is such an op; the message names its line and what to write instead.
     """
-    for op in ops_of(graph):
+    refuse_ops(ops_of(graph))
+
+
+def refuse_ops(ops: Iterable[tf.Operation], *, of_layers: bool = False) -> None:
+    """Rejects ops that are unsupported on a mesh; see `refuse_unsupported`.
+
+    Args:
+      ops: the ops.
+      of_layers: whether only those that a custom layer created, or whose gradient they are, count.
+    """
+    for op in ops:
         problem = _problem(op)
-        if problem is not None:
+        if problem is None:
+            continue
+        forward = forward_of(op) if of_layers else op
+        if not of_layers or (forward is not None and is_of_layer(forward)):
             # The op may be of a gradient, which has no line of the layer.
             at = shifted_dims(op) if op.type == "Einsum" else _sorting(op)
             raise ExecutionError(f"{place_of(at) if at else whose(op)}: on a mesh, {problem}")
