@@ -149,7 +149,9 @@ def test_the_checkpoints_of_a_resumed_run_are_on_the_disk_already(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     size = planned(tmp_path).checkpoint_bytes
-    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=3 * size))
+    monkeypatch.setattr(
+        shutil, "disk_usage", lambda folder: SimpleNamespace(total=1, free=3 * size)
+    )
     assert "5 checkpoints need" in planned(tmp_path).problems[0]
     save_fitting(tmp_path, tree(), 4)
     assert ", 1 exists; " in plan_text.text(planned(tmp_path, logdir=str(tmp_path)))
@@ -157,7 +159,7 @@ def test_the_checkpoints_of_a_resumed_run_are_on_the_disk_already(
     plan = planned(tmp_path, logdir=str(tmp_path))
     assert plan.problems == [] and plan.new_disk_bytes == 2 * size
     assert ", 3 exist; " in plan_text.text(plan)
-    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=size))
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(total=1, free=size))
     assert "5 checkpoints need" in planned(tmp_path, logdir=str(tmp_path)).problems[0]
     # Without an evaluation there is no best checkpoint.
     assert planned(tmp_path, tree(eval_inputs={})).checkpoints == 3 + 1
@@ -335,7 +337,7 @@ def test_too_little_memory_and_disk_are_problems(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     free = 20_000_000
-    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=free))
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(total=1, free=free))
     plan = planned(tmp_path, tree(**{"input.batch_size": 8 * 1024}))
     memory, disk = plan.problems
     assert "of memory per device, but cpu has 4 GB" in memory
