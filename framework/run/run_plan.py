@@ -38,7 +38,6 @@ from tekso.framework.run.metric_choice import goal_of, metric_of
 from tekso.framework.run.step_parts import StepParts, StepPlan
 from tekso.framework.run.step_plan import step_plan
 from tekso.framework.state import State
-from tekso.framework.task import Task
 from tekso.framework.units import bytes_text
 
 
