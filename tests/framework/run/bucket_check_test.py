@@ -84,7 +84,7 @@ class Means(Task):
         if "norm" in way:
             x = self.norm.fprop(theta.norm, x, ctx, mask=is_real if "masked" in way else None)
         if "noise" in way and ctx.is_training:
-            x += ctx.uniform(self, x.shape)
+            x += ctx.uniform(self, x.shape, name="noise")
         if "mean" in way:
             mean = tf.reduce_mean(x, 1)
         else:

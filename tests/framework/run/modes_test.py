@@ -191,7 +191,7 @@ def test_the_best_checkpoint_starts_again_if_the_definition_of_its_metric_change
         return output.getvalue(), checkpoints.best_step()
 
     train(4)
-    output, best = train(6, **{"task.note": "x", "task.model.dropout_rate": 0.1})
+    output, best = train(6, **{"task.note": "x", "task.model.dropout_rate": 0.05})
     assert best == 6 and "definition" not in output and "meaning" not in output
     output, best = train(8, **{"task.factor": 50.0})  # smaller than before by no step
     text = "warning: the definition of dev/loss changed after step 6: the best checkpoint and the "
