@@ -244,8 +244,9 @@ def _recomputed(
         return tensors(structure["all"])
 
     @custom_gradient
-    def recomputed(*args: tf.Tensor) -> Any:
-        args = args[: len(args) - len(outer)]
+    def recomputed(*given: tf.Tensor) -> Any:
+        # The function may also read an argument from outside: tell both apart.
+        args = [tf.identity(a) for a in given[: len(given) - len(outer)]]
         graph = tf.compat.v1.get_default_graph()
         before = len(graph.get_operations())
         outputs = run(*args)

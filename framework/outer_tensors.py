@@ -12,16 +12,21 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.eager import record
 
+_WITHOUT_TAPE = ("WhileBodyFuncGraph", "CondBranchFuncGraph")
+
 
 def learned(found: Iterable[Any], arguments: Iterable[Any] = ()) -> list[Any]:
     """Returns the tensors that gradients may pass through, without the arguments of a body.
 
-    That is, those of floats that depend on what a tape watches. If no tape records, all floats.
+    That is, those of floats that depend on what a tape watches. If no tape records, or in the body
+    of a loop or branch, whose gradient TensorFlow makes without a tape, all floats.
     """
     known = {id(tensor) for tensor in arguments}
-    records = record.could_possibly_record()
     unique = {id(t): t for t in found if t.dtype.is_floating and id(t) not in known}
-    return [t for t in unique.values() if not records or record.should_record_backprop([t])]
+    kind = type(tf.compat.v1.get_default_graph()).__name__
+    if kind in _WITHOUT_TAPE or not record.could_possibly_record():
+        return list(unique.values())
+    return [t for t in unique.values() if record.should_record_backprop([t])]
 
 
 def read_by(ops: Sequence[tf.Operation], arguments: Iterable[Any]) -> list[Any]:

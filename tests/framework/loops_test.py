@@ -394,7 +394,7 @@ def test_rematerialised_gives_zero_for_a_weight_that_is_not_used() -> None:
 
 
 @pytest.mark.parametrize("how", ["eager", "graph", "compiled"])
-@pytest.mark.parametrize("place", ["step", "scan", "scan from outside"])
+@pytest.mark.parametrize("place", ["step", "scan", "scan from outside", "state of a scan"])
 def test_what_a_rematerialised_function_reads_from_outside_has_gradients(
     place: str, how: str
 ) -> None:
@@ -407,10 +407,11 @@ def test_what_a_rematerialised_function_reads_from_outside_has_gradients(
         keys, mask = tf.tanh(w), tf.cast(xs[0, 0] > 0, w.dtype)
 
         def block(theta: Theta, h: tf.Tensor, x: Any, ctx: StepContext) -> tf.Tensor:
-            inner = keys if place != "scan" else tf.matmul(keys, theta.u)
+            inner, state = keys if place != "scan" else tf.matmul(keys, theta.u), h
 
             def function(theta: Theta, h: tf.Tensor, ctx: StepContext) -> tf.Tensor:
-                return tf.tanh(tf.matmul(h, theta.u) @ inner * mask + tf.reduce_sum(v * v) + x)
+                h = tf.tanh(tf.matmul(h, theta.u) @ inner * mask + tf.reduce_sum(v * v) + x)
+                return h + tf.sin(state) if place == "state of a scan" else h
 
             return again(ctx, function, theta, h)
 
