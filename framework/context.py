@@ -127,7 +127,8 @@ class StepContext:
             raise ValueError(
                 f"a {type(self).__name__} is built while a step is traced: its mode, seed and step "
                 "would not be those of the run, so dropout and random numbers would be wrong. Pass "
-                "the argument ctx on: self.child.fprop(theta.child, x, ctx)"
+                "the argument ctx on: self.child.fprop(theta.child, x, ctx), or, for a part that "
+                "is not trained, such as a frozen teacher, ctx.evaluating()"
             )
         self.mode = mode
         self.num_examples = num_examples
@@ -160,6 +161,16 @@ class StepContext:
     def is_training(self) -> bool:
         """Whether dropout is applied and batch statistics are computed."""
         return self.mode == "train"
+
+    def evaluating(self: Self) -> Self:
+        """Returns a context with mode "eval" for a part that is not trained, as a frozen teacher.
+
+        Dropout does nothing, and batch normalization uses its moving statistics. Losses, metrics
+        and statistics of the part are not reported.
+        """
+        other = isolated(self)
+        other.mode = "eval"
+        return other
 
     # --- layout ---
 

@@ -7,7 +7,6 @@ batch ─┬─ teacher (frozen, without dropout) ─ logits ─┐
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, runtime_checkable
@@ -16,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from tekso.framework import task_results
-from tekso.framework.context import StepContext, isolated
+from tekso.framework.context import StepContext
 from tekso.framework.exports import ExportedFunction, ExportedTexts
 from tekso.framework.input.input import Input
 from tekso.framework.params import REQUIRED, param
@@ -132,9 +131,8 @@ class Distillation(Task):
         ]
 
     def _run_teacher(self, theta: Theta, flow: Flow, ctx: StepContext) -> Flow:
-        ctx = copy.copy(isolated(ctx))  # no dropout, no statistics, no auxiliary losses
-        ctx.mode = "eval"
-        logits = self.teacher.logits(theta["teacher"], flow, ctx)
+        # no dropout, no statistics, no auxiliary losses
+        logits = self.teacher.logits(theta["teacher"], flow, ctx.evaluating())
         return {**flow, _TEACHER_LOGITS: tf.stop_gradient(widen(logits))}
 
     def _run_student(self, theta: Theta, flow: Flow, ctx: StepContext) -> Flow:

@@ -205,6 +205,18 @@ def test_an_isolated_context_collects_for_itself(tree: Tree) -> None:
     assert float(ctx.collected.total("loss")) == 1.0
 
 
+def test_a_part_that_is_not_trained_is_evaluated_and_collects_nothing(tree: Tree) -> None:
+    ctx = train(seed=3, num_examples=2)
+    frozen = ctx.evaluating()
+    assert (frozen.mode, frozen.num_examples, ctx.mode) == ("eval", 2, "train")
+    assert ops.dropout(frozen, x := tf.ones([2, 3]), 0.5, tree.a) is x
+    assert int(frozen.random_key(tree.a)) == int(ctx.random_key(tree.a))
+    frozen.collect_loss("l", tf.constant(1.0))
+    frozen.collect_metric("m", tf.constant(1.0), 1.0)
+    frozen.collect_statistic(tree.a, "s", tf.ones([2]), tf.ones([2]))
+    assert not any(ctx.collected.sums.values())
+
+
 def test_sum_over_replicas_is_the_identity_on_one_device(tree: Tree) -> None:
     x = tf.ones([2])
     assert ops.sum_over_replicas(StepContext(), x, tree.a) is x
