@@ -80,7 +80,7 @@ def figures(
     learner = schedules.end_with_run(tree.learner, tree.run.steps).instantiate()
     batch = inspection.batch_of(tree, assets_dir=assets_dir)
     found = figures_of_parts(tree, task, learner, batch, machine=machine)
-    layout = stage_layout(tree.execution.instantiate(), task, batch, learner)
+    layout = stage_layout(execution_of(tree), task, batch, learner)
     if layout is None:
         return found
     on_mesh = figures_on_mesh(found.plan, learner, task.specs(), layout)

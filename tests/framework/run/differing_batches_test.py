@@ -12,6 +12,7 @@ import tensorflow as tf
 from tekso.framework import schedules
 from tekso.framework.context import StepContext
 from tekso.framework.execution.errors import ExecutionError
+from tekso.framework.execution.pipeline.stages_on_mesh import StagesOnMesh
 from tekso.framework.execution.pipelined import Pipelined
 from tekso.framework.execution.spmd_pipelined import SpmdPipelined
 from tekso.framework.experiment import Experiment, Run
@@ -20,7 +21,7 @@ from tekso.framework.input.bucketing import BucketedInput
 from tekso.framework.learner import Learner
 from tekso.framework.optimizers.adam import Adam
 from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece
-from tekso.framework.run import run_plan
+from tekso.framework.run import pipeline_plan, run_plan
 from tekso.framework.run.session import Session
 from tekso.framework.task import Task
 from tekso.framework.theta import Theta
@@ -119,6 +120,13 @@ def test_the_plan_splits_every_kind_of_batch_as_training_does(tmp_path: Path) ->
     assert "at most 8 micro-batches" in plan.step.name
     tree.input = RowsOfOneSize.Params(batch_size=4)
     assert "batch_size 4 does not divide evenly over 8 micro-batches" in planned(tree).problem
+
+
+def test_the_figures_of_stages_on_a_mesh_split_a_batch_as_training_does() -> None:
+    on_mesh = StagesOnMesh.Params(mesh="model:1", rules="tensor")
+    tree = Curves().tree().set({**EIGHT, "execution.stages_on": on_mesh})
+    found = pipeline_plan.figures(tree)
+    assert found.on_mesh is not None and found.plan.num_micro_batches == 4
 
 
 def test_accumulation_steps_become_fewer_and_replicas_do_not() -> None:
