@@ -28,6 +28,10 @@ METRICS = "metrics"
 """Names that the last piece of a task adds to the flow: the fields of `LossSums`."""
 
 
+class RowsError(ValueError):
+    """Pieces read only some rows of a repeated stack, so only a pipeline can run them."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Piece:
     """A part of a model that always belongs to one stage.

@@ -23,7 +23,7 @@ from tekso.framework.gradient_combination import GradientCombination
 from tekso.framework.input.input import Input
 from tekso.framework.layer import Layer
 from tekso.framework.method_signatures import check_methods
-from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece, joined
+from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece, RowsError, joined
 from tekso.framework.source_lines import place_of
 from tekso.framework.task_values import Batch, Decoded, LossSums, Program, Scored, TaskError
 from tekso.framework.theta import Theta
@@ -204,7 +204,7 @@ class Task(Layer):
         runs the `pieces` one after the other.
 
         Raises:
-          ValueError: the pieces do not read all rows of a repeated stack in order.
+          RowsError: the pieces do not read all rows of a repeated stack in order.
         """
         if type(self).pieces is Task.pieces:
             raise NotImplementedError(f"{type(self).__name__} has neither loss() nor pieces()")
@@ -215,7 +215,7 @@ class Task(Layer):
         return task_results.sums_of_flow(self, flow)
 
     def _check_whole(self, piece: Piece) -> None:
-        """Raises a ValueError if a merged piece reads only some rows of a repeated stack.
+        """Raises a RowsError if a merged piece reads only some rows of a repeated stack.
 
         Theta has all rows here, so the piece would run too many.
         """
@@ -225,7 +225,7 @@ class Task(Layer):
         counts = {specs[path].shape[0] for path in piece.weights(sorted(specs))}
         first, end = piece.rows
         if first or counts - {end}:
-            raise ValueError(
+            raise RowsError(
                 f"{piece.name} reads rows {first} to {end - 1} of a repeated stack of "
                 f"{max(counts)}, but neighbouring pieces do not read the other rows: list its "
                 f"layers one after the other, or define {type(self).__name__}.loss()"

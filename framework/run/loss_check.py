@@ -49,6 +49,7 @@ from tekso.framework.input.errors import InputError
 from tekso.framework.input.input import Input
 from tekso.framework.learning_step import LearnerBase
 from tekso.framework.path_patterns import listed
+from tekso.framework.pieces import RowsError
 from tekso.framework.run import bucket_check, divided_losses, padding_check
 from tekso.framework.run.divided_losses import UNDIVIDED, Division
 from tekso.framework.run.label_limits import LabelLimit
@@ -316,7 +317,7 @@ def _check_pieces(trial: Trial, batch: Batch) -> None:
     whole = trial.sums(batch).loss
     try:
         by_pieces = trial.sums(batch, by=Task.loss).loss
-    except ValueError:  # a piece that reads only some rows of a stack runs only in a pipeline
+    except RowsError:  # such pieces run only in a pipeline
         return
     if not trial.differ(whole, by_pieces, scale=abs(whole)):
         return

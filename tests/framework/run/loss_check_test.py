@@ -14,10 +14,15 @@ from tekso.framework import ops
 from tekso.framework.context import StepContext
 from tekso.framework.draws import DrawError
 from tekso.framework.input.errors import InputError
-from tekso.framework.pieces import LOSS_SUM, METRICS, Piece
+from tekso.framework.learner import Learner
+from tekso.framework.optimizers.sgd import Momentum
+from tekso.framework.pieces import LOSS_SUM, METRICS, Piece, rows_of_stack
 from tekso.framework.run import loss_check, loss_trial
 from tekso.framework.run.loss_causes import LossError
+from tekso.framework.schedules import Constant
 from tekso.framework.task import LossSums
+from tekso.models.layers.linear import Linear
+from tekso.models.layers.stack import RepeatedStack
 
 
 class InPieces(Squares):
@@ -52,6 +57,57 @@ def test_pieces_that_give_another_loss_are_refused_with_both_figures() -> None:
 @pytest.mark.parametrize("way", ["nothing", "loop"])
 def test_pieces_that_give_the_same_loss_pass(way: str) -> None:
     assert not any("pieces" in line for line in check(way, kind=InPieces))
+
+
+class DropsInPieces(Squares):
+    """Has a piece that does not return its input."""
+
+    def pieces(self) -> list[Piece]:
+        return [Piece("first", {}, lambda theta, flow, ctx: {"x": flow["x"]}), *super().pieces()]
+
+
+def test_pieces_that_drop_a_value_are_reported() -> None:
+    task = DropsInPieces.Params().instantiate()
+    learner = Learner.Params(optimizer=Momentum.Params(), schedule=Constant.Params(value=0.1))
+    inputs = {"input": Points.Params(batch_size=4).instantiate()}
+    found = loss_check.check(task, learner.instantiate(), OnHost(task), inputs)
+    (line,) = found.unchecked
+    assert "ValueError: the piece 'first'" in line and "does not return weights" in line
+
+
+class DrawsInPieces(InPieces):
+    """Has a piece that draws the same numbers twice."""
+
+    def pieces(self) -> list[Piece]:
+        def run(theta: Any, flow: Any, ctx: Any) -> Any:
+            x = flow["x"] + ctx.uniform(self, [3])
+            return {**flow, "x": x - ctx.uniform(self, [3])}
+
+        return [Piece("draws", {"": self}, run), *super().pieces()]
+
+
+def test_pieces_that_draw_the_same_numbers_twice_are_refused() -> None:
+    with pytest.raises(DrawError, match=r"^DrawsInPieces draws the same random numbers twice: "):
+        check("nothing", kind=DrawsInPieces)
+
+
+class SomeRows(Squares):
+    """Has pieces that read the rows of a stack in another order, as only a pipeline can."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        layer = Linear.Params(input_dim=3, output_dim=3)
+        self.child("stack", RepeatedStack.Params(num_layers=2, layer=layer))
+
+    def pieces(self) -> list[Piece]:
+        def rows(first: int, theta: Any, flow: Any, ctx: Any) -> Any:
+            return {**flow, "x": self.stack.fprop(theta.stack, flow["x"], ctx, first=first)}
+
+        return [*rows_of_stack("stack", {"stack": self.stack}, 2, rows)[1:], *super().pieces()]
+
+
+def test_pieces_that_only_a_pipeline_can_run_are_not_compared() -> None:
+    assert not any("pieces" in line or "rows" in line for line in check("nothing", kind=SomeRows))
 
 
 class FirstOnly(Squares):
