@@ -55,6 +55,10 @@ def passing_context() -> Iterator[None]:
         _HAS_CONTEXT.reset(token)
 
 
+class ContextError(ValueError):
+    """Code of a user builds a context while a step is traced."""
+
+
 class Examples(NamedTuple):
     """Some examples of a global batch, which a step computes together.
 
@@ -103,7 +107,8 @@ class StepContext:
         weights if they are requested (see `collecting_attention`).
 
     Raises:
-      ValueError: the mode is unknown, or code of a user builds a context while a step is traced.
+      ValueError: the mode is unknown.
+      ContextError: code of a user builds a context while a step is traced.
     """
 
     forms: Mapping[str, Form] = MappingProxyType({})
@@ -124,7 +129,7 @@ class StepContext:
             )
         builder = str(sys._getframe(1).f_globals.get("__name__"))
         if _HAS_CONTEXT.get() and not builder.startswith("tekso."):
-            raise ValueError(
+            raise ContextError(
                 f"a {type(self).__name__} is built while a step is traced: its mode, seed and step "
                 "would not be those of the run, so dropout and random numbers would be wrong. Pass "
                 "the argument ctx on: self.child.fprop(theta.child, x, ctx), or, for a part that "

@@ -153,7 +153,7 @@ def refused(root: Layer | None, *, own: Iterable[tf.Variable] = ()) -> Iterator[
     Raises:
       ForeignVariableError: the block creates or reads a variable, or draws random numbers; the
         message names the layer whose code does so.
-      ValueError: code of a user builds a StepContext in the block.
+      ContextError: code of a user builds a StepContext in the block.
     """
 
     def refuse(next_creator: Any, **kwargs: Any) -> Any:

@@ -19,9 +19,13 @@ from equality_test import check
 from mesh_stages_test import run
 
 from tekso.framework import registry
+from tekso.framework.context import ContextError, StepContext
+from tekso.framework.draws import DrawError
 from tekso.framework.execution import ExecutionError, SpmdPipelined
 from tekso.framework.execution.base import signature_of
 from tekso.framework.execution.pipeline.saving_loop import SavingLoop
+from tekso.framework.execution.pipeline.spmd_loop import SpmdLoop, run_tick
+from tekso.framework.foreign_variables import ForeignVariableError, refused
 from tekso.framework.initializers import Zeros
 from tekso.framework.layer import Layer
 from tekso.framework.pieces import LOSS_SUM, METRICS, Piece, rows_of_stack
@@ -29,6 +33,7 @@ from tekso.framework.run import pipeline_plan
 from tekso.framework.task import Task
 from tekso.framework.theta import Theta
 from tekso.models.layers.convolution import Conv2D
+from tekso.models.layers.linear import Linear
 from tekso.models.layers.stack import RepeatedStack
 
 
@@ -184,6 +189,47 @@ class ConvolutionStack(Task):
 
         stack = rows_of_stack("stack", {"stack": self.stack}, 2, rows)
         return [Piece("start", {}, lambda theta, flow, ctx: flow), *stack, Piece("loss", {}, loss)]
+
+
+@pytest.mark.parametrize(
+    ("way", "kind", "said"),
+    [
+        ("draws", DrawError, "Linear draws the same random numbers twice"),
+        ("context", ContextError, "a StepContext is built while a step is traced"),
+        ("variable", ForeignVariableError, "creates the variable"),
+        ("value", ExecutionError, "cannot be computed for all stages at once, .* a bad value;"),
+    ],
+)
+def test_mistakes_of_layers_are_not_taken_for_limits_of_one_program(
+    way: str, kind: type[Exception], said: str
+) -> None:
+    layer = Linear.Params(input_dim=4, output_dim=4).instantiate()
+
+    def rows(first: Any, theta: Any, flow: Any, ctx: Any) -> Any:
+        x = flow["x"]
+        if way == "draws":
+            x = x + ctx.uniform(layer, [3, 4])
+            x = x - ctx.uniform(layer, [3, 4])
+        elif way == "context":
+            ctx = StepContext(mode="train")
+        elif way == "variable":
+            x = x * tf.Variable(2.0)
+        else:
+            raise ValueError("a bad value")
+        return {"x": x}
+
+    stack = types.SimpleNamespace(name="stack", theta=lambda weights: weights)
+    parts: Any = types.SimpleNamespace(stack=stack, run_rows=rows)
+    loop = SpmdLoop(parts, num_stages=2, num_micro_batches=1, rematerialize=False)
+
+    def tick() -> Any:
+        ctx = StepContext(mode="train", num_examples=3)
+        weights, state = {"w": tf.ones([2, 1])}, {"x": tf.ones([2, 3, 4])}
+        with refused(layer):
+            return run_tick(loop, weights, state, {}, tf.zeros([2], tf.int32), lambda first: ctx)
+
+    with pytest.raises(kind, match=said):
+        tf.function(tick, autograph=False).get_concrete_function()
 
 
 class Mixing(Layer):
