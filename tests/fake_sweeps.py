@@ -73,7 +73,11 @@ class FakeOptuna:
         self.trials: list[Any] = []
         self.sampler = ""
         states = SimpleNamespace(
-            RUNNING="running", FAIL="fail", COMPLETE="complete", WAITING="waiting"
+            RUNNING="running",
+            FAIL="fail",
+            COMPLETE="complete",
+            PRUNED="pruned",
+            WAITING="waiting",
         )
         self.queue: list[dict[str, Any]] = []
         self.trial = SimpleNamespace(TrialState=states, Trial=lambda study, id: self.trials[id])

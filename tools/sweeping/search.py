@@ -44,7 +44,7 @@ def check_installed() -> None:
 
 
 def begin_again(folder: str) -> bool:
-    """Removes the study in the folder of a sweep, unless a trial has a value; returns whether.
+    """Removes the study in the folder of a sweep, unless a trial was judged; returns whether.
 
     Another study then proposes the same settings for a trial that was stopped, so that it resumes.
 
@@ -54,8 +54,8 @@ def begin_again(folder: str) -> bool:
     optuna: Any = importlib.import_module("optuna")
     path = files.join(folder, _FILE)
     if files.exists(path):
-        study = _opened(optuna, folder)
-        if study.get_trials(states=(optuna.trial.TrialState.COMPLETE,)):
+        study, states = _opened(optuna, folder), optuna.trial.TrialState
+        if study.get_trials(states=(states.COMPLETE, states.PRUNED)):
             return False
         files.remove(path)
     return True

@@ -76,6 +76,21 @@ def test_another_metric_continues_a_search_until_a_trial_has_a_value(
     assert f'(--metric was "{splits[0]}/loss")' in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("state", "is_removed"), [("COMPLETE", 0), ("PRUNED", 0), ("FAIL", 1)])
+def test_a_study_of_judged_trials_is_not_removed(
+    state: str, is_removed: bool, tmp_path: Path
+) -> None:
+    optuna = pytest.importorskip("optuna", reason="the extra `sweep` is not installed")
+    path = tmp_path / "optuna.db"
+    study = optuna.create_study(study_name="sweep", storage=f"sqlite:///{path}")
+    trial = study.ask()
+    trial.report(1.0, step=1)
+    ended = optuna.trial.TrialState[state]
+    study.tell(trial, 1.0 if state == "COMPLETE" else None, state=ended)
+    assert search.begin_again(str(tmp_path)) == is_removed
+    assert path.exists() != is_removed
+
+
 def test_a_damaged_study_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("optuna", reason="the extra `sweep` is not installed")
     (tmp_path / "optuna.db").write_text("no database" * 100)
