@@ -111,7 +111,7 @@ def _accumulated(
     step, shards = planned(count), not replicas
 
     def others() -> Iterator[tuple[str, StepPlan]]:
-        for n in enough(step, parts.device, count, counts, shards=shards):
+        for n in enough(step, parts.device, count, counts):
             yield f"accumulation_steps={n}", planned(n)
 
     return first_that_fits(step, parts.device, others(), shards=shards)
@@ -246,11 +246,11 @@ def _pipeline(
 
     def others() -> Iterator[tuple[str, StepPlan]]:
         if owner is Pipelined:  # the other one saves the activations of all micro-batches
-            for n in enough(step, device, count, counts, shards=shards):
+            for n in enough(step, device, count, counts):
                 yield f"{n} micro-batches", planned(n, "none")
         again = planned(count, "all")
         yield "rematerialize=all", again
-        for n in enough(again, device, count, counts, shards=shards):
+        for n in enough(again, device, count, counts):
             yield f"rematerialize=all and {n} micro-batches", planned(n, "all")
 
     return first_that_fits(step, device, others(), shards=shards)

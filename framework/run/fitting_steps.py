@@ -53,27 +53,25 @@ def first_that_fits(
     return dataclasses.replace(step, tried=f"tried: {', '.join(tried)}" if tried else "")
 
 
-def enough(
-    step: StepPlan, device: DeviceType, count: int, counts: Sequence[int], *, shards: bool
-) -> list[int]:
+def enough(step: StepPlan, device: DeviceType, count: int, counts: Sequence[int]) -> list[int]:
     """Returns into how many parts a batch could be divided so that a step fits.
 
-    The memory that has examples is assumed to be inversely proportional to their number.
+    The memory that has examples is assumed to be inversely proportional to their number. The
+    largest number is always one, since it may fit though this estimate says that it does not.
 
     Args:
       step: a step that does not fit.
       device: type of the devices.
       count: number of its parts.
       counts: possible numbers, ascending.
-      shards: see `first_that_fits`; if so, the largest number is always one.
 
-    Returns: the smallest number that should be enough, and the largest.
+    Returns: the smallest number that should be enough, if there is one, and the largest.
     """
     state, more = _state_bytes(step), [n for n in counts if n > count]
     spare = _AIM * device.memory_bytes - state
     needed = count * (step.bytes_together - state) / spare if spare > 0 else math.inf
     right = [n for n in more if n >= needed]
-    return list(dict.fromkeys([*right[:1], *(more if shards else right)[-1:]]))
+    return list(dict.fromkeys([*right[:1], *more[-1:]]))
 
 
 def _state_bytes(step: StepPlan) -> float:

@@ -167,9 +167,21 @@ def test_what_was_tried_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.total_bytes == 10.0 and found.notes == ("without a=4: 42 B of memory",)
     tried = first_that_fits(step(40.0), device, list(others_until(step)), shards=False)
     assert tried.total_bytes == 42.0 and tried.tried == "tried: a=2, a=4"
-    assert enough(step(40.0), device, 1, [1, 2, 4, 8, 16], shards=False) == [8, 16]  # 9 - 2 of 40
-    assert enough(step(40.0), device, 2, [1, 2, 4, 8], shards=False) == []
-    assert enough(step(40.0), device, 2, [1, 2, 4, 8], shards=True) == [8]
+    assert enough(step(40.0), device, 1, [1, 2, 4, 8, 16]) == [8, 16]  # 9 - 2 of 40
+    assert enough(step(40.0), device, 1, [1, 2, 4]) == [4]  # though 5.4 are needed
+    assert enough(step(40.0), device, 8, [1, 2, 4, 8]) == []
+
+
+def test_the_largest_number_of_parts_is_tried_though_it_leaves_no_tenth_of_memory() -> None:
+    device, counts = with_memory(10.0), [1, 2, 4]
+    for state in (8.8, 9.2):  # a tenth is free up to 9
+
+        def step(count: int, state: float = state) -> StepPlan:
+            return StepPlan("s", 1, {"weights": state, "activations": 2.0 / count}, 0.0, 1.0)
+
+        others = [(f"a={n}", step(n)) for n in enough(step(1), device, 1, counts)]
+        found = first_that_fits(step(1), device, others, shards=False)
+        assert found.total_bytes == state + 0.5 and not found.tried
 
 
 def others_until(step: Any) -> Iterator[tuple[str, StepPlan]]:
