@@ -110,9 +110,9 @@ def _accumulated(
     count = next((n for n in reversed(counts) if own % n == 0), own)
     step, shards = planned(count), not replicas
 
-    def others() -> Iterator[tuple[str, StepPlan]]:
+    def others() -> Iterator[tuple[str, Callable[[], StepPlan]]]:
         for n in enough(step, parts.device, count, counts):
-            yield f"accumulation_steps={n}", planned(n)
+            yield f"accumulation_steps={n}", functools.partial(planned, n)
 
     return first_that_fits(step, parts.device, others(), shards=shards)
 
@@ -235,6 +235,7 @@ def _pipeline(
     counts = _divisors(size // replicas, 1)
     count = min(counts, key=lambda n: abs(math.log(n / (_PER_STAGE * stages))))
 
+    @functools.cache
     def planned(count: int, rematerialize: str) -> StepPlan:
         tree = parts.tree.copy()
         tree.execution = owner.Params(
@@ -244,13 +245,16 @@ def _pipeline(
 
     step = planned(count, "none")
 
-    def others() -> Iterator[tuple[str, StepPlan]]:
+    def others() -> Iterator[tuple[str, Callable[[], StepPlan]]]:
         if owner is Pipelined:  # the other one saves the activations of all micro-batches
             for n in enough(step, device, count, counts):
-                yield f"{n} micro-batches", planned(n, "none")
-        again = planned(count, "all")
-        yield "rematerialize=all", again
+                yield f"{n} micro-batches", functools.partial(planned, n, "none")
+        yield "rematerialize=all", functools.partial(planned, count, "all")
+        try:
+            again = planned(count, "all")
+        except ExecutionError:
+            again = step
         for n in enough(again, device, count, counts):
-            yield f"rematerialize=all and {n} micro-batches", planned(n, "all")
+            yield f"rematerialize=all and {n} micro-batches", functools.partial(planned, n, "all")
 
     return first_that_fits(step, device, others(), shards=shards)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from tekso.framework.costs.device_types import DeviceType
 from tekso.framework.execution.errors import ExecutionError
@@ -22,7 +22,11 @@ def fits(step: StepPlan, device: DeviceType) -> bool:
 
 
 def first_that_fits(
-    step: StepPlan, device: DeviceType, others: Iterable[tuple[str, StepPlan]], *, shards: bool
+    step: StepPlan,
+    device: DeviceType,
+    others: Iterable[tuple[str, Callable[[], StepPlan]]],
+    *,
+    shards: bool,
 ) -> StepPlan:
     """Returns a step or, if it does not fit, the first of others that does.
 
@@ -31,7 +35,8 @@ def first_that_fits(
     Args:
       step: the step.
       device: type of the devices.
-      others: settings that need less memory, each with its step; plans them one by one.
+      others: settings that need less memory, each with a function that plans its step, or raises
+        an ExecutionError if they are impossible.
       shards: whether layouts of other steps may shard weights that this one replicates; otherwise
         no other step is planned if the weights alone do not fit.
     """
@@ -42,14 +47,16 @@ def first_that_fits(
         alone = f"weights, slots and gradients alone: {bytes_text(state)}"
         return dataclasses.replace(step, tried=alone)
     tried = []
-    try:
-        for settings, other in others:
-            if fits(other, device):
-                note = f"without {settings}: {bytes_text(step.total_bytes)} of memory"
-                return dataclasses.replace(other, notes=(note, *other.notes))
-            tried.append(settings)
-    except ExecutionError as error:
-        tried.append(f"others are impossible: {error}")
+    for settings, make in others:
+        try:
+            other = make()
+        except ExecutionError as error:
+            tried.append(f"{settings} (impossible: {error})")
+            continue
+        if fits(other, device):
+            note = f"without {settings}: {bytes_text(step.total_bytes)} of memory"
+            return dataclasses.replace(other, notes=(note, *other.notes))
+        tried.append(settings)
     return dataclasses.replace(step, tried=f"tried: {', '.join(tried)}" if tried else "")
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from traced_pieces import traced_once
 from tekso.framework import execution, registry, schedules
 from tekso.framework.costs import device_types, this_machine
 from tekso.framework.costs.this_machine import THIS_MACHINE
+from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.pipelined import Pipelined
 from tekso.framework.execution.spmd_pipelined import SpmdPipelined
 from tekso.framework.planning import layout_search
@@ -157,9 +159,9 @@ def test_what_was_tried_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     def step(activations: float) -> StepPlan:
         return StepPlan("s", 1, {**state, "activations": activations}, 0.0, 1.0)
 
-    def others() -> Iterator[tuple[str, StepPlan]]:
-        yield "a=2", step(20.0)
-        yield "a=4", step(fitting)
+    def others() -> Iterator[tuple[str, Callable[[], StepPlan]]]:
+        yield "a=2", lambda: step(20.0)
+        yield "a=4", lambda: step(fitting)
         raise AssertionError("no more are planned than needed")
 
     fitting = 8.0
@@ -179,14 +181,49 @@ def test_the_largest_number_of_parts_is_tried_though_it_leaves_no_tenth_of_memor
         def step(count: int, state: float = state) -> StepPlan:
             return StepPlan("s", 1, {"weights": state, "activations": 2.0 / count}, 0.0, 1.0)
 
-        others = [(f"a={n}", step(n)) for n in enough(step(1), device, 1, counts)]
+        others = [
+            (f"a={n}", functools.partial(step, n)) for n in enough(step(1), device, 1, counts)
+        ]
         found = first_that_fits(step(1), device, others, shards=False)
         assert found.total_bytes == state + 0.5 and not found.tried
 
 
-def others_until(step: Any) -> Iterator[tuple[str, StepPlan]]:
-    yield "a=2", step(20.0)
-    yield "a=4", step(9.0)
+def others_until(step: Any) -> Iterator[tuple[str, Callable[[], StepPlan]]]:
+    yield "a=2", lambda: step(20.0)
+    yield "a=4", lambda: step(9.0)
+
+
+def test_settings_that_are_impossible_do_not_end_the_search(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_pipeline = execution_search.pipelined
+
+    def possible(parts: StepParts, tree: Any, **options: Any) -> StepPlan:
+        p = tree.execution
+        if (p.num_micro_batches, p.rematerialize) in impossible:
+            raise ExecutionError("no such schedule")
+        return of_pipeline(parts, tree, **options)
+
+    def pipeline(bytes_: float) -> StepPlan:
+        plan = ranked_in(monkeypatch, tmp_path, bytes_, **{"input.batch_size": 16})
+        return next(step for step in plan.others if step.name.startswith("pipelined"))
+
+    impossible: list[tuple[int, str]] = []
+    first = pipeline(1e12)
+    monkeypatch.setattr(execution_search, "pipelined", possible)
+    impossible.append((16, "none"))
+    found = pipeline(0.9 * first.bytes_together)
+    assert found.name.endswith("8 micro-batches, rematerialize=all") and not found.tried
+    impossible.append((8, "all"))
+    found = pipeline(0.9 * first.bytes_together)
+    assert found.name.endswith("16 micro-batches, rematerialize=all") and not found.tried
+    impossible.append((16, "all"))
+    found = pipeline(0.9 * first.bytes_together)
+    why = "(impossible: no such schedule)"
+    assert found.tried == (
+        f"tried: 16 micro-batches {why}, rematerialize=all {why}, "
+        f"rematerialize=all and 16 micro-batches {why}"
+    )
 
 
 def test_a_mesh_that_shards_no_product_is_not_ranked(tmp_path: Path) -> None:
