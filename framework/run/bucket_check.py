@@ -2,6 +2,8 @@
 
 It computes the loss of a few examples in the rows of their bucket, and padded to those of the next
 bucket. They differ if the model averages over padding, for example, or if `BatchNorm` has no mask.
+So they do if padding is masked, but a convolution with strides and "SAME" padding is aligned with
+the end of the rows: how much it pads at their begin depends on their length.
 
     dropout             none, because its masks depend on the length of the rows
     batch statistics    of training, if a layer couples examples; otherwise as in evaluations
@@ -54,7 +56,8 @@ def warnings(trial: Trial, input: Input) -> list[str]:
         f"same {len(next(iter(found[0].values())))} examples it is {losses[0]:g} with "
         f"{lengths[0]}, and {losses[1]:g} with {lengths[1]}. Mask the padding of "
         f"{listed(list(_padded(*found)))} in means, maxima, attention and convolutions over the "
-        "positions, and pass BatchNorm a mask"
+        "positions, and pass BatchNorm a mask, or choose bucket bounds that are multiples of the "
+        "model's total stride"
     ]
 
 

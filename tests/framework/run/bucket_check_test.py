@@ -81,6 +81,10 @@ class Means(Task):
         is_real = batch["x"] > 0
         x = tf.einsum("bl,cd->bld", batch["x"], theta.w) + 1.0
         x = ops.dropout(ctx, x, 0.5, self)
+        if "strides" in way:  # "SAME" pads 1 in front of 10, 0 in front of 12 and 15
+            x *= tf.cast(is_real, tf.float32)[:, :, tf.newaxis]
+            x = tf.nn.conv1d(x, tf.fill([4, 3, 3], 0.05), 3, "SAME")
+            is_real = is_real[:, ::3]
         if "norm" in way:
             x = self.norm.fprop(theta.norm, x, ctx, mask=is_real if "masked" in way else None)
         if "noise" in way and ctx.is_training:
@@ -117,6 +121,12 @@ def test_a_model_that_counts_padding_of_a_bucket_is_a_warning_with_the_array(way
 @pytest.mark.parametrize("way", ["masked", "masked, head of zeros", "masked norm"])
 def test_a_model_that_masks_padding_is_no_warning_though_it_has_dropout(way: str) -> None:
     assert check(way) == []
+
+
+def test_strides_that_the_bounds_are_no_multiple_of_are_a_warning_that_says_so() -> None:
+    (warning,) = check("strides", bounds=[10, 15, 24])
+    assert "or choose bucket bounds that are multiples of the model's total stride" in warning
+    assert check("strides", bounds=[12, 15, 24]) == []
 
 
 def test_noise_of_the_length_of_a_row_is_not_taken_for_padding() -> None:
