@@ -168,7 +168,6 @@ def assemble(
     if group.cluster is not None:
         execution.join(group.cluster)
     execution.expect(tree.task)
-    execution.batches_differ = batch_kinds.differ_in_size(tree)
     with connecting(tpu):
         execution.setup_devices(tpu=tpu, cpu_devices=cpu_devices)
     seed = run.params.seed
@@ -186,6 +185,7 @@ def assemble(
     else:
         with group.first_before_others():  # this may read the data and create assets
             input, signature = inspection.known_parts(tree, assets_dir, one_task=one_task)
+    execution.batches_differ = batch_kinds.differ_in_size(tree, input if reads_data else None)
     task = _task(tree, input)
     warnings: list[str] = []
     if reads_data:

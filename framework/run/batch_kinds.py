@@ -14,6 +14,7 @@ from tekso.framework import files
 from tekso.framework.execution.base import signature_of
 from tekso.framework.experiment import Tree
 from tekso.framework.input.bucketing import BucketedInput
+from tekso.framework.input.input import Input
 from tekso.framework.input.task_inputs import TaskInputs, named
 from tekso.framework.run import input_globs
 from tekso.framework.signature import Signature, num_examples
@@ -54,12 +55,24 @@ class BatchKinds(NamedTuple):
 ONE_KIND = BatchKinds()
 
 
-def differ_in_size(tree: Tree.Params) -> bool:
-    """Whether batches of training may differ in their number of examples."""
+def differ_in_size(tree: Tree.Params, input: Input | None = None) -> bool:
+    """Whether batches of training may differ in their number of examples.
+
+    Args:
+      tree: the Params.
+      input: the training input; None: the answer is that of the Params, and True if only the input
+        knows.
+    """
     owner: Any = tree.input.owner
     if issubclass(owner, TaskInputs):
         return bool(tree.input.get("unit") == "one_task")
-    return issubclass(owner, BucketedInput)
+    if not issubclass(owner, BucketedInput):
+        return False
+    divides = "num_micro_batches" in tree.execution  # others need not know, so no row is built
+    if input is None or not divides or not isinstance(input.inner, BucketedInput):
+        is_own = owner.batch is not BucketedInput.batch
+        return is_own or "fill" not in tree.input or tree.input.get("fill") != "examples"
+    return len({num_examples(batch) for _, batch in input.inner.bucket_signatures()}) != 1
 
 
 def of_experiment(tree: Tree.Params, *, assets_dir: str | None = None) -> BatchKinds:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tekso.framework import schedules
+from tekso.framework import registry, schedules
 from tekso.framework.context import StepContext
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.pipeline.stages_on_mesh import StagesOnMesh
@@ -21,7 +21,7 @@ from tekso.framework.input.bucketing import BucketedInput
 from tekso.framework.learner import Learner
 from tekso.framework.optimizers.adam import Adam
 from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece
-from tekso.framework.run import pipeline_plan, run_plan
+from tekso.framework.run import batch_kinds, pipeline_plan, run_plan
 from tekso.framework.run.session import Session
 from tekso.framework.task import Task
 from tekso.framework.theta import Theta
@@ -43,6 +43,18 @@ class Rows(BucketedInput):
     def bucket_rows(self, examples: Any, bound: int) -> Any:
         values = np.random.default_rng(0).normal(size=[22, 9]).astype(np.float32)
         return {"x": values[examples, :bound], "weights": np.ones(len(examples), np.float32)}
+
+
+class BatchesOfOneSize(BucketedInput):
+    """Batches of 6 rows of 3 or 9 numbers; the bucket for 5 numbers has no rows."""
+
+    def __init__(self, params: Any, **kwargs: Any) -> None:
+        super().__init__(params, **kwargs)
+        self.assign([9] * 6 + [3] * 12, [3, 5, 9], [6, 7, 6])
+
+    def bucket_rows(self, examples: Any, bound: int) -> Any:
+        count = len(examples)
+        return {"x": np.ones([count, bound], np.float32), "weights": np.ones(count, np.float32)}
 
 
 class RowsOfOneSize(Arrays):
@@ -107,6 +119,30 @@ def test_a_first_batch_that_the_micro_batches_do_not_divide_is_split_into_fewer(
         program: Any = session.program
         counts.append(program.plan.num_micro_batches)
     assert counts == [4, 6, 6]
+
+
+def test_buckets_whose_batches_have_one_size_need_micro_batches_that_divide_it() -> None:
+    one_size = {"input": BatchesOfOneSize.Params(batch_size=6, order="sequential")}
+    with pytest.raises(ExecutionError, match="6 does not divide evenly over 8 micro-batches"):
+        Session(Curves, {**EIGHT, **one_size})
+    three = Pipelined.Params(num_stages=1, num_micro_batches=3)
+    session = Session(Curves, {"execution": three, **one_size})
+    assert len({session.input.batch(step)["x"].shape[1] for step in range(3)}) == 2
+    session.train(3)
+    program: Any = session.program
+    assert program.plan.num_micro_batches == 3
+
+
+def test_whether_the_batches_of_buckets_differ_is_known_from_the_params_if_they_say_so() -> None:
+    tree = registry.get("asr.prompts.Ctc")().tree()
+    for fill, differ in (("examples", False), ("seconds", True)):
+        tree.input.fill = fill
+        assert batch_kinds.differ_in_size(tree) == differ
+    tree.input = BatchesOfOneSize.Params(batch_size=6)
+    assert batch_kinds.differ_in_size(tree), "only the input knows"
+    tree.set(EIGHT)
+    assert not batch_kinds.differ_in_size(tree, tree.input.instantiate())
+    assert batch_kinds.differ_in_size(Curves().tree().set(EIGHT), Curves().input().instantiate())
 
 
 def test_the_plan_splits_every_kind_of_batch_as_training_does(tmp_path: Path) -> None:
