@@ -187,10 +187,10 @@ def assemble(
             input, signature = inspection.known_parts(tree, assets_dir, one_task=one_task)
     execution.batches_differ = batch_kinds.differ_in_size(tree, input if reads_data else None)
     task = _task(tree, input)
-    warnings: list[str] = []
+    warnings = batch_kinds.division_warnings(tree, execution, signature) if trains else []
     if reads_data:
         inputs = with_paths(input, eval_inputs)
-        warnings = [*input_checks.warnings(inputs), *task_results.check_inputs(task, inputs)]
+        warnings += [*input_checks.warnings(inputs), *task_results.check_inputs(task, inputs)]
     learner = schedules.end_with_run(tree.learner, run.params.steps).instantiate()
     if reads_data:
         _check_functions(task, learner, signature, run.params.steps)

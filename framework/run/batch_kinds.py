@@ -11,7 +11,9 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from tekso.framework import files
-from tekso.framework.execution.base import signature_of
+from tekso.framework.counting import counted
+from tekso.framework.execution.base import Execution, signature_of
+from tekso.framework.execution.pipeline.staged_execution import StagedExecution
 from tekso.framework.experiment import Tree
 from tekso.framework.input.bucketing import BucketedInput
 from tekso.framework.input.input import Input
@@ -73,6 +75,35 @@ def differ_in_size(tree: Tree.Params, input: Input | None = None) -> bool:
         is_own = owner.batch is not BucketedInput.batch
         return is_own or "fill" not in tree.input or tree.input.get("fill") != "examples"
     return len({num_examples(batch) for _, batch in input.inner.bucket_signatures()}) != 1
+
+
+def division_warnings(tree: Tree.Params, execution: Execution, batch: Signature) -> list[str]:
+    """Returns a warning if a pipeline splits the first batch into fewer parts than configured.
+
+    Args:
+      tree: the Params.
+      execution: the execution, with `batches_differ` set.
+      batch: signature of the first batch.
+
+    Raises:
+      ExecutionError: the pipeline cannot split it.
+    """
+    if not isinstance(execution, StagedExecution) or not execution.batches_differ:
+        return []
+    p, size, parts = execution.params, num_examples(batch), tree.learner.get("accumulation_steps")
+    found = execution.division(size, parts)
+    if found == (parts, p.num_micro_batches):
+        return []
+    numbers = (p.num_micro_batches, found[1])
+    count, into = (counted(n, "micro-batch", "micro-batches") for n in numbers)
+    steps = f" and {counted(parts, 'accumulation step')}" if parts > 1 else ""
+    of_steps = f" in {counted(found[0], 'accumulation step')}" if parts > 1 else ""
+    return [
+        f"{count} (execution.num_micro_batches){steps} do not divide the first batch of {size} "
+        f"examples, so it is split into {into}{of_steps}, which may be slower and need more "
+        "memory. To avoid it, choose batch sizes that are multiples of "
+        f"{parts * p.num_micro_batches * p.num_replicas}"
+    ]
 
 
 def of_experiment(tree: Tree.Params, *, assets_dir: str | None = None) -> BatchKinds:

@@ -21,7 +21,7 @@ from tekso.framework.input.bucketing import BucketedInput
 from tekso.framework.learner import Learner
 from tekso.framework.optimizers.adam import Adam
 from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece
-from tekso.framework.run import batch_kinds, pipeline_plan, run_plan
+from tekso.framework.run import assembly, batch_kinds, pipeline_plan, run_plan
 from tekso.framework.run.session import Session
 from tekso.framework.task import Task
 from tekso.framework.theta import Theta
@@ -119,6 +119,27 @@ def test_a_first_batch_that_the_micro_batches_do_not_divide_is_split_into_fewer(
         program: Any = session.program
         counts.append(program.plan.num_micro_batches)
     assert counts == [4, 6, 6]
+
+
+def test_a_first_batch_that_is_split_into_fewer_is_a_warning(tmp_path: Path) -> None:
+    def warnings(count: int, steps: int) -> list[str]:
+        tree = Curves().tree()
+        tree.execution = Pipelined.Params(num_stages=1, num_micro_batches=count)
+        tree.learner.accumulation_steps = steps
+        found = assembly.assemble(tree, assets_dir=str(tmp_path)).warnings
+        return [text for text in found if "micro-batch" in text]
+
+    (warning,) = warnings(8, 1)
+    assert warning == (
+        "8 micro-batches (execution.num_micro_batches) do not divide the first batch of 4 "
+        "examples, so it is split into 4 micro-batches, which may be slower and need more memory. "
+        "To avoid it, choose batch sizes that are multiples of 8"
+    )
+    (warning,) = warnings(3, 2)
+    assert "3 micro-batches (execution.num_micro_batches) and 2 accumulation steps do" in warning
+    assert "split into 2 micro-batches in 2 accumulation steps, which" in warning
+    assert "multiples of 6" in warning
+    assert warnings(2, 2) == []
 
 
 def test_buckets_whose_batches_have_one_size_need_micro_batches_that_divide_it() -> None:
