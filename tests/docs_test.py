@@ -155,6 +155,7 @@ def speeds() -> dict[str, Any]:
     names = [field.name for field in dataclasses.fields(this_machine.MachineSpeed)]
     one = {name: 1e-6 if name in this_machine.STARTS else 1e9 for name in names}
     one |= {name: [(1.0, 1e9)] for name in this_machine.POINTS}
+    one |= {name: [] for name in this_machine.BY_OP}
     kinds = ("side_by_side", "alone", "alone_cpu")
     return {**dict.fromkeys(this_machine.OF_STEP, 1e-6), **dict.fromkeys(kinds, one)}
 
