@@ -87,7 +87,7 @@ def compare(
       UsageError: a folder has no run, or no run has the metric.
     """
     from tekso.framework.tables import table, terminal_width
-    from tekso.tools.comparison import page, runs, tables
+    from tekso.tools.comparison import fields, page, runs, tables
 
     distinct: dict[str, str] = {}  # a run that is given twice is one run
     for path in paths:
@@ -103,7 +103,8 @@ def compare(
             f"no run has the curve {metric}; {hint} runs have: {', '.join(known) or 'none'}{damage}"
         )
     groups = runs.groups(found)
-    different = runs.differences([run for group in groups for run in group.runs])
+    ordered = [run for group in groups for run in group.runs]
+    different = fields.to_show(runs.differences(ordered), ordered)
     shown = [tables.results(groups, metric, best), tables.cost(groups)]
     width = terminal_width(sys.stdout)
     for one in shown:
@@ -113,7 +114,10 @@ def compare(
     if different:
         print("Params that differ\n")
     for field in different[:_MOST_FIELDS]:
-        values = (v.with_origin if v is not None else "(no field)" for v in field.values)
+        values = (
+            value.with_origin if value else f"({fields.why_missing(field.path, run)})"
+            for run, value in zip(ordered, field.values, strict=True)
+        )
         print(f"{field.path} : {' | '.join(values)}")
     if len(different) > _MOST_FIELDS:
         more = counted(len(different) - _MOST_FIELDS, "field")

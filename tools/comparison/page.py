@@ -11,6 +11,7 @@ from html import escape
 
 from tekso.framework.run.report.lines import duration as duration_text
 from tekso.framework.run.report.lines import magnitude, number
+from tekso.tools.comparison.fields import why_missing
 from tekso.tools.comparison.runs import ComparedRun, DifferentField, Group, Point
 from tekso.tools.comparison.tables import ComparisonTable
 
@@ -94,8 +95,8 @@ def _params(different: Sequence[DifferentField], runs: Sequence[ComparedRun]) ->
         cells = [
             f"<td>{escape(value.text)}<br><small>{escape(value.origin)}</small></td>"
             if value is not None
-            else "<td><small>no such field</small></td>"
-            for value in one.values
+            else f"<td><small>{escape(why_missing(one.path, run))}</small></td>"
+            for run, value in zip(runs, one.values, strict=True)
         ]
         rows.append(f"<tr><td>{escape(one.path)}</td>{''.join(cells)}</tr>")
     return f"<table><tr><th>field</th>{head}</tr>{''.join(rows)}</table>"

@@ -34,7 +34,8 @@ _LENGTH = {  # fields that say for how long a run goes, not what is trained
     "run.decode_at_end",
     "run.weight_figures_every_steps",
 }
-_DEFAULT = "default"
+DEFAULT = "default"
+"""The origin of a value that nothing sets."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +48,7 @@ class ParamValue:
     @property
     def with_origin(self) -> str:
         """The value, and the place that set it unless it is a default."""
-        return self.text if self.origin == _DEFAULT else f"{self.text} [{self.origin}]"
+        return self.text if self.origin == DEFAULT else f"{self.text} [{self.origin}]"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,7 +160,7 @@ def read(path: str) -> ComparedRun:
 
 def _devices(logdir: Logdir) -> dict[str, ParamValue]:
     found = devices.read(logdir)
-    return {DEVICES: ParamValue(found, _DEFAULT)} if found else {}
+    return {DEVICES: ParamValue(found, DEFAULT)} if found else {}
 
 
 def _damage(path: str) -> str:
@@ -208,7 +209,7 @@ def params_of(text: str) -> dict[str, ParamValue]:
     """Returns {path: value} of the text of Params with origins."""
     found = (_LINE.fullmatch(line) for line in text.split("\n"))
     return {
-        match[1]: ParamValue(match[2], match[3] or _DEFAULT)
+        match[1]: ParamValue(match[2], match[3] or DEFAULT)
         for match in found
         if match is not None and not match[1].startswith("#")
     }
