@@ -164,7 +164,7 @@ def assemble(
     devices.set_determinism(run.params.deterministic)
     devices.set_graph_optimizer(True)
     group = group or ProcessGroup()
-    execution = tree.execution.instantiate()
+    execution = batch_kinds.execution_of(tree)
     if group.cluster is not None:
         execution.join(group.cluster)
     execution.expect(tree.task)
@@ -185,7 +185,8 @@ def assemble(
     else:
         with group.first_before_others():  # this may read the data and create assets
             input, signature = inspection.known_parts(tree, assets_dir, one_task=one_task)
-    execution.batches_differ = batch_kinds.differ_in_size(tree, input if reads_data else None)
+    if reads_data:
+        execution.batches_differ = batch_kinds.differ_in_size(tree, input)
     task = _task(tree, input)
     warnings = batch_kinds.division_warnings(tree, execution, signature) if trains else []
     if reads_data:

@@ -77,6 +77,13 @@ def differ_in_size(tree: Tree.Params, input: Input | None = None) -> bool:
     return len({num_examples(batch) for _, batch in input.inner.bucket_signatures()}) != 1
 
 
+def execution_of(tree: Tree.Params) -> Any:
+    """Returns the execution of an experiment, which knows if its batches may differ in size."""
+    found: Execution = tree.execution.instantiate()
+    found.batches_differ = differ_in_size(tree)
+    return found
+
+
 def division_warnings(tree: Tree.Params, execution: Execution, batch: Signature) -> list[str]:
     """Returns a warning if a pipeline splits the first batch into fewer parts than configured.
 

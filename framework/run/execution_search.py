@@ -17,7 +17,7 @@ from tekso.framework.execution.spmd_pipelined import SpmdPipelined
 from tekso.framework.experiment import Tree
 from tekso.framework.planning import layout_search
 from tekso.framework.planning.layout_search import Ranked
-from tekso.framework.run import local_steps, pipeline_plan, step_plan
+from tekso.framework.run import batch_kinds, local_steps, step_plan
 from tekso.framework.run.divided_losses import Division, division_of
 from tekso.framework.run.divided_plan import DividedStep
 from tekso.framework.run.fitting_steps import enough, first_that_fits
@@ -195,7 +195,7 @@ def _stages_on_meshes(parts: StepParts, devices: int, stages: int, size: int) ->
 
     def layouts(tree: Tree.Params) -> list[MeshLayout]:
         # The accumulation steps divide this batch: the search computes a micro-batch.
-        batch = pipeline_plan.execution_of(tree).micro_batch(parts.batch, parts=1)
+        batch = batch_kinds.execution_of(tree).micro_batch(parts.batch, parts=1)
         ranking = _ranking(parts, batch, size)
         fast = sorted(ranking, key=lambda ranked: ranked.cost.seconds)[:_COMPARED]
         small = sorted(ranking, key=lambda ranked: ranked.cost.memory.total)[:_COMPARED]

@@ -18,7 +18,8 @@ from tekso.framework.experiment import Tree
 from tekso.framework.planning import sharding
 from tekso.framework.planning.sharding import ShardedWeight
 from tekso.framework.run import inspection, mesh_plan, weight_groups
-from tekso.framework.run.pipeline_plan import execution_of, stage_layout
+from tekso.framework.run.batch_kinds import execution_of
+from tekso.framework.run.pipeline_plan import stage_layout
 from tekso.framework.task import Task
 from tekso.framework.weight_spec import WeightSpec
 

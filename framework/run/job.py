@@ -16,7 +16,7 @@ from tekso.framework import exposure, files, watchdog
 from tekso.framework.cluster import Cluster
 from tekso.framework.experiment import Tree
 from tekso.framework.params import Params
-from tekso.framework.run import cluster_token, param_changes
+from tekso.framework.run import batch_kinds, cluster_token, param_changes
 from tekso.framework.run.assembly import Assembly, assemble
 from tekso.framework.run.checkpoints import Checkpoint, Checkpoints
 from tekso.framework.run.consistency import check_settings
@@ -115,7 +115,7 @@ class Job:
         self, cluster: Cluster, resumption: Callable[[], str] | None, settings: Mapping[str, Any]
     ) -> Iterator[ProcessGroup]:
         """Connects the processes of the run; see `meet`."""
-        self.tree.execution.instantiate().join(cluster)  # checks before waiting for others
+        batch_kinds.execution_of(self.tree).join(cluster)  # checks before waiting for others
         self.console.line(exposure.describe(cluster.address), "good")
 
         def with_advice(text: str) -> str:

@@ -12,7 +12,7 @@ from tekso.framework.execution.mesh_sharded import MeshSharded
 from tekso.framework.experiment import Tree
 from tekso.framework.learning_step import LearnerBase
 from tekso.framework.planning import collectives, sharding
-from tekso.framework.run import inspection
+from tekso.framework.run import batch_kinds, inspection
 from tekso.framework.signature import Signature
 from tekso.framework.task import Task
 
@@ -90,7 +90,7 @@ def plan_of(tree: Tree.Params, *, assets_dir: str | None = None) -> MeshPlan:
             f"the execution of this experiment is {name}, which does not use a mesh: set one, as "
             f"in {EXAMPLE}"
         )
-    execution: MeshSharded = tree.execution.instantiate()
+    execution: MeshSharded = batch_kinds.execution_of(tree)
     return MeshPlan(
         task=inspection.task_of(tree, assets_dir=assets_dir),
         learner=schedules.end_with_run(tree.learner, tree.run.steps).instantiate(),

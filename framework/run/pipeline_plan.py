@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 from tekso.framework import schedules, task_results
 from tekso.framework.costs.this_machine import MachineSpeed
@@ -26,13 +25,6 @@ from tekso.framework.step import used_specs
 from tekso.framework.task import Task
 
 EXAMPLE = "--execution=pipelined --set execution.num_stages=4 --set execution.num_micro_batches=8"
-
-
-def execution_of(tree: Tree.Params) -> Any:
-    """Returns the pipeline of an experiment."""
-    found = tree.execution.instantiate()
-    found.batches_differ = batch_kinds.differ_in_size(tree)
-    return found
 
 
 def check_is_pipelined(tree: Tree.Params, what: str) -> None:
@@ -80,7 +72,7 @@ def figures(
     learner = schedules.end_with_run(tree.learner, tree.run.steps).instantiate()
     batch = inspection.batch_of(tree, assets_dir=assets_dir)
     found = figures_of_parts(tree, task, learner, batch, machine=machine)
-    layout = stage_layout(execution_of(tree), task, batch, learner)
+    layout = stage_layout(batch_kinds.execution_of(tree), task, batch, learner)
     if layout is None:
         return found
     on_mesh = figures_on_mesh(found.plan, learner, task.specs(), layout)
@@ -107,7 +99,7 @@ def figures_of_parts(
     Raises:
       ExecutionError: see `figures`.
     """
-    execution: StagedExecution = execution_of(tree)
+    execution: StagedExecution = batch_kinds.execution_of(tree)
     parts = learner.params.accumulation_steps
     dtype = execution.activation_dtype(tree.run.activation_dtype)
     plan = execution.plan(task, batch, parts=parts, dtype=dtype)

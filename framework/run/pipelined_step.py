@@ -42,7 +42,7 @@ from tekso.framework.planning.rings import WEIGHTS
 from tekso.framework.planning.simulator import simulate
 from tekso.framework.planning.stage_figures import PipelineFigures, durations, pass_costs
 from tekso.framework.planning.step_time import StepTime
-from tekso.framework.run import pipeline_exchange, pipeline_plan
+from tekso.framework.run import batch_kinds, pipeline_exchange, pipeline_plan
 from tekso.framework.run.batch_kinds import ONE_KIND
 from tekso.framework.run.step_parts import NO_STARTS, StepParts, StepPlan, measured_note
 from tekso.framework.step import Step
@@ -75,7 +75,7 @@ def pipelined(
             pipelined, tree=tree, simulates_memory=simulates_memory, layouts=layouts
         )
         return parts.of_each_kind(plan)
-    execution, device = pipeline_plan.execution_of(tree), parts.device
+    execution, device = batch_kinds.execution_of(tree), parts.device
     own = pipeline_plan.stage_layout(execution, parts.task, parts.batch, parts.learner)
     if own is not None:
         learned = parts.learner.trainable(parts.task.specs()).keys()
@@ -155,7 +155,7 @@ def _layout_of_largest(
     base = pipeline_plan.figures_of_parts(
         tree, parts.task, parts.learner, parts.batch, machine=None
     )
-    return _fastest(largest, pipeline_plan.execution_of(tree), base, layouts).layout
+    return _fastest(largest, batch_kinds.execution_of(tree), base, layouts).layout
 
 
 def _on_meshes(

@@ -29,7 +29,7 @@ from tekso.framework.execution.pipeline.staged_execution import StagedExecution
 from tekso.framework.execution.whole_batches import ACCUMULATION, check_whole
 from tekso.framework.planning import collectives, layout_ranking, layout_search
 from tekso.framework.planning.layout_search import Ranked
-from tekso.framework.run import local_steps, pipelined_step, schedule_check
+from tekso.framework.run import batch_kinds, local_steps, pipelined_step, schedule_check
 from tekso.framework.run.step_parts import NO_STARTS, StepParts, StepPlan
 from tekso.framework.signature import num_examples
 
@@ -64,7 +64,7 @@ def step_plan(parts: StepParts, num_devices: int | None = None) -> StepPlan:
 
 
 def _on_mesh(parts: StepParts, num_devices: int | None) -> StepPlan:
-    execution = parts.tree.execution.instantiate()
+    execution = batch_kinds.execution_of(parts.tree)
     accumulated = parts.learner.params.accumulation_steps
     check_whole(parts.task, accumulated, *ACCUMULATION)
     layout = execution.layout(

@@ -106,7 +106,9 @@ def _check_learner(tree: Any) -> None:
 
 
 def _check_execution(tree: Any) -> None:
-    tree.execution.instantiate()
+    from tekso.framework.run import batch_kinds
+
+    batch_kinds.execution_of(tree)
 
 
 def _check_task(tree: Any) -> None:
