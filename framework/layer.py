@@ -16,6 +16,7 @@ from tekso.framework import theta as theta_lib
 from tekso.framework.context import StepContext
 from tekso.framework.foreign_methods import attribute_hint, made_in_trace, missing_fprop, not_called
 from tekso.framework.initializers import Fans, Initializer
+from tekso.framework.layer_notes import name_in_errors
 from tekso.framework.params import Configurable, Params, param
 from tekso.framework.theta import SEPARATOR, Theta
 from tekso.framework.weight_shapes import checked_shape
@@ -68,6 +69,7 @@ class Layer(Configurable):
         for old, new in _RENAMED.items():
             if old in vars(cls):
                 raise TypeError(f"{cls.__name__}.{old} was renamed to {new}: write {new} = …")
+        name_in_errors(cls)
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Rejects attributes that would have no effect: former names, and `trainable = False`.
@@ -280,8 +282,7 @@ class Layer(Configurable):
             if isinstance(value, Layer):
                 yield name, value
             else:
-                for i, layer in enumerate(value):
-                    yield f"{name}{SEPARATOR}{i}", layer
+                yield from ((f"{name}{SEPARATOR}{i}", one) for i, one in enumerate(value))
 
     def walk(self) -> Iterator[Layer]:
         """Yields this layer and all its descendants."""
@@ -308,9 +309,8 @@ class Layer(Configurable):
         """Returns a theta of values drawn from `seed`, for notebooks and tests; fails in a step."""
         if not tf.executing_eagerly():
             raise made_in_trace(self)
-        return self.theta(
-            {path: tf.constant(spec.initial_value(seed)) for path, spec in self.specs().items()}
-        )
+        specs = self.specs().items()
+        return self.theta({path: tf.constant(spec.initial_value(seed)) for path, spec in specs})
 
     def theta(self, flat: Mapping[str, Any]) -> Theta:
         """Returns {path from this layer: tensor} as a nested theta, with a node for every child.
