@@ -209,48 +209,48 @@ def rematerialize(
         output = function(theta, *inputs, inner)
         ctx.collected.merge(inner.collected.sums)
         return output
-    outputs, structure, outer = _recomputed(ctx, function, (theta, inputs), [])
-    if outer:  # its gradients would be lost
-        outputs, structure, _ = _recomputed(ctx, function, (theta, inputs), outer)
-    output, sums = filled(structure, outputs)
-    ctx.collected.merge(sums)
-    return output
-
-
-def _recomputed(
-    ctx: StepContext, function: Callable[..., Any], everything: Any, outer: Sequence[tf.Tensor]
-) -> tuple[list[tf.Tensor], Any, list[tf.Tensor]]:
-    """Returns outputs of a function that is recomputed, and what else has gradients.
-
-    Args:
-      ctx: the context.
-      function: the function.
-      everything: weights and inputs.
-      outer: other tensors that it reads, which get gradients too.
-
-    Returns:
-      outputs: the tensors of output and collected sums.
-      structure: the nest that they fill.
-      others: tensors with gradients that the function reads besides `everything`.
-    """
+    everything = (theta, inputs)
     structure: dict[str, Any] = {}
-    read: list[tf.Tensor] = []
 
-    def run(*args: tf.Tensor) -> list[tf.Tensor]:
+    def run(args: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         weights, unpacked = filled(everything, args)
         inner = without_late_gradients(isolated(ctx))
         output = function(weights, *unpacked, inner)
         structure["all"] = (output, inner.collected.sums)
         return tensors(structure["all"])
 
+    given = tensors(everything)
+    # The function may also read an argument from outside: tell both apart.
+    args = [tf.identity(t) for t in given]
+    graph = tf.compat.v1.get_default_graph()
+    before = len(graph.get_operations())
+    computed = [tf.identity(t) for t in run(args)]  # it may return a tensor that it only reads
+    read = outer_tensors.read_by(graph.get_operations()[before:], args)
+    outer = outer_tensors.learned(read)  # they get gradients too
+    outputs = _recomputed(run, computed, given, outer)
+    output, sums = filled(structure["all"], outputs)
+    ctx.collected.merge(sums)
+    return output
+
+
+def _recomputed(
+    run: Callable[[Sequence[tf.Tensor]], list[tf.Tensor]],
+    computed: Sequence[tf.Tensor],
+    given: Sequence[tf.Tensor],
+    outer: Sequence[tf.Tensor],
+) -> list[tf.Tensor]:
+    """Returns the outputs of a function, with gradients that compute it again.
+
+    Args:
+      run: the function.
+      computed: its outputs.
+      given: its arguments.
+      outer: other tensors that it reads and that have gradients.
+    """
+
     @custom_gradient
-    def recomputed(*given: tf.Tensor) -> Any:
-        # The function may also read an argument from outside: tell both apart.
-        args = [tf.identity(a) for a in given[: len(given) - len(outer)]]
-        graph = tf.compat.v1.get_default_graph()
-        before = len(graph.get_operations())
-        outputs = run(*args)
-        read.extend(outer_tensors.read_by(graph.get_operations()[before:], args))
+    def recomputed(*everything: tf.Tensor) -> Any:
+        args = [tf.identity(a) for a in everything[: len(given)]]
 
         def grad(*gradients: tf.Tensor) -> list[tf.Tensor | None]:
             # The control dependency delays the recomputation until the gradients are computed.
@@ -262,7 +262,7 @@ def _recomputed(
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 watched = [*(again[i] for i in floats), *others]
                 tape.watch(watched)
-                outputs = run(*again)
+                outputs = run(again)
             pairs = [
                 (o, g)
                 for o, g in zip(outputs, gradients, strict=True)
@@ -279,8 +279,9 @@ def _recomputed(
                 results[i] = g
             return [*results, *found[len(floats) :]]
 
-        return outputs, grad
+        return list(computed), grad
 
-    given = [*tensors(everything), *map(outer_tensors.inside, outer)]
-    outputs = tf.nest.flatten(recomputed(*given))
-    return outputs, structure["all"], outer_tensors.learned(read)
+    outputs: list[tf.Tensor] = tf.nest.flatten(
+        recomputed(*given, *map(outer_tensors.inside, outer))
+    )
+    return outputs

@@ -357,25 +357,40 @@ def test_rematerialised_is_the_direct_form(how: str, extra: str) -> None:
     assert_same(*present)
 
 
-def test_rematerialised_computes_twice_and_once_without_gradient() -> None:
+@pytest.mark.parametrize("from_outside", [False, True])
+def test_rematerialised_computes_twice_and_once_without_gradient(from_outside: bool) -> None:
     calls = []
-
-    def function(theta: Theta, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
-        calls.append(1)
-        return x * theta.w
-
     theta = Theta(w=tf.constant(3.0))
 
     @tf.function(autograph=False)
     def run(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        def function(theta: Theta, own: tf.Tensor, ctx: StepContext) -> tf.Tensor:
+            calls.append(1)
+            return (outer if from_outside else own) * theta.w
+
         with tf.GradientTape() as tape:
             tape.watch(x)
+            outer = x + 0.0
             y = ops.rematerialize(StepContext(), function, theta, x)
         assert len(calls) == 1
         return y, tape.gradient(y, x)
 
     assert [float(t) for t in run(tf.constant(2.0))] == [6.0, 3.0]
     assert len(calls) == 2
+
+
+def test_rematerialised_returns_a_tensor_from_outside_with_its_gradient() -> None:
+    @tf.function(autograph=False)
+    def run(x: tf.Tensor) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            outer = x * x
+            function = lambda theta, own, ctx: (own * theta.w, outer)  # noqa: E731
+            ys = ops.rematerialize(StepContext(), function, Theta(w=tf.constant(3.0)), x)
+            y = ys[0] + 5.0 * ys[1]
+        return tape.gradient(y, x)
+
+    assert float(run(tf.constant(2.0))) == 3.0 + 5.0 * 4.0
 
 
 def test_rematerialised_gives_zero_for_a_weight_that_is_not_used() -> None:
