@@ -12,13 +12,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from tekso.framework import outer_tensors
+from tekso.framework import closures, outer_tensors
 from tekso.framework.context import StepContext, isolated
 from tekso.framework.late_gradients import LateGradients, without_late_gradients
-from tekso.framework.nests import filled, stacked, tensors
+from tekso.framework.nests import filled, has_gradient, stacked, tensors
 from tekso.framework.primitives.custom_gradient import custom_gradient
 from tekso.framework.primitives.fusion import XlaFusion
 from tekso.framework.primitives.precision import widen
+from tekso.framework.source_lines import place_of
 from tekso.framework.theta import Theta
 
 
@@ -211,23 +212,30 @@ def rematerialize(
         return output
     everything = (theta, inputs)
     structure: dict[str, Any] = {}
+    later = closures.frozen(function)
+    reads: list[outer_tensors.Reads] = []
 
-    def run(args: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    def run(function: Callable[..., Any], args: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         weights, unpacked = filled(everything, args)
         inner = without_late_gradients(isolated(ctx))
+        graph = tf.compat.v1.get_default_graph()
+        before = len(graph.get_operations())
         output = function(weights, *unpacked, inner)
         structure["all"] = (output, inner.collected.sums)
-        return tensors(structure["all"])
+        found = [tf.identity(t) for t in tensors(structure["all"])]  # one may only be read
+        reads.append(outer_tensors.Reads.of(graph.get_operations()[before:], args))
+        return found
+
+    def again(args: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        outputs = run(later, args)
+        reads[0].check_same(reads[-1], f"ops.rematerialize: the function{place_of(function)}")
+        return outputs
 
     given = tensors(everything)
     # The function may also read an argument from outside: tell both apart.
-    args = [tf.identity(t) for t in given]
-    graph = tf.compat.v1.get_default_graph()
-    before = len(graph.get_operations())
-    computed = [tf.identity(t) for t in run(args)]  # it may return a tensor that it only reads
-    read = outer_tensors.read_by(graph.get_operations()[before:], args)
-    outer = outer_tensors.learned(read)  # they get gradients too
-    outputs = _recomputed(run, computed, given, outer)
+    computed = run(function, [tf.identity(t) for t in given])
+    outer = outer_tensors.learned(reads[0].outer)  # they get gradients too
+    outputs = _recomputed(again, computed, given, outer)
     output, sums = filled(structure["all"], outputs)
     ctx.collected.merge(sums)
     return output
@@ -258,7 +266,7 @@ def _recomputed(
             with tf.control_dependencies([g for g in gradients if g is not None]):
                 again = [tf.identity(a) for a in args]
             others = [outer_tensors.inside(t) for t in outer]
-            floats = [i for i, a in enumerate(again) if a.dtype.is_floating]
+            floats = [i for i, a in enumerate(again) if has_gradient(a)]
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 watched = [*(again[i] for i in floats), *others]
                 tape.watch(watched)
@@ -266,7 +274,7 @@ def _recomputed(
             pairs = [
                 (o, g)
                 for o, g in zip(outputs, gradients, strict=True)
-                if g is not None and o.dtype.is_floating
+                if g is not None and has_gradient(o)
             ]
             results: list[tf.Tensor | None] = [None] * len(again)
             found = tape.gradient(

@@ -13,6 +13,12 @@ def tensors(nest: Any) -> list[Any]:
     return [leaf for leaf in tf.nest.flatten(nest) if leaf is not None]
 
 
+def has_gradient(tensor: Any) -> bool:
+    """Returns whether a tensor, or one of a spec, has a gradient: of floats or complex numbers."""
+    dtype = tf.as_dtype(tensor.dtype)
+    return bool(dtype.is_floating or dtype.is_complex)
+
+
 def filled(nest: Any, values: Iterable[Any]) -> Any:
     """Returns a nest with the next of the values in place of each leaf that is not None."""
     given = iter(values)

@@ -7,10 +7,12 @@ become an argument. Python does not say what that is; the ops of the body do.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 from tensorflow.python.eager import record
+
+from tekso.framework.nests import has_gradient
 
 _WITHOUT_TAPE = ("WhileBodyFuncGraph", "CondBranchFuncGraph")
 
@@ -18,11 +20,12 @@ _WITHOUT_TAPE = ("WhileBodyFuncGraph", "CondBranchFuncGraph")
 def learned(found: Iterable[Any], arguments: Iterable[Any] = ()) -> list[Any]:
     """Returns the tensors that gradients may pass through, without the arguments of a body.
 
-    That is, those of floats that depend on what a tape watches. If no tape records, or in the body
-    of a loop or branch, whose gradient TensorFlow makes without a tape, all floats.
+    That is, those of floats or complex numbers that depend on what a tape watches. If no tape
+    records, or in the body of a loop or branch, whose gradient TensorFlow makes without a tape, all
+    of them.
     """
     known = {id(tensor) for tensor in arguments}
-    unique = {id(t): t for t in found if t.dtype.is_floating and id(t) not in known}
+    unique = {id(t): t for t in found if has_gradient(t) and id(t) not in known}
     kind = type(tf.compat.v1.get_default_graph()).__name__
     if kind in _WITHOUT_TAPE or not record.could_possibly_record():
         return list(unique.values())
@@ -43,8 +46,56 @@ def read_by(ops: Sequence[tf.Operation], arguments: Iterable[Any]) -> list[Any]:
     captures = getattr(ops[0].graph, "captures", ())
     outside = {id(inner): outer for outer, inner in captures}
     known = {id(tensor) for tensor in arguments}
-    found = [t for op in ops for t in op.inputs if id(t.op) not in made and id(t) not in known]
-    return list({id(t): outside.get(id(t), t) for t in found}.values())
+    read = [t for op in ops for t in op.inputs if id(t.op) not in made and id(t) not in known]
+    found = (outside.get(id(t), t) for t in read)
+    return list({id(t): t for t in found if id(t) not in known}.values())
+
+
+class Reads(NamedTuple):
+    """The tensors that a body reads.
+
+    Attributes:
+      arguments: places of the arguments that it reads.
+      outer: tensors from outside.
+      graph: the graph of its ops.
+    """
+
+    arguments: frozenset[int]
+    outer: list[Any]
+    graph: Any
+
+    @classmethod
+    def of(cls, ops: Sequence[tf.Operation], arguments: Sequence[Any]) -> Reads:
+        """Returns what the ops that a body added to its graph read."""
+        place = {id(tensor): number for number, tensor in enumerate(arguments)}
+        found = frozenset(place[id(t)] for op in ops for t in op.inputs if id(t) in place)
+        return cls(found, read_by(ops, arguments), tf.compat.v1.get_default_graph())
+
+    def check_same(self, later: Reads, what: str) -> None:
+        """Raises a ValueError if a body read something else when it ran again.
+
+        Args:
+          later: what it read then; compared are arguments, and floats if both graphs are the same.
+          what: the body, for the message.
+        """
+        known = {id(tensor) for tensor in self.outer}
+        more = [t for t in later.outer if has_gradient(t) and id(t) not in known]
+        if later.graph is not self.graph:
+            more = [t for t in more if self._is_here(t)]
+        if self.arguments != later.arguments or more:
+            raise ValueError(
+                f"{what} is called again for the backward pass, and reads "
+                f"{_named(more) or 'other arguments'} then, which it did not read before. What it "
+                "reads from outside, such as a list, a dict or an attribute, must not change until "
+                "the gradients are computed: pass the tensors as arguments"
+            )
+
+    def _is_here(self, tensor: Any) -> bool:
+        return not isinstance(tensor, tf.__internal__.EagerTensor) and tensor.graph is self.graph
+
+
+def _named(tensors: Sequence[Any]) -> str:
+    return ", ".join(f"{t.name} of {t.op.type}, shape {list(t.shape)}" for t in tensors[:2])
 
 
 def inside(tensor: Any) -> Any:

@@ -26,6 +26,7 @@ from tekso.framework.foreign_variables import refused
 from tekso.framework.gradient_combination import needs_each_gradient
 from tekso.framework.learning_step import Decision, LearnerBase, SquaredNorms, trained_weights
 from tekso.framework.loss_scale import SCALE
+from tekso.framework.nests import has_gradient
 from tekso.framework.primitives.fusion import Fuse, no_fusion
 from tekso.framework.primitives.precision import widen
 from tekso.framework.random_key import RandomKey
@@ -338,7 +339,7 @@ def with_gradients(
         outputs, sums = forward()
     one = tf.ones_like(sums.total) if seed_of_total is None else seed_of_total
     gradients = tape.gradient(
-        [*(x for x in outputs if x.dtype.is_floating), sums.total],
+        [*(x for x in outputs if has_gradient(x)), sums.total],
         sources,
         output_gradients=[*seeds, tf.cast(one, sums.total.dtype)],
         unconnected_gradients=tf.UnconnectedGradients.ZERO,

@@ -10,7 +10,7 @@ import tensorflow as tf
 from tekso.framework.batch_sums import Sums
 from tekso.framework.context import StepContext
 from tekso.framework.costs.piece_traces import PieceTrace
-from tekso.framework.nests import filled, tensors
+from tekso.framework.nests import filled, has_gradient, tensors
 from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece
 from tekso.framework.primitives.fusion import Fuse, no_fusion
 from tekso.framework.step import with_gradients
@@ -58,14 +58,14 @@ def piece_gradients(
       fuse: compiles elementwise clusters.
     """
     made = {name: nest for name, nest in trace.writes.items() if name not in (LOSS_SUM, METRICS)}
-    seeds = [leaf for nest in made.values() for leaf in tensors(nest) if leaf.dtype.is_floating]
+    seeds = [leaf for nest in made.values() for leaf in tensors(nest) if has_gradient(leaf)]
 
     def whole(*flat: tf.Tensor) -> tuple[list[tf.Tensor], list[tf.Tensor], list[tf.Tensor]]:
         values = iter(flat)
         theta = {path: next(values) for path in own}
         flow = filled(given, values)
         weights = [theta[path] for path in own if path in learned]
-        inputs = [leaf for leaf in tensors(flow) if leaf.dtype.is_floating]
+        inputs = [leaf for leaf in tensors(flow) if has_gradient(leaf)]
         ctx = StepContext(mode="train", num_examples=num_examples, fuse=fuse)
 
         def forward() -> tuple[list[tf.Tensor], Sums]:

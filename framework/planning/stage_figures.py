@@ -35,7 +35,7 @@ from tekso.framework.execution.pipeline.plan import PipelinePlan
 from tekso.framework.execution.pipeline.stage_specs import StageSpecs
 from tekso.framework.execution.pipeline.stages import Stage, StagePlan, Value
 from tekso.framework.learning_step import LearnerBase
-from tekso.framework.nests import tensors
+from tekso.framework.nests import has_gradient, tensors
 from tekso.framework.optimizers.optimizer import state_dtype
 from tekso.framework.planning.mesh_figures import MeshFigures
 from tekso.framework.planning.pass_times import PassSeconds
@@ -353,6 +353,6 @@ def _of_micro_batch(
 
 
 def _bytes(nest: Any, *, of_floats: bool = False, least: float = 0.0) -> int:
-    specs = [spec for spec in tensors(nest) if spec.dtype.is_floating or not of_floats]
+    specs = [spec for spec in tensors(nest) if has_gradient(spec) or not of_floats]
     sizes = [math.prod(spec.shape.as_list()) * spec.dtype.size for spec in specs]
     return sum(size for size in sizes if size >= least)

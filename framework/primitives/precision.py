@@ -15,5 +15,5 @@ def widen_half(x: tf.Tensor) -> tf.Tensor:
 
 
 def widen(x: tf.Tensor) -> tf.Tensor:
-    """Casts x to float32; float64 is unchanged."""
-    return x if x.dtype == tf.float64 else tf.cast(x, tf.float32)
+    """Casts x to float32; float64 and complex numbers are unchanged."""
+    return x if x.dtype == tf.float64 or x.dtype.is_complex else tf.cast(x, tf.float32)

@@ -16,12 +16,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from tekso.framework import loops, outer_tensors
+from tekso.framework import closures, loops, outer_tensors
 from tekso.framework.execution.mesh.context import MeshContext
 from tekso.framework.execution.workarounds.tensors import loop_inputs
-from tekso.framework.nests import filled, tensors
+from tekso.framework.nests import filled, has_gradient, tensors
 from tekso.framework.primitives.custom_gradient import custom_gradient
 from tekso.framework.primitives.precision import widen
+from tekso.framework.source_lines import place_of
 
 Flat = list[tf.Tensor]
 
@@ -40,6 +41,7 @@ def scan(
     num_iterations = loops.iterations_of(xs)
     theta_axes = ctx.layouts_of(theta)
     structure: dict[str, Any] = {}
+    kept = closures.frozen(body)  # the backward pass calls it again
 
     def iteration(
         index: tf.Tensor, theta_: Flat, state_: Flat, x_: Flat
@@ -50,7 +52,7 @@ def scan(
         inner = ctx.iteration(index + first)
         inner.register_layouts(weights, theta_axes)
         before = tf.nest.pack_sequence_as(state, loop_inputs(state_))
-        after, y = body(weights, before, x, inner)
+        after, y = kept(weights, before, x, inner)
         tf.nest.map_structure(loops.check_same, before, after)
         sums = inner.collected.sums
         stacked = (y, {"statistic": sums["statistic"]})
@@ -58,7 +60,8 @@ def scan(
         structure.update(stacked=stacked, summed=summed)
         return tf.nest.flatten(after), tensors(stacked), tensors(summed)
 
-    loop = (kind or Loop)(ctx, iteration, num_iterations, theta_axes)
+    what = f"ops.scan: the body{place_of(body)}"
+    loop = (kind or Loop)(ctx, iteration, num_iterations, theta_axes, what=what)
     inputs = (loop_inputs(tf.nest.flatten(nest)) for nest in (theta, state, xs))
     after, stacked, summed = loop.run(*inputs)
     y, statistics = filled(structure["stacked"], stacked)
@@ -75,6 +78,7 @@ class Loop:
       iteration: `iteration(index, theta, state, x)` returns state, stacked and summed outputs.
       num_iterations: number of iterations.
       theta_axes: layouts of the weights.
+      what: the body, for messages.
     """
 
     def __init__(
@@ -83,9 +87,11 @@ class Loop:
         iteration: Callable[[tf.Tensor, Flat, Flat, Flat], tuple[Flat, Flat, Flat]],
         num_iterations: int,
         theta_axes: list[Any],
+        *,
+        what: str = "the body",
     ) -> None:
         self._ctx, self._iteration, self._num_iterations = ctx, iteration, num_iterations
-        self._theta_axes = theta_axes
+        self._theta_axes, self._what = theta_axes, what
         self._outer: Flat = []  # tensors from outside that learn
 
     def run(self, theta: Flat, state: Flat, xs: Flat) -> tuple[Flat, Flat, Flat]:
@@ -119,10 +125,12 @@ class Loop:
 
         def probe() -> None:
             first = tf.constant(0)
-            found.append(self._iteration(first, theta, state, read(xs, first))[1:])
+            made = self._iteration(first, theta, state, read(xs, first))
+            found.append(tuple(map(_read, made))[1:])
 
         graph = tf.function(probe, autograph=False).get_concrete_function().graph
         outside = [outer for outer, _ in graph.captures]
+        self._reads = outer_tensors.Reads(frozenset(), outside, None)
         self._outer = outer_tensors.learned(outside, [*theta, *state, *xs])
         return found[0]
 
@@ -182,7 +190,11 @@ class Loop:
         watched = [[*weights, *map(outer_tensors.inside, self._outer)], *rest]
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(watched)
-            outputs = joined(self._iteration(index, *inputs))
+            graph = tf.compat.v1.get_default_graph()
+            before = len(graph.get_operations())
+            outputs = _read(joined(self._iteration(index, *inputs)))
+            found = outer_tensors.read_by(graph.get_operations()[before:], [index, *joined(inputs)])
+        self._reads.check_same(outer_tensors.Reads(frozenset(), found, None), self._what)
         dtheta, dstate, dx = tape.gradient(
             learning(outputs),
             watched,
@@ -202,7 +214,11 @@ class Loop:
         outputs: tuple[Flat, Flat, Flat],
     ) -> list[tf.Tensor | None]:
         dafter, dstacked, dsummed = (
-            [tf.zeros_like(y) if d is None else d for d, y in zip(ds, ys, strict=True) if _has(y)]
+            [
+                tf.zeros_like(y) if d is None else d
+                for d, y in zip(ds, ys, strict=True)
+                if has_gradient(y)
+            ]
             for ds, ys in zip(gradients, outputs, strict=True)
         )
 
@@ -227,11 +243,11 @@ class Loop:
         count = len(learning(theta))
         found = iter([*dtheta[:count], *dstate, *dxs])
         inputs = (*theta, *outputs[0], *xs)  # the final state has the types of the first one
-        return [*(next(found) if _has(t) else None for t in inputs), *dtheta[count:]]
+        return [*(next(found) if has_gradient(t) else None for t in inputs), *dtheta[count:]]
 
     def _constrained(self, gradients: Flat, theta: Flat) -> Flat:
         """Returns the gradients of weights, sharded as the weights are."""
-        axes = [a for t, a in zip(theta, self._theta_axes, strict=True) if _has(t)]
+        axes = [a for t, a in zip(theta, self._theta_axes, strict=True) if has_gradient(t)]
         return [
             d if a is None else self._ctx.reshard(tf.convert_to_tensor(d), a)
             for d, a in zip(gradients, axes, strict=True)
@@ -239,6 +255,11 @@ class Loop:
 
     def _buffers(self, values: Sequence[tf.TensorSpec | tf.Tensor]) -> Flat:
         return [tf.zeros([self._num_iterations, *v.shape], v.dtype) for v in values]
+
+
+def _read(flat: Flat) -> Flat:
+    """Returns tensors that ops of this graph make: one may be returned as it is outside."""
+    return [tf.identity(t) for t in flat]
 
 
 def read(buffers: Flat, index: tf.Tensor) -> Flat:
@@ -268,14 +289,9 @@ def _add(totals: Flat, more: Flat) -> Flat:
     return [a + tf.cast(b, a.dtype) for a, b in zip(totals, more, strict=True)]
 
 
-def _has(x: tf.Tensor) -> bool:
-    """Returns whether x has a gradient."""
-    return bool(x.dtype.is_floating)
-
-
 def learning(flat: Iterable[tf.Tensor]) -> Flat:
     """Returns the tensors that have gradients."""
-    return [t for t in flat if _has(t)]
+    return [t for t in flat if has_gradient(t)]
 
 
 def joined(parts: Iterable[Flat]) -> Flat:

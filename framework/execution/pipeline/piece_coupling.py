@@ -16,7 +16,7 @@ from tekso.framework.context import StepContext
 from tekso.framework.costs.piece_traces import PieceTrace, of_each
 from tekso.framework.coupling import coupling, named
 from tekso.framework.execution.errors import ExecutionError
-from tekso.framework.nests import filled, tensors
+from tekso.framework.nests import filled, has_gradient, tensors
 from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece
 from tekso.framework.signature import Signature, num_examples
 from tekso.framework.symbolic import spec_of
@@ -103,7 +103,7 @@ def _check(
     except tf.errors.OpError:
         return  # the piece does not accept arbitrary numbers
     for one, two in zip(*results, strict=True):
-        if not one.dtype.is_floating:
+        if not has_gradient(one):
             continue
         scale, apart = tf.reduce_max(tf.abs(one)), tf.reduce_max(tf.abs(one[0] - two[0]))
         if float(apart) > TOLERANCE * float(scale):
@@ -117,7 +117,7 @@ def _check(
 
 def _value(spec: tf.TensorSpec, number: int) -> tf.Tensor:
     dtype = tf.as_dtype(spec.dtype)
-    if not dtype.is_floating:
+    if not has_gradient(spec):
         return tf.ones(spec.shape, dtype)
     return tf.cast(0.3 * tf.random.stateless_normal(spec.shape, seed=[number, 1]), dtype)
 
@@ -128,7 +128,7 @@ def _changed(x: tf.Tensor) -> tf.Tensor:
     Integers are set to 0 instead.
     """
     rest = tf.reverse(x[1:], [0])
-    if x.dtype.is_floating:
+    if has_gradient(x):
         rest = rest + tf.cast(0.2, x.dtype)
     elif x.dtype.is_integer:
         rest = tf.zeros_like(rest)

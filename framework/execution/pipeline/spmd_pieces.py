@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from tekso.framework.context import StepContext
 from tekso.framework.costs.piece_traces import PieceTrace
 from tekso.framework.execution.errors import ExecutionError
-from tekso.framework.nests import tensors
+from tekso.framework.nests import has_gradient, tensors
 from tekso.framework.pieces import Flow, Piece, joined
 from tekso.framework.theta import Theta
 from tekso.framework.weight_spec import WeightSpec
@@ -92,7 +92,7 @@ def find(
                 f"the layers of {stack.name} do not all output values of the same names and "
                 f"shapes; {_INSTEAD}"
             )
-    if any(not leaf.dtype.is_floating for leaf in tensors(dict(own[0].writes))):
+    if any(not has_gradient(leaf) for leaf in tensors(dict(own[0].writes))):
         raise ExecutionError(f"the layers of {stack.name} output integers; {_INSTEAD}")
     reads = sorted({name for trace in own for name in trace.reads} - set(writes))
     end_of_stack = max(i for i, piece in enumerate(pieces) if piece.rows is not None)

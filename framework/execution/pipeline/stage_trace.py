@@ -16,7 +16,7 @@ from tekso.framework.execution.pipeline.plan import PipelinePlan
 from tekso.framework.execution.pipeline.stage_backend import Specs, StageBackend
 from tekso.framework.execution.pipeline.stage_run import run_stage
 from tekso.framework.execution.pipeline.stages import Stage, Value
-from tekso.framework.nests import tensors
+from tekso.framework.nests import has_gradient, tensors
 from tekso.framework.step import Step, unscaled, with_gradients
 
 
@@ -119,7 +119,7 @@ def trace_stage(
     """
     values = plan.stage_plan.values
     outputs = tensors([values[Value(name, stage.index)] for name in stage.outputs])
-    floats = [leaf for leaf in outputs if leaf.dtype.is_floating]
+    floats = [leaf for leaf in outputs if has_gradient(leaf)]
     inputs = StageInputs(
         [tf.TensorSpec(s.shape, step.used_specs[path].dtype) for path, s in specs.items()],
         [leaf for value in stage.inputs for leaf in tensors(values[value])],

@@ -13,7 +13,7 @@ import tensorflow as tf
 from tekso.framework.context import StepContext
 from tekso.framework.costs.piece_traces import PieceTrace
 from tekso.framework.execution.errors import ExecutionError
-from tekso.framework.nests import tensors
+from tekso.framework.nests import has_gradient, tensors
 from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece, joined
 from tekso.framework.signature import Signature
 from tekso.framework.symbolic import specs_of_batch
@@ -82,7 +82,7 @@ class StagePlan:
     def learned(self, value: Value) -> list[bool]:
         """Returns for every tensor of a value whether its gradient is sent to its producer."""
         is_made = value.producer != BATCH
-        return [is_made and leaf.dtype.is_floating for leaf in tensors(self.values[value])]
+        return [is_made and has_gradient(leaf) for leaf in tensors(self.values[value])]
 
     def learned_inputs(self, stage: Stage) -> list[int]:
         """Returns the indices of the flat inputs of a stage that get a gradient."""

@@ -1,0 +1,196 @@
+"""A body that is called again for its gradient computes what it computed before."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tekso.framework import loops, ops, symbolic
+from tekso.framework.closures import frozen
+from tekso.framework.context import StepContext, isolated
+from tekso.framework.execution.mesh import control_flow
+from tekso.framework.execution.mesh.context import LayoutContext
+from tekso.framework.layer import Layer
+from tekso.framework.theta import Theta
+
+
+class OneDevice(LayoutContext):
+    """A context without a mesh for the loops of a mesh."""
+
+    def iteration(self, index: Any) -> StepContext:
+        return isolated(self).fold(index)
+
+
+class Noise(Layer):
+    """A layer that draws."""
+
+
+NOISE = Noise.Params().instantiate()
+
+
+class Direct:
+    """The specification: calls a function once, and writes loops out."""
+
+    @staticmethod
+    def rematerialize(ctx: Any, function: Any, theta: Any, *inputs: Any) -> Any:
+        return function(theta, *inputs, ctx)
+
+    @staticmethod
+    def scan(ctx: Any, body: Any, theta: Any, state: Any, xs: Any) -> Any:
+        ys = []
+        for i in range(xs.shape[0]):
+            state, y = body(theta, state, xs[i], isolated(ctx).fold(i))
+            ys.append(y)
+        return state, tf.nest.map_structure(lambda *y: tf.stack(y), *ys)
+
+
+class Again:
+    """The forms that call a body a second time; the loop is that of a mesh."""
+
+    rematerialize = staticmethod(loops.rematerialize)
+    scan = staticmethod(functools.partial(control_flow.scan, first=0))
+
+
+Case = Callable[[Any, StepContext, Theta, tf.Tensor], tf.Tensor]
+CASES: dict[str, Case] = {}
+
+
+def case(function: Case) -> Case:
+    CASES[function.__name__] = function
+    return function
+
+
+@case
+def a_name_is_bound_again(form: Any, ctx: StepContext, theta: Theta, x: tf.Tensor) -> tf.Tensor:
+    x = x + form.rematerialize(ctx, lambda t, z, ctx: tf.tanh(z @ t.w + x @ t.v), theta, tf.sin(x))
+    body = lambda t, h, z, ctx: (tf.tanh(h @ t.w + z + tf.reduce_sum(x @ t.v)), h)  # noqa: E731
+    return x + form.scan(ctx, body, theta, x[0], x)[1]
+
+
+@case
+def a_loop_goes_on(form: Any, ctx: StepContext, theta: Theta, x: tf.Tensor) -> tf.Tensor:
+    for i, name in enumerate(("w", "v")):
+        draw = lambda ctx, x: ops.dropout(ctx.fold(i), x, 0.5, NOISE)  # noqa: E731, B023
+        function = lambda t, z, ctx: draw(ctx, tf.tanh(z @ t[name]))  # noqa: E731, B023
+        x = x + form.rematerialize(ctx, function, theta, x)
+        body = lambda t, h, z, ctx: (draw(ctx, tf.tanh(z + h @ t[name])), h)  # noqa: E731, B023
+        x = x + form.scan(ctx, body, theta, x[0], x)[1]
+    return x
+
+
+@case
+def complex_numbers(form: Any, ctx: StepContext, theta: Theta, x: tf.Tensor) -> tf.Tensor:
+    z, c = tf.complex(x @ theta.w, x @ theta.v), tf.complex(theta.w, theta.v)[0]
+    one = lambda t, z, ctx: tf.square(z) * c * tf.complex(t.v, t.w)[1]  # noqa: E731
+    y = form.rematerialize(ctx, one, theta, z)
+    body = lambda t, h, z, ctx: (c * h * z + tf.complex(t.w, t.w)[2], h * z)  # noqa: E731
+    h, ys = form.scan(ctx, body, theta, z[0], y)
+    return tf.math.real(ys) + tf.math.imag(ys) + tf.abs(h)
+
+
+@case
+def returned_as_it_is(form: Any, ctx: StepContext, theta: Theta, x: tf.Tensor) -> tf.Tensor:
+    k, m = x @ theta.w, tf.sin(x[0] @ theta.v)
+    y, same = form.rematerialize(ctx, lambda t, z, ctx: (tf.tanh(z @ t.v), k), theta, x)
+    body = lambda t, h, z, ctx: ((tf.tanh(h[0] + z), m), (h[0] * h[1], k[0]))  # noqa: E731
+    state, ys = form.scan(ctx, body, theta, (x[0], tf.zeros_like(x[0])), x)
+    return y + same**2 + ys[0] + ys[1] ** 2 + state[1] ** 3
+
+
+def loss_and_gradients(name: str, form: Any, w: tf.Tensor, v: tf.Tensor, x: tf.Tensor) -> Any:
+    ctx = OneDevice(mode="train", seed=4, num_examples=2)
+    with tf.GradientTape() as tape:
+        tape.watch([w, v, x])
+        loss = tf.reduce_sum(CASES[name](form, ctx, Theta(w=w, v=v), x) ** 2)
+    return [loss, *tape.gradient(loss, [w, v, x])]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_gradients_are_those_of_one_call(name: str) -> None:
+    rng = np.random.default_rng(0)
+    given = [tf.constant(rng.normal(size=size), tf.float32) for size in ([3, 3], [3, 3], [4, 2, 3])]
+    found, expected = (
+        tf.function(functools.partial(loss_and_gradients, name, form), autograph=False)(*given)
+        for form in (Again, Direct)
+    )
+    assert all(np.any(gradient) for gradient in expected)
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("form", ["rematerialize", "scan"])
+def test_a_list_that_grows_until_the_gradients_is_an_error_with_the_line(form: str) -> None:
+    @tf.function(autograph=False)
+    def run(x: tf.Tensor) -> Any:
+        ctx, layers = OneDevice(mode="train", seed=4, num_examples=2), [tf.sin(x[0])]
+
+        def function(theta: Theta, *rest: Any) -> Any:
+            y = tf.tanh(rest[0] * layers[-1] * theta.w)
+            return y if form == "rematerialize" else (y, y)
+
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            layers[0] = tf.cos(x[0])
+            if form == "rematerialize":
+                y = loops.rematerialize(ctx, function, Theta(w=x[1]), x[0])
+            else:
+                y, _ = control_flow.scan(ctx, function, Theta(w=x[1]), x[0], x, 0)
+            layers.append(tf.exp(x[0]))
+        return tape.gradient(y, x)
+
+    message = rf"ops.{form}: .*later_calls_test.py:\d+.* is called again .*Exp.*as arguments"
+    with pytest.raises(ValueError, match=message):
+        run(tf.ones([3, 2]))
+
+
+def test_a_frozen_function_keeps_its_variables_and_those_of_functions_that_it_calls() -> None:
+    values, twice = [], 2
+
+    def times(x: int, /, more: int = 0, *, plus: int = 0) -> int:
+        return x * twice + more + plus
+
+    for i in range(3):
+
+        def own(x: int) -> int:
+            return times(x, i, plus=1) if x < 10 else own(x - 5)  # noqa: B023
+
+        values.append(frozen(functools.partial(own)))
+    twice = 100
+    assert [value(3) for value in values] == [7, 8, 9]
+    assert [value(13) for value in values] == [17, 18, 19]
+    assert own(3) == 303
+    assert values[0].func.__name__ == "own"
+
+
+def test_frozen_methods_keep_their_object_and_unset_variables_stay_unset() -> None:
+    class Counter:
+        count = 0
+
+        def add(self) -> int:
+            self.count += 1
+            return self.count
+
+    counter = Counter()
+    assert [frozen(counter.add)(), counter.add()] == [1, 2]
+
+    def reading() -> Any:
+        return later
+
+    copy = frozen(reading)
+    later = 1
+    assert reading() == later
+    with pytest.raises(NameError):
+        copy()
+
+
+def test_tensors_of_a_symbolic_graph_are_compared_by_their_elements() -> None:
+    with symbolic.new_graph().as_default() as graph:
+        x = symbolic.placeholder(tf.TensorSpec([2, 3], tf.int32))
+        assert (x == 3).shape == [2, 3]
+        assert (x != x).dtype == tf.bool
+    assert graph.outputs is None
