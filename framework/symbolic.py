@@ -1,7 +1,7 @@
 """Symbolic tensors: weights and batches that have a shape and a type, but no elements.
 
 Functions are traced on TensorSpecs. Code that creates ops in the current graph, such as a layer in
-the block of a `tf.Graph`, computes with placeholders.
+the block of a `new_graph`, computes with placeholders.
 """
 
 from __future__ import annotations
@@ -12,6 +12,17 @@ from typing import Any
 import tensorflow as tf
 
 from tekso.framework.signature import Signature
+
+
+def new_graph() -> Any:
+    """Returns an empty graph in which tensors are as in a `tf.function`.
+
+    In a plain `tf.Graph`, `x == y` does not compare elements: it is False for two tensors. The
+    graph is of no function, so all of its ops count.
+    """
+    graph = tf.__internal__.FuncGraph("symbolic")
+    graph.outputs = None
+    return graph
 
 
 def spec_of(value: Any) -> tf.TensorSpec:

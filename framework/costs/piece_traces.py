@@ -19,7 +19,7 @@ from tekso.framework.foreign_variables import refused
 from tekso.framework.nests import mapped, tensors
 from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece
 from tekso.framework.signature import Signature, num_examples
-from tekso.framework.symbolic import placeholder, placeholders, spec_of, specs_of_batch
+from tekso.framework.symbolic import new_graph, placeholder, placeholders, spec_of, specs_of_batch
 from tekso.framework.weight_spec import WeightSpec
 
 T = TypeVar("T")
@@ -177,7 +177,7 @@ def _trace(
     size: int,
     measure: Callable[[Any], float],
 ) -> PieceTrace:
-    with tf.Graph().as_default() as graph:
+    with new_graph().as_default() as graph:
         reads, writes = _run(graph, piece, own, flow, size, "train", sorted(flow))
         for name, value in writes.items():
             if name not in (LOSS_SUM, METRICS):
@@ -214,7 +214,7 @@ def _reads_of_evaluation(
     """
     while True:
         try:
-            with tf.Graph().as_default() as graph:
+            with new_graph().as_default() as graph:
                 return reads | _run(graph, piece, own, flow, size, "eval", sorted(reads))[0]
         except KeyError as error:
             missing = {name for name in error.args if name in flow} - reads

@@ -15,6 +15,7 @@ from tekso.framework.pieces import run_all
 from tekso.framework.planning.step_work import Alike, Part, StepWork, alike
 from tekso.framework.planning.tracing_context import TracingContext
 from tekso.framework.planning.work_recorder import Recorder
+from tekso.framework.symbolic import new_graph
 from tekso.framework.weight_spec import WeightSpec
 
 
@@ -64,7 +65,7 @@ def stage_works(
     for stage in plan.stages:
         read = {path: rows_of(specs[path], rows) for path, rows in stage.weights.items()}
         groups = alike(read.values(), trained=trained)
-        with tf.Graph().as_default() as graph:
+        with new_graph().as_default() as graph:
             recorder = Recorder(graph)
             ctx = TracingContext(
                 recorder, mode="train", num_examples=size, recomputes_loops=recomputes_loops

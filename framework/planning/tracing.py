@@ -10,14 +10,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-import tensorflow as tf
-
 from tekso.framework import task_results
 from tekso.framework.execution.accumulation import part_of
 from tekso.framework.planning.step_work import Alike, StepWork
 from tekso.framework.planning.tracing_context import TracingContext
 from tekso.framework.planning.work_recorder import Recorder
 from tekso.framework.signature import Signature, num_examples
+from tekso.framework.symbolic import new_graph
 from tekso.framework.task import Task
 
 
@@ -46,7 +45,7 @@ def trace(
     """
     specs = task.specs()
     of_device = part_of(batch, replicas or 1)
-    with tf.Graph().as_default() as graph:
+    with new_graph().as_default() as graph:
         recorder = Recorder(graph)
         ctx = TracingContext(
             recorder, mode="train", num_examples=num_examples(batch),

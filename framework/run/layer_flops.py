@@ -24,7 +24,7 @@ from tekso.framework.costs import graph_walks, graph_work, op_kinds
 from tekso.framework.foreign_variables import refused
 from tekso.framework.layer import Layer
 from tekso.framework.signature import Signature, num_examples
-from tekso.framework.symbolic import placeholders, placeholders_of_batch
+from tekso.framework.symbolic import new_graph, placeholders, placeholders_of_batch
 from tekso.framework.task import Task
 from tekso.framework.theta import SEPARATOR
 
@@ -47,7 +47,7 @@ def layer_flops(task: Task, batch: Signature) -> dict[str, float]:
       batch: signature of the batch.
     """
     layers = [layer for layer in task.walk() if layer is not task]
-    with tf.Graph().as_default() as graph, _observed(layers), refused(task):
+    with new_graph().as_default() as graph, _observed(layers), refused(task):
         theta = task.theta(placeholders(task.specs()))
         arrays = placeholders_of_batch(batch)
         ctx = StepContext(mode="train", num_examples=num_examples(batch))

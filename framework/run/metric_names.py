@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-import tensorflow as tf
-
 from tekso.framework import task_results
 from tekso.framework.context import StepContext
 from tekso.framework.execution.base import signature_of
@@ -15,7 +13,7 @@ from tekso.framework.input.input import Input
 from tekso.framework.run.metric_choice import Rule, metric_of, rules_of, where
 from tekso.framework.signature import Signature
 from tekso.framework.spelling import close_matches
-from tekso.framework.symbolic import placeholders, placeholders_of_batch
+from tekso.framework.symbolic import new_graph, placeholders, placeholders_of_batch
 from tekso.framework.task import LOSS, Task, TaskError
 
 
@@ -114,7 +112,7 @@ def _reported(task: Task, batch: Signature) -> set[str] | None:
 
     None: unknown, because `summarize` of the task fails for invented sums.
     """
-    with tf.Graph().as_default():
+    with new_graph().as_default():
         theta, arrays = placeholders(task.specs()), placeholders_of_batch(batch)
         ctx = StepContext(mode="eval")
         sums = task_results.loss(task, task.theta(theta), arrays, ctx)
