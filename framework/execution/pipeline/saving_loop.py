@@ -11,6 +11,7 @@ whose values tracing knows.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -54,6 +55,7 @@ class SavingLoop(Loop):
 
         concrete = tf.function(both, autograph=False).get_concrete_function(*joined(given))
         refuse_unsupported(concrete.graph)  # while the ops still know the lines that made them
+        _refuse_outer(concrete.graph, self._outer)
         outputs, gradients = made
         cut = GraphCut(concrete, self._counts[-1], num_lasting=len(theta))
         known = cut.early[: -len(state) or None]  # what the backward pass has as well
@@ -91,6 +93,21 @@ class SavingLoop(Loop):
         known |= dict(zip(self._late, seeds, strict=True))
         gradients: tuple[Flat, Flat, Flat] = split(self._backward_pass(known)[0], self._learned)
         return gradients
+
+
+def _refuse_outer(graph: Any, outer: Flat) -> None:
+    """Raises an ExecutionError if an iteration reads learned tensors besides its arguments."""
+    known = [(outside, own) for outside, own in graph.captures if any(outside is t for t in outer)]
+    for op in graph.get_operations():
+        for outside, own in known:
+            if any(own is tensor for tensor in op.inputs):
+                made = f", of {place_of(outside.op)}" if tf.is_symbolic_tensor(outside) else ""
+                raise ExecutionError(
+                    f"{place_of(op)}: one program for all stages reads a tensor from outside of "
+                    f"its loop here, {outside.dtype.name} {outside.shape.as_list()}{made}; its "
+                    "gradient would be lost: pass it from piece to piece, or use "
+                    "--execution=pipelined"
+                )
 
 
 def _refuse_lists(saved: Sequence[tf.Tensor]) -> None:

@@ -171,6 +171,30 @@ def test_lists_of_a_loop_of_tensorflow_are_refused_with_their_line() -> None:
         loop.run([tf.ones([4])], [tf.ones([3, 4])], [tf.ones([2])])
 
 
+def test_learned_tensors_from_outside_of_the_loop_are_refused_with_both_lines() -> None:
+    def iteration(index: Any, theta: Any, state: Any, x: Any) -> Any:
+        return [state[0] * theta[0] * scale], [], []
+
+    context: Any = types.SimpleNamespace(is_training=True, reshard=lambda x, axes: x)
+    scale = tf.constant(0.0)  # not yet the tensor that the iteration reads
+
+    def run(w: tf.Tensor) -> Any:
+        nonlocal scale
+        with tf.GradientTape() as tape:
+            tape.watch(w)
+            scale = w + 1.0
+            after = SavingLoop(context, iteration, 2, [None]).run(*([tf.ones([4])],) * 2, [])
+        return tape.gradient(after, w)
+
+    function = tf.function(run, autograph=False)
+    with pytest.raises(
+        ExecutionError,
+        match=r"spmd_test\.py:\d+: return \[state.*from outside of its loop here, float32 \[4\], "
+        r"of .*spmd_test\.py:\d+: scale = w \+ 1\.0; its gradient would be lost: .*pipelined$",
+    ):
+        function.get_concrete_function(tf.TensorSpec([4], tf.float32))
+
+
 class ConvolutionStack(Task):
     """A repeated stack of convolutions: TensorFlow has no kernel for several filters at once."""
 
