@@ -26,6 +26,7 @@ from tekso.framework.primitives.lookup import fill_in_place
 from tekso.framework.random_key import RandomKey
 from tekso.framework.spelling import close_matches
 from tekso.framework.theta import SEPARATOR
+from tekso.framework.user_mistakes import MistakeError
 
 Mode = Literal["train", "eval", "decode"]
 Self = TypeVar("Self", bound="StepContext")
@@ -55,7 +56,7 @@ def passing_context() -> Iterator[None]:
         _HAS_CONTEXT.reset(token)
 
 
-class ContextError(ValueError):
+class ContextError(MistakeError):
     """Code of a user builds a context while a step is traced."""
 
 

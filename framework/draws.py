@@ -13,6 +13,7 @@ from types import CodeType, FrameType
 from typing import NamedTuple, Protocol
 
 from tekso.framework.graph_errors import place_in
+from tekso.framework.user_mistakes import MistakeError
 
 _OWN = "tekso.framework."  # modules whose frames are no lines of a layer
 FOLD = "ctx.fold(i)"
@@ -32,7 +33,7 @@ class HasStream(Protocol):
         ...
 
 
-class DrawError(ValueError):
+class DrawError(MistakeError):
     """A layer draws the same random numbers twice."""
 
 

@@ -27,6 +27,7 @@ from tekso.framework.context import RANDOM_NUMBERS, passing_context
 from tekso.framework.foreign_methods import foreign_method, missing_fprop
 from tekso.framework.layer import Layer
 from tekso.framework.params.containers import ATOMS
+from tekso.framework.user_mistakes import MistakeError
 
 _KERAS = f"{os.sep}keras{os.sep}src{os.sep}"  # in the file names of Keras
 _TENSORS = (tf.Tensor, tf.Variable, tf.RaggedTensor)
@@ -38,7 +39,7 @@ _CURE = (
 )
 
 
-class ForeignVariableError(ValueError):
+class ForeignVariableError(MistakeError):
     """A layer uses a variable that is not one of its weights, or draws unseeded random numbers."""
 
 
@@ -180,7 +181,7 @@ def refused(root: Layer | None, *, own: Iterable[tf.Variable] = ()) -> Iterator[
         num_ops = len(graph.get_operations())
         try:
             yield
-        except ForeignVariableError:
+        except MistakeError:
             raise
         except Exception as error:  # some kinds of graphs cannot capture an eager variable
             found = [v for v in read() if id(v) not in before]

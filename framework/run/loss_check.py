@@ -42,9 +42,7 @@ import tensorflow as tf
 
 from tekso.framework import error_advice, task_results
 from tekso.framework.context import StepContext
-from tekso.framework.draws import DrawError
 from tekso.framework.error_advice import LabelError
-from tekso.framework.foreign_variables import ForeignVariableError
 from tekso.framework.input.errors import InputError
 from tekso.framework.input.input import Input
 from tekso.framework.learning_step import LearnerBase
@@ -66,10 +64,11 @@ from tekso.framework.run.loss_trial import (
 )
 from tekso.framework.task import Program, Task, TaskError
 from tekso.framework.theta import flatten
+from tekso.framework.user_mistakes import MistakeError
 
 MOST_BYTES = 512 * 1024**2
 """Larger models are not checked, because their weights would be copied to the host."""
-_MISTAKES = (LossError, InputError, TaskError, ForeignVariableError, DrawError, LabelError)
+_MISTAKES = (LossError, InputError, TaskError, LabelError, MistakeError)
 
 
 @dataclasses.dataclass(frozen=True)

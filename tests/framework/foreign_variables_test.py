@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from tekso.framework import foreign_variables
-from tekso.framework.context import StepContext
+from tekso.framework.context import ContextError, StepContext
 from tekso.framework.costs.piece_traces import trace_all
 from tekso.framework.execution import DataParallel
 from tekso.framework.execution.mesh import activations
@@ -247,7 +247,7 @@ def test_random_numbers_that_are_not_of_the_context_are_refused(
 @pytest.mark.parametrize("execute", EXECUTIONS)
 def test_a_context_that_a_layer_builds_is_refused(execute: Callable[[Task], Any]) -> None:
     what = r"^a StepContext is built while a step is traced: .* Pass .* ctx\.evaluating\(\)"
-    with pytest.raises(ValueError, match=what):
+    with pytest.raises(ContextError, match=what):
         execute(task("context"))
 
 

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from tekso.framework.user_mistakes import MistakeError
 from tekso.tools.sweeping.space import Varied
 
 _MOST_COMBINATIONS = 64
@@ -94,7 +95,7 @@ def _reason(tree: Any, checks: Sequence[Check]) -> str:
     for check in checks:
         try:
             check(tree)
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, MistakeError) as error:
             return " ".join(str(error).split())
     return ""
 

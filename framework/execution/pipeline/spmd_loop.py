@@ -26,14 +26,12 @@ import numpy as np
 import tensorflow as tf
 
 from tekso.framework import nests
-from tekso.framework.context import ContextError, StepContext
-from tekso.framework.draws import DrawError
+from tekso.framework.context import StepContext
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.mesh import control_flow
 from tekso.framework.execution.mesh.context import MeshContext
 from tekso.framework.execution.pipeline.saving_loop import SavingLoop
 from tekso.framework.execution.pipeline.spmd_pieces import StackPieces
-from tekso.framework.foreign_variables import ForeignVariableError
 from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece, run_all
 from tekso.framework.task import LossSums
 
@@ -250,9 +248,8 @@ def run_tick(
 
     Raises:
       ExecutionError: TensorFlow cannot vectorize the layers.
-      ContextError: a layer builds a context.
-      DrawError: a layer draws the same random numbers twice.
-      ForeignVariableError: a layer creates a variable.
+      MistakeError: a layer builds a context, draws the same random numbers twice, or creates a
+        variable.
     """
     piece, run_rows = loop.parts.stack, loop.parts.run_rows
     per_stage = next(iter(weights.values())).shape[1]
@@ -269,8 +266,6 @@ def run_tick(
             stage, (dict(weights), state, side, first, offsets), fallback_to_while_loop=False
         )
         return outputs, sums
-    except (ContextError, DrawError, ForeignVariableError):  # mistakes in every execution
-        raise
     except ValueError as error:
         raise ExecutionError(
             f"the layers of {piece.name} cannot be computed for all stages at once, as "

@@ -13,6 +13,7 @@ from given_arrays import Given
 
 from tekso.framework import task_results
 from tekso.framework.context import StepContext
+from tekso.framework.draws import DrawError
 from tekso.framework.execution.pipeline import loss_pieces
 from tekso.framework.input.bucketing import BucketedInput
 from tekso.framework.input.errors import InputError
@@ -339,6 +340,23 @@ def test_held_out_features_that_the_model_cannot_compute_are_refused() -> None:
     message = r"eval_inputs.dev: 'x' \[7\] float32 .* in training 'x' \[4\] .* input_dim is 4"
     with pytest.raises(InputError, match=message):
         params.instantiate().check_inputs({"input": input, "eval_inputs.dev": dev})
+
+
+class DrawsTwice(Mlp):
+    """Has a mistake that no shape of its inputs explains."""
+
+    def fprop(self, theta: Any, x: tf.Tensor, ctx: StepContext, **rest: Any) -> Any:
+        first = ctx.uniform(self, [x.shape[0], 3])
+        return first + ctx.uniform(self, [x.shape[0], 3])
+
+
+def test_a_mistake_of_the_model_is_not_taken_for_features_that_it_cannot_compute() -> None:
+    input = Wide.Params(batch_size=4).instantiate()
+    dev = HeldOut.Params(batch_size=3).instantiate(train=input.params)
+    own = Classification.Params(num_classes=3, model=DrawsTwice.Params())
+    task = Classification.complete(own, input).instantiate()
+    with pytest.raises(DrawError, match=r"^DrawsTwice \(model\) draws the same random numbers tw"):
+        task.check_inputs({"input": input, "eval_inputs.dev": dev})
 
 
 def test_held_out_features_of_another_shape_that_the_model_can_compute_pass() -> None:
