@@ -31,10 +31,25 @@ SUBSTITUTES = {
 """{type of an op that DTensor cannot partition, or not in all layouts: what to write instead}."""
 
 _ELSEWHERE = "--execution=data_parallel or pipelined: it has no substitute"
+_MOVED = "tf.reshape and tf.transpose"
+_WITHOUT_SUBSTITUTE = """
+    ApproxTopK BesselI0 BesselI1 BesselJ0 BesselJ1 BesselK0 BesselK0e BesselK1 BesselK1e BesselY0
+    BesselY1 CropAndResize Dawsn Dilation2D Expint ExtractImagePatches FractionalAvgPool
+    FractionalMaxPool FresnelCos FresnelSin HSVToRGB LRN RGBToHSV ResizeBicubic ReverseSequence
+    ScaleAndTranslate SegmentMax SegmentMin SegmentProd Spence TridiagonalMatMul TridiagonalSolve
+    UnsortedSegmentMax UnsortedSegmentMin UnsortedSegmentProd
+"""
 
-WITHOUT_LAYOUTS = {
+WITHOUT_LAYOUTS = dict.fromkeys(_WITHOUT_SUBSTITUTE.split(), _ELSEWHERE) | {
+    "Cross": (
+        "tf.gather(x, [1, 2, 0], axis=…) * tf.gather(y, [2, 0, 1], axis=…) minus the same product "
+        "with x and y exchanged"
+    ),
+    "CumulativeLogsumexp": "tf.math.log(tf.cumsum(tf.exp(x), axis)) of moderate numbers",
+    "DepthToSpace": _MOVED,
     "Diag": "tf.expand_dims(x, -1) * tf.eye(size)",
     "Eig": _ELSEWHERE,
+    "EuclideanNorm": "tf.norm(x, axis=axis)",
     "LogMatrixDeterminant": _ELSEWHERE,
     "Lu": _ELSEWHERE,
     "MatrixBandPart": "x * mask, with a constant mask such as np.tril(…)",
@@ -47,7 +62,11 @@ WITHOUT_LAYOUTS = {
     "MatrixSolveLs": _ELSEWHERE,
     "MatrixSquareRoot": _ELSEWHERE,
     "MatrixTriangularSolve": _ELSEWHERE,
+    "MirrorPad": "tf.gather with constant indices, such as np.pad(np.arange(n), …)",
+    "SegmentMean": "tf.math.unsorted_segment_mean",
     "SelfAdjointEigV2": _ELSEWHERE,
+    "SoftsignGrad": "x / (1 + tf.abs(x)) instead of tf.math.softsign",
+    "SpaceToDepth": _MOVED,
     "Svd": _ELSEWHERE,
 }
 """{type of an op that DTensor cannot compile on any mesh: what to use instead}.

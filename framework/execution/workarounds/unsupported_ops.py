@@ -29,7 +29,7 @@ from tekso.framework.execution.workarounds.op_substitutes import WITHOUT_LAYOUTS
 _AXES = {"ConcatV2": -1, "Split": 0, "SplitV": 2}
 """{type: input with the axis}"""
 _TOP_K = "TopKV2"
-GRADIENTS = {"Cholesky", "DiagPart", "Einsum", "Qr", "Split", "SplitV", _TOP_K}
+GRADIENTS = {"Cholesky", "DiagPart", "Einsum", "Qr", "Softsign", "Split", "SplitV", _TOP_K}
 """Types of ops that a mesh accepts, and whose gradients it may refuse."""
 _DRAWS = ("Random", "TruncatedNormal", "Multinomial")  # parts of the types of random ops
 

@@ -48,6 +48,14 @@ class Triangular(Product):
         w = theta.w - tf.linalg.diag(tf.linalg.diag_part(theta.w)) + tf.eye(3)
         return x @ w
 
+class Crossed(Product):
+    def run(self, x, theta):
+        return tf.linalg.cross(x @ theta.w, x)
+
+class Squashed(Product):
+    def run(self, x, theta):
+        return tf.math.softsign(x @ theta.w)
+
 class Attention(Product):
     def run(self, x, theta):
         q = theta.qkv[:, 1]
@@ -59,6 +67,8 @@ class Orthogonal(Product):
 """
 REFUSED = {
     "Triangular": r"w = theta\.w - tf.*: on a mesh, MatrixDiagPartV3 .*: use tf\.reduce_sum",
+    "Crossed": r"return tf\.linalg\.cross.*: on a mesh, Cross does not compile: use tf\.gather",
+    "Squashed": r"return tf\.math\.softsign.*: on a mesh, SoftsignGrad .*tf\.abs",
     "Attention": r"q = theta\.qkv\[:, 1\]: on a mesh, an einsum, or its gradient, sums over two",
     "Orthogonal": r"return x @ tf\.linalg\.qr.*: on a mesh, Matrix",
 }

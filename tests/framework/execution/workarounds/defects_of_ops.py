@@ -137,9 +137,25 @@ def diagonal(place: Place, avoided: bool) -> bool:
     return equal(place, computed(gradient, place.put(x, ROWS)), 2 * x * np.eye(6))
 
 
+def cross_product(place: Place, avoided: bool) -> bool:
+    """A cross product has no layout."""
+    x, y = values(4, 3), values(4, 3)[::-1]
+
+    def product(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+        if not avoided:
+            return tf.linalg.cross(x, y)
+        after, before = (
+            [tf.gather(t, to, axis=1) for t in (x, y)] for to in ([1, 2, 0], [2, 0, 1])
+        )
+        return after[0] * before[1] - before[0] * after[1]
+
+    return equal(place, computed(product, place.put(x, ROWS), place.put(y, ROWS)), np.cross(x, y))
+
+
 REPRODUCTIONS = (
     changing_integer,
     concatenated_shards,
+    cross_product,
     diagonal,
     inner_relayout,
     negative_step,

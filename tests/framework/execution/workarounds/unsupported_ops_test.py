@@ -56,6 +56,16 @@ def stacked(x: tf.Tensor) -> tf.Tensor:
         (lambda x: tf.linalg.tensor_diag(x[0]), r"Diag .* use tf\.expand_dims\(x, -1\)"),
         (lambda x: tf.linalg.inv(x[:, :3]), r"MatrixInverse .* use --execution=data_parallel"),
         (lambda x: tf.linalg.band_part(tf.ones([3, 4]) * x[0, 0], 0, 0), "MatrixBandPart"),
+        (lambda x: tf.linalg.cross(x[:, :3], x[:, 1:]), r"Cross .* use tf\.gather\(x, \[1, 2, 0\]"),
+        (lambda x: tf.linalg.tridiagonal_matmul(x, tf.transpose(x)), "TridiagonalMatMul .* pipe"),
+        (lambda x: tf.math.bessel_i0(x), "BesselI0 .* use --execution=data_parallel"),
+        (lambda x: tf.math.reduce_euclidean_norm(x, 1), r"EuclideanNorm .* use tf\.norm"),
+        (lambda x: tf.math.cumulative_logsumexp(x, 1), r"CumulativeLogsumexp .*cumsum"),
+        (lambda x: tf.math.segment_mean(x, [0, 0, 1]), r"SegmentMean .*unsorted_segment_mean"),
+        (lambda x: tf.nn.space_to_depth(stacked(x)[:, 1:], 2), r"SpaceToDepth .*tf\.transpose"),
+        (lambda x: tf.pad(x, [[1, 0], [0, 0]], "REFLECT"), r"MirrorPad .*constant indices"),
+        (lambda x: tf.image.resize(stacked(x), [2, 2], "bicubic"), "ResizeBicubic .* pipelined"),
+        (lambda x: tf.image.resize(stacked(x), [2, 2], "lanczos3"), "ScaleAndTranslate .* pipel"),
     ],
 )
 def test_traps_are_refused_with_their_line(function: Any, reason: str) -> None:
@@ -87,6 +97,18 @@ def test_of_the_gradient_of_a_matrix_the_line_of_the_layer_is_named() -> None:
         return tape.gradient(y, x)
 
     with pytest.raises(ExecutionError, match=r"a gradient near .*tf\.linalg\.cholesky\(.*Matrix"):
+        refuse_unsupported(graph(step))
+
+
+def test_a_gradient_that_has_no_layout_is_refused_and_its_function_is_not() -> None:
+    def step(x: tf.Tensor) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = tf.math.softsign(x)
+        return tape.gradient(y, x)
+
+    refuse_unsupported(graph(tf.math.softsign))
+    with pytest.raises(ExecutionError, match=r"a gradient near .*softsign\(x\): .*tf\.abs\(x\)"):
         refuse_unsupported(graph(step))
 
 

@@ -17,6 +17,7 @@ DEFECTS = (
     "concatenated_shards",
     "contraction_of_activations",
     "contraction_of_two_dims",
+    "cross_product",
     "diagonal",
     "inner_relayout",
     "loop_gradient",
