@@ -13,6 +13,7 @@ import tensorflow as tf
 from tensorflow.python.eager import record
 
 from tekso.framework.nests import has_gradient
+from tekso.framework.user_mistakes import MistakeError
 
 _WITHOUT_TAPE = ("WhileBodyFuncGraph", "CondBranchFuncGraph")
 
@@ -72,7 +73,7 @@ class Reads(NamedTuple):
         return cls(found, read_by(ops, arguments), tf.compat.v1.get_default_graph())
 
     def check_same(self, later: Reads, what: str) -> None:
-        """Raises a ValueError if a body read something else when it ran again.
+        """Raises a MistakeError if a body read something else when it ran again.
 
         Args:
           later: what it read then; compared are arguments, and floats if both graphs are the same.
@@ -83,7 +84,7 @@ class Reads(NamedTuple):
         if later.graph is not self.graph:
             more = [t for t in more if self._is_here(t)]
         if self.arguments != later.arguments or more:
-            raise ValueError(
+            raise MistakeError(
                 f"{what} is called again for the backward pass, and reads "
                 f"{_named(more) or 'other arguments'} then, which it did not read before. What it "
                 "reads from outside, such as a list, a dict or an attribute, must not change until "

@@ -3,7 +3,7 @@
 It compares the sums of a few examples with those of two parts of them:
 
     loss and loss weight                               else a mean, or the loss couples examples
-    auxiliary losses                                   else they depend on the number of devices
+    auxiliary losses, weights of statistics            else they depend on the number of devices
     metrics: sums / sums of weights                    else they depend on how a batch is divided
 """
 
@@ -75,6 +75,7 @@ def check_is_sum(trial: Trial, batch: Batch, mode: Mode) -> list[str]:
     )
     _check_losses(division)
     _check_auxiliary_losses(division)
+    _check_statistics(division)
     return _check_metrics(division)
 
 
@@ -185,6 +186,21 @@ def _check_auxiliary_losses(division: _Division) -> None:
                 f"for {division.size} examples together it is {together:g}, and for two parts of "
                 f"them {apart[0]:g} and {apart[1]:g}. It would depend on the number of devices and "
                 f"micro-batches. {_PENALTY}"
+            )
+
+
+def _check_statistics(division: _Division) -> None:
+    """Rejects a statistic of a layer whose weight is no sum over the examples, such as 1."""
+    for name, together in division.together.statistics.items():
+        apart = [part.statistics.get(name, 0.0) for part in division.parts]
+        if division.trial.differ(together, sum(apart), scale=sum(map(abs, apart))):
+            raise LossError(
+                f"the weight of the statistic {name!r} of ctx.collect_statistic is not a sum over "
+                f"the examples: for {division.size} examples together it is {together:g}, and for "
+                f"two parts of them {apart[0]:g} and {apart[1]:g}. updated_statistics gets sum / "
+                "weight over the global batch, which would depend on the number of devices and "
+                "micro-batches. Give the number of examples as the weight; for a sum over the "
+                "batch instead of a mean, also multiply the sum by ctx.num_examples"
             )
 
 

@@ -42,6 +42,7 @@ class TrialSums:
       metrics: (sum, weight) of the metrics of the task.
       of_layers: (sum, weight) of the metrics that layers collect.
       auxiliary: sums of the auxiliary losses that layers collect.
+      statistics: weights of the statistics that layers collect, summed over their elements.
     """
 
     loss: float
@@ -49,6 +50,7 @@ class TrialSums:
     metrics: dict[str, tuple[float, float]]
     of_layers: dict[str, tuple[float, float]]
     auxiliary: dict[str, float]
+    statistics: dict[str, float]
 
     def named(self) -> dict[str, float]:
         """Returns the loss and the parts of the metrics by name; "{}" stands for the method."""
@@ -74,7 +76,7 @@ class _Tensors(NamedTuple):
     Attributes:
       loss, weight: of the task.
       total: the loss with the auxiliary losses of layers.
-      metrics, of_layers, auxiliary: as in `TrialSums`.
+      metrics, of_layers, auxiliary, statistics: as in `TrialSums`.
     """
 
     loss: tf.Tensor
@@ -83,6 +85,7 @@ class _Tensors(NamedTuple):
     metrics: Pairs
     of_layers: Pairs
     auxiliary: dict[str, tf.Tensor]
+    statistics: dict[str, tf.Tensor]
 
 
 _OPS_OF_TRACE = 30  # so many ops run in about the time in which one is traced
@@ -217,6 +220,10 @@ class Trial:
             metrics=sums.metrics,
             of_layers=ctx.collected.sums["metric"],
             auxiliary=auxiliary,
+            statistics={
+                name: tf.reduce_sum(weight)
+                for name, (_, weight) in ctx.collected.sums["statistic"].items()
+            },
         )
 
     def _tensors(
@@ -294,6 +301,7 @@ class Trial:
             metrics=_numbers(found.metrics),
             of_layers=_numbers(found.of_layers),
             auxiliary={name: float(value) for name, value in found.auxiliary.items()},
+            statistics={name: float(weight) for name, weight in found.statistics.items()},
         )
 
     def ops(self, batch: Batch, mode: Mode) -> list[Any]:

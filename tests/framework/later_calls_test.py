@@ -17,6 +17,7 @@ from tekso.framework.execution.mesh import control_flow
 from tekso.framework.execution.mesh.context import LayoutContext
 from tekso.framework.layer import Layer
 from tekso.framework.theta import Theta
+from tekso.framework.user_mistakes import MistakeError
 
 
 class OneDevice(LayoutContext):
@@ -144,7 +145,7 @@ def test_a_list_that_grows_until_the_gradients_is_an_error_with_the_line(form: s
         return tape.gradient(y, x)
 
     message = rf"ops.{form}: .*later_calls_test.py:\d+.* is called again .*Exp.*as arguments"
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(MistakeError, match=message):
         run(tf.ones([3, 2]))
 
 

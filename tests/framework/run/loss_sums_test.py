@@ -13,6 +13,7 @@ from wrong_losses import Points, Squares, check
 
 from tekso.framework.context import StepContext
 from tekso.framework.foreign_variables import ForeignVariableError
+from tekso.framework.initializers import Zeros
 from tekso.framework.layer import Layer
 from tekso.framework.run.loss_causes import LossError, changed_attributes
 from tekso.framework.run.loss_sums import check_is_sum
@@ -254,3 +255,32 @@ def test_an_auxiliary_loss_has_to_be_a_sum_over_examples() -> None:
 
 def test_a_weight_of_a_metric_that_does_not_add_up_is_a_warning_where_the_metric_is_0() -> None:
     assert any("weight of the metric 'size' does not add up" in x for x in check("metric of 16"))
+
+
+class Counting(Squares):
+    """Collects the number of examples of each class for a weight that steps change."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        self.weight("sizes", [2], dims=(None,), init=Zeros.Params(), trainable=False)
+
+    def loss(self, theta: Any, batch: Any, ctx: StepContext) -> LossSums:
+        if ctx.is_training:
+            classes = tf.cast(batch["x"][:, 0] > 0, tf.int32)
+            sizes = tf.reduce_sum(tf.one_hot(classes, 2), 0)
+            counted = tf.cast(tf.shape(classes)[0], tf.float32)
+            if self.params.way == "of the batch":
+                ctx.collect_statistic(self, "sizes", sizes * ctx.num_examples, [counted, counted])
+            else:
+                ctx.collect_statistic(self, "sizes", sizes, tf.ones([2]))
+        return LossSums(tf.reduce_sum(theta.w) ** 2 * tf.reduce_sum(batch["weights"]))
+
+    def updated_statistics(self, theta: Any, statistics: Any) -> Any:
+        return {"sizes": theta.sizes + statistics["sizes"]}
+
+
+def test_the_weight_of_a_statistic_has_to_be_a_sum_over_examples() -> None:
+    check("of the batch", Counting)
+    what = r"^the weight of the statistic 'sizes' of ctx.collect_statistic .* 3 examples .* is 2, "
+    with pytest.raises(LossError, match=what):
+        check("of the part", Counting)
