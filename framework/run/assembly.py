@@ -182,11 +182,10 @@ def assemble(
             for one in [*([input] if trains else []), *eval_inputs.values()]:
                 one.check_unchanged()
         signature = _checked_signature(input, eval_inputs, group)
+        execution.batches_differ = batch_kinds.differ_in_size(tree, input)
     else:
         with group.first_before_others():  # this may read the data and create assets
             input, signature = inspection.known_parts(tree, assets_dir, one_task=one_task)
-    if reads_data:
-        execution.batches_differ = batch_kinds.differ_in_size(tree, input)
     task = _task(tree, input)
     warnings = batch_kinds.division_warnings(tree, execution, signature) if trains else []
     if reads_data:

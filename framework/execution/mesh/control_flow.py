@@ -125,8 +125,9 @@ class Loop:
 
         def probe() -> None:
             first = tf.constant(0)
-            made = self._iteration(first, theta, state, read(xs, first))
-            found.append(tuple(map(_read, made))[1:])
+            after, stacked, summed = self._iteration(first, theta, state, read(xs, first))
+            _read(after)
+            found.append((_read(stacked), _read(summed)))
 
         graph = tf.function(probe, autograph=False).get_concrete_function().graph
         outside = [outer for outer, _ in graph.captures]
