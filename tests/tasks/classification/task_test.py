@@ -342,10 +342,10 @@ def test_held_out_features_that_the_model_cannot_compute_are_refused() -> None:
         params.instantiate().check_inputs({"input": input, "eval_inputs.dev": dev})
 
 
-class DrawsTwice(Mlp):
+class DrawsTwice(Linear):
     """Has a mistake that no shape of its inputs explains."""
 
-    def fprop(self, theta: Any, x: tf.Tensor, ctx: StepContext, **rest: Any) -> Any:
+    def fprop(self, theta: Any, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
         first = ctx.uniform(self, [x.shape[0], 3])
         return first + ctx.uniform(self, [x.shape[0], 3])
 
@@ -353,7 +353,7 @@ class DrawsTwice(Mlp):
 def test_a_mistake_of_the_model_is_not_taken_for_features_that_it_cannot_compute() -> None:
     input = Wide.Params(batch_size=4).instantiate()
     dev = HeldOut.Params(batch_size=3).instantiate(train=input.params)
-    own = Classification.Params(num_classes=3, model=DrawsTwice.Params())
+    own = Classification.Params(num_classes=3, model=DrawsTwice.Params(output_dim=3))
     task = Classification.complete(own, input).instantiate()
     with pytest.raises(DrawError, match=r"^DrawsTwice \(model\) draws the same random numbers tw"):
         task.check_inputs({"input": input, "eval_inputs.dev": dev})

@@ -104,11 +104,11 @@ def test_a_gradient_that_has_no_layout_is_refused_and_its_function_is_not() -> N
     def step(x: tf.Tensor) -> Any:
         with tf.GradientTape() as tape:
             tape.watch(x)
-            y = tf.math.softsign(x)
+            y = tf.math.softsign(x * 2.0)
         return tape.gradient(y, x)
 
     refuse_unsupported(graph(tf.math.softsign))
-    with pytest.raises(ExecutionError, match=r"a gradient near .*softsign\(x\): .*tf\.abs\(x\)"):
+    with pytest.raises(ExecutionError, match=r"a gradient near .*softsign\(.*: .*tf\.abs\(x\)"):
         refuse_unsupported(graph(step))
 
 
