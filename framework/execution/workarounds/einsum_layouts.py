@@ -53,7 +53,8 @@ def dims_of_one_operand(op: tf.Operation) -> list[str]:
 def shifted_dims(op: tf.Operation) -> tf.Operation | None:
     """Returns the index op before a dim of an einsum that contracts two dims, or None.
 
-    Defect: of `x[0]` and `x[:, 0]`, DTensor mistakes which of the later dims is sharded.
+    Defect: of `x[0]` and `x[:, 0]`, DTensor mistakes which of the later dims is sharded. x itself
+    may be replicated: then the other operand determines the layout of `x[0]`.
     """
     names, contracted = contracted_dims(op)
     if len(contracted) < 2:

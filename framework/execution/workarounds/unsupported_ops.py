@@ -166,9 +166,9 @@ def _problem_of_einsum(op: tf.Operation) -> str | None:
     if shifted_dims(op) is not None:
         return (
             "an einsum, or its gradient, sums over two dims of this x[i], which gives wrong "
-            "values if a dim is sharded; whether one is, only the compiled step knows, so every "
-            "mesh refuses it: write tf.squeeze(x[i : i + 1], 0), also for other dims, or "
-            "tf.tensordot"
+            "values if x or the other tensor is sharded; whether one is, only the compiled step "
+            "knows, so every mesh refuses it: write tf.squeeze(x[i : i + 1], 0), also for other "
+            "dims, or tf.tensordot"
         )
     axis = contradiction(op)
     if axis is not None:

@@ -104,6 +104,20 @@ def resharded_gather(place: Place, avoided: bool) -> bool:
     return equal(place, computed(reverse, place.put(x)), x[:, ::-1])
 
 
+def row_of_replicated_weights(place: Place, avoided: bool) -> bool:
+    """The same of replicated weights, if the other operand and the result are sharded."""
+    x, w = values(6, 4, 8), values(3, 2, 4, 8, 6)
+    variable = tensors.new_variable(place.put(w))
+
+    def contract(x: tf.Tensor) -> tf.Tensor:
+        w = variable.read_value()
+        row = forms.take_row(cast(Any, None), w, 1) if avoided else w[1]
+        return place.reshard(tf.einsum("dfcb,bfc->cd", row, x), (None, "m"))
+
+    y = computed(contract, place.put(x, ("m", None, None)))
+    return equal(place, y, np.einsum("dfcb,bfc->cd", w[1], x))
+
+
 def sorted_values(place: Place, avoided: bool) -> bool:
     """The gradient of the values of top_k scatters by indices of the whole tensor into a shard."""
     x = values(4, 6)
@@ -161,6 +175,7 @@ REPRODUCTIONS = (
     negative_step,
     new_axis,
     resharded_gather,
+    row_of_replicated_weights,
     row_of_stacked_weights,
     scalar_where,
     sorted_values,

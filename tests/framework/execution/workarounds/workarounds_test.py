@@ -29,6 +29,7 @@ DEFECTS = (
     "new_axis",
     "resharded_gather",
     "row_of_a_buffer",
+    "row_of_replicated_weights",
     "row_of_stacked_weights",
     "scalar_where",
     "softmax_sums_in_16_bits",
