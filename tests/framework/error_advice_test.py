@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 import re
 from collections.abc import Callable
@@ -255,7 +256,8 @@ def test_a_wrong_fprop_is_named_with_its_line(kind: type[Layer], advice: str) ->
     with pytest.raises(TypeError) as caught:
         layer.fprop(layer.theta({}), tf.ones([2, 3]), StepContext())
     found = error_advice.text_of(caught.value)
-    line = kind.__dict__["forward" if kind is Forward else "fprop"].__code__.co_firstlineno
+    method = inspect.unwrap(kind.__dict__["forward" if kind is Forward else "fprop"])
+    line = method.__code__.co_firstlineno
     assert re.search(rf"; {advice} \(.*error_advice_test\.py:{line}\)$", found), found
 
 
@@ -271,7 +273,7 @@ class Built(Layer):
 
 def test_a_layer_with_build_is_told_that_nothing_calls_it() -> None:
     layer = Built.Params().instantiate()
-    what = r"^theta has no 'w', only \[\]; Built.build\(\) is not called: declare .* in __init__$"
+    what = r"^theta has no 'w', only \[\]; Built.build\(\) is not called: declare .* in __init__\n"
     with pytest.raises(AttributeError, match=what):
         layer.fprop(layer.init(), tf.ones([2]), StepContext())
 
