@@ -60,13 +60,14 @@ def check(root: Layer) -> None:
                     "the __init__ of its layers, with self.weight(name, shape, dims=…, init=…) or "
                     "self.child(name, Linear.Params(…))"
                 )
-    layers = {id(layer) for layer in root.walk()}
+    # A layer that another one wraps shares its weights.
+    known = {id(layer._weights) for layer in root.walk()}
     for layer in root.walk():
         for name, value in vars(layer).items():
             if type(value) in ATOMS or name in ("params", "_parent", "_children", "_weights"):
                 continue
             leaves = _leaves(value, _DEPTH)
-            undeclared = [x for x in leaves if isinstance(x, Layer) and id(x) not in layers]
+            undeclared = [x for x in leaves if isinstance(x, Layer) and id(x._weights) not in known]
             if undeclared:
                 kind, call = type(undeclared[0]).__name__, "child"
                 if not isinstance(value, Layer):

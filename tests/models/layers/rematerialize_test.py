@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tekso.framework import foreign_variables
 from tekso.framework.context import StepContext
 from tekso.framework.coupling import sums_over_replicas
 from tekso.framework.layer import Layer
@@ -42,6 +43,15 @@ def test_paths_first_values_and_streams_are_those_of_the_layer_alone() -> None:
     tf.nest.map_structure(np.testing.assert_array_equal, wrapped.init(3), plain.init(3))
     patterns = [{layer.pattern for layer in root.walk()} for root in (plain, wrapped)]
     assert patterns[0] == patterns[1]
+
+
+def test_the_wrapped_layer_is_no_undeclared_one() -> None:
+    inner = FeedForward.Params(input_dim=D, hidden_dim=2)
+    foreign_variables.check(build(Rematerialize.Params(layer=inner)))
+    root = build(inner)
+    root.more = inner.instantiate()
+    with pytest.raises(foreign_variables.ForeignVariableError, match="'more'"):
+        foreign_variables.check(root)
 
 
 def test_forward_is_computed_again_backward_from_the_input() -> None:
