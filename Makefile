@@ -88,7 +88,7 @@ pictures: $(VENV)/.installed
 	@$(VENV)/bin/python -m tekso.tools.pictures docs/pictures $(ARGS)
 
 docs: $(VENV)/.installed
-	@NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs build --strict --quiet
+	@NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs build --strict
 	@echo "The site is in site/index.html."
 
 clean:

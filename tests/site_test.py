@@ -108,22 +108,60 @@ def test_no_page_links_to_what_the_site_does_not_have() -> None:
             if re.match(r"[\w+]+:", target):
                 continue
             found = Path(os.path.normpath(page.parent / target))
-            has_pages = found.is_dir() and any(found.glob("*.md"))  # its index is generated
-            is_shown = (found.is_file() or has_pages) and found.is_relative_to(DOCS)
+            is_shown = found.is_file() and found.is_relative_to(DOCS)
             assert is_shown and found.relative_to(DOCS).parts[0] != "examples", f"{name}: {target}"
+
+
+def make_docs(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Runs the command of `make docs` with further arguments."""
+    for module in ("mkdocs", "material", "mkdocstrings_handlers"):
+        if importlib.util.find_spec(module) is None:
+            pytest.skip("the extra `docs` is not installed")
+    found = re.search(r"/bin/python (-m mkdocs .*)", (ROOT / "Makefile").read_text())
+    assert found, "the Makefile does not run mkdocs"
+    return subprocess.run(
+        [sys.executable, *found[1].split(), *arguments],
+        cwd=ROOT,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=300,
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "warning"),
+    [
+        ("[page](index.md#here)", ""),
+        ("[page](nowhere.md)", "'nowhere.md'"),
+        ("[page](index.md#nowhere)", "'index.md#nowhere'"),
+        ("[page](folder)", "unrecognized relative link 'folder'"),
+    ],
+)
+def test_a_warning_fails_make_docs(text: str, warning: str, tmp_path: Path) -> None:
+    pages = tmp_path / "pages"
+    pages.mkdir()
+    (pages / "index.md").write_text(f"# Page\n\n## Here\n\n{text}\n")
+    if not warning:
+        (pages / "adr").mkdir()
+        (pages / "adr" / "0001-a.md").write_text("# Decision\n")
+    config = tmp_path / "mkdocs.yml"
+    config.write_text(
+        f"INHERIT: {ROOT}/mkdocs.yml\ndocs_dir: pages\nnav: [index.md]\nplugins: []\nhooks: []\n"
+    )
+    done = make_docs("-f", str(config), "-d", str(tmp_path / "site"))
+    if not warning:
+        assert done.returncode == 0 and "WARNING" not in done.stdout, done.stdout
+        return
+    assert done.returncode == 1 and warning in done.stdout, done.stdout
+    assert "Aborted with 1 warnings in strict mode!" in done.stdout
 
 
 @pytest.mark.slow
 def test_the_site_builds_without_warnings_and_has_a_search_index(tmp_path: Path) -> None:
-    for module in ("mkdocs", "material", "mkdocstrings_handlers"):
-        if importlib.util.find_spec(module) is None:
-            pytest.skip("the extra `docs` is not installed")
-    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-q", "-d", str(tmp_path)]
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=300
-    )
-    assert done.returncode == 0 and not done.stderr.strip(), done.stderr
+    done = make_docs("-d", str(tmp_path))
+    assert done.returncode == 0 and "WARNING" not in done.stdout, done.stdout
     assert "micro-batches" in (tmp_path / "search" / "search_index.json").read_text()
     layers = (tmp_path / "reference" / "layers.html").read_text()
     assert 'id="tekso.framework.layer.Layer.fprop"' in layers
