@@ -89,7 +89,8 @@ pictures: $(VENV)/.installed
 
 docs: $(VENV)/.installed
 	@NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs build --strict
-	@echo "The site is in site/index.html."
+	@echo "The site is in site/. Its search needs a server, such as:"
+	@echo "  python3 -m http.server -d site --bind 127.0.0.1   # http://127.0.0.1:8000"
 
 clean:
 	rm -rf $(VENV)
