@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,18 @@ def rows_of(document: Path) -> list[list[str]]:
 def test_the_documents_have_the_tables_of_the_stored_results() -> None:
     for path, text in publish.publish([], ROOT).items():
         assert path.read_text() == text, "run `python -m benchmarks.publish`"
+
+
+def test_turns_that_the_page_names_are_stored() -> None:
+    page = (ROOT / "docs" / "speed.md").read_text()
+    named = re.findall(r"(\d+) and (\d+) ms with `(\w+)`", page)
+    assert len(named) == 2
+    (path,) = (ROOT / stored.FOLDER).glob("*.json")
+    workloads = json.loads(path.read_text())["workloads"]
+    for first, second, workload in named:
+        peers = [row["peers"].get("pytorch_compile") for row in workloads[workload]]
+        turns = [[round(turn["step_ms"][0]) for turn in peer] for peer in peers if peer]
+        assert turns == [[int(first), int(second)]], workload
 
 
 def test_stored_results_are_of_the_registered_workloads_and_of_tekso_s_model() -> None:
