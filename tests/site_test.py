@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import printed_lines
 import pytest
 
 from tekso.tools import site_hooks
@@ -49,14 +50,42 @@ def test_every_message_of_troubleshooting_is_one_of_tekso() -> None:
 
 
 def test_every_line_of_some_runs_is_one_of_tekso() -> None:
-    section = (DOCS / "output.md").read_text().partition("## Lines of some runs")[2]
-    lines = re.findall(r"^\| `(.*?)` \|", section.partition("\n## ")[0], re.MULTILINE)
-    assert len(lines) > 10
+    page = (DOCS / "output.md").read_text().partition("## Lines of some runs")[2]
+    lines = printed_lines.lines(page.partition("\n## The last lines")[0])
+    assert len(lines) > 60
     texts = "\n".join(constants())
     for line in lines:
-        # Numbers, names and what follows a colon are values of a run; the rest is in the code.
-        for part in re.split(r"…|\b\d\S*|SIGINT|--cluster", line):
-            assert part.strip(" :;,()") in texts, f"no line contains {part!r} ({line})"
+        for part in printed_lines.fixed_parts(line):
+            assert part in texts, f"no line contains {part!r} ({line})"
+
+
+def test_every_warning_and_line_of_a_run_is_explained() -> None:
+    patterns = printed_lines.explained("output.md", "troubleshooting.md")
+    lines = list(printed_lines.printed())
+    assert len(lines) > 40
+    for place, text in lines:
+        is_known = any(pattern.search(text) for pattern in patterns)
+        assert is_known, f"docs/output.md does not explain: {text} ({place})"
+
+
+def test_a_line_that_no_document_explains_is_found(tmp_path: Path) -> None:
+    (tmp_path / "new.py").write_text(
+        "def text(console, n):\n"
+        "    console.line(f'after {n} steps the moon is full', 'warning')\n"
+        "def checked():\n"
+        '    """Returns warnings about the moon."""\n'
+        "    if True:\n"
+        "        raise ValueError('an error is not a line of a run')\n"
+        "    return [f'the moon of {n} days is new']\n"
+        "def others(warnings):\n"
+        "    return [*warnings, 'there may be no moon tonight']\n"
+    )
+    found = [text for _, text in printed_lines.printed((tmp_path,))]
+    assert sorted(found) == [
+        "after … steps the moon is full",
+        "the moon of … days is new",
+        "there may be no moon tonight",
+    ]
 
 
 def test_the_site_has_every_page() -> None:
