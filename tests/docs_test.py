@@ -42,12 +42,14 @@ from tekso.framework.learner import Learner, MultiLearner
 from tekso.framework.optimizers.adam import AdamW
 from tekso.framework.params import REQUIRED, Params, param
 from tekso.framework.schedules import Cosine, end_with_run
-from tekso.framework.theta import Theta
+from tekso.framework.theta import Theta, flatten, unflatten
 from tekso.framework.warm_start import WarmStart
+from tekso.models.decoding.beam_search import BeamSearch
 from tekso.models.layers.normalization import LayerNorm
 from tekso.models.mlp import Mlp
 from tekso.tasks.classification.task import Classification
 from tekso.tasks.image.sources import ImageArrays
+from tekso.tasks.mt.task import Translation
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -241,6 +243,13 @@ def run_warm_start(code: str, folder: Path) -> None:
     names: dict[str, Any] = {"WarmStart": WarmStart}
     exec(code, names)  # the document's own code
     run = experiment.Run.Params(warm_start=names["warm_start"]).instantiate().params
+    if "main" in run.warm_start:
+        ((pattern, there),) = run.warm_start["main"].rules.items()
+        (new,) = run.warm_start["main"].ignore
+        paths = ["encoder/norm/scale", "head/w"]
+        assert [re.sub(pattern, there, path) for path in paths] == [f"model/{paths[0]}", paths[1]]
+        assert [bool(re.fullmatch(new, path)) for path in paths] == [False, True]
+        return
     if "decoder" not in run.warm_start:
         base, adapters = run.warm_start["base"].only[0], run.warm_start["adapters"].only[0]
         paths = ["model/w", "model/w_lora_a", "model/w_lora_b"]
@@ -249,6 +258,47 @@ def run_warm_start(code: str, folder: Path) -> None:
         return
     rules = run.warm_start["decoder"].rules
     assert {re.sub(a, b, "model/decoder/w") for a, b in rules.items()} == {"model/stack/w"}
+
+
+def run_translator(code: str, folder: Path) -> None:
+    """Trains on two pairs; a beam search finds both, and their log-probabilities are the loss."""
+    names: dict[str, Any] = {"__name__": __name__}
+    exec(code, names)
+    model = names["GruTranslator"].Params(source_vocab_size=7, target_vocab_size=5, dim=8)
+    task = Translation.Params(model=model, scoring=None).instantiate()
+    ctx = StepContext(mode="eval")
+    source = {"source_ids": [[2, 6, 1, 0], [3, 1, 0, 0]]}
+    target = {"target_ids": [[1, 3, 4], [1, 2, 0]], "target_labels": [[3, 4, 1], [2, 1, 0]]}
+    segments = {"source_segment_ids": [[1, 1, 1, 0], [1, 1, 0, 0]]}
+    segments |= {"target_segment_ids": [[1, 1, 1], [1, 1, 0]]}
+    arrays = source | target | segments
+    batch = {name: tf.constant(rows, tf.int32) for name, rows in arrays.items()}
+    batch["target_weights"] = tf.cast(batch["target_segment_ids"], tf.float32)
+
+    def total(flat: Any) -> Any:
+        return task.loss(unflatten(flat), batch, ctx).loss_sum
+
+    @tf.function(autograph=False)
+    def step(flat: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(flat)
+            loss = total(flat)
+        gradients = tape.gradient(loss, flat)
+        return {path: w - 0.2 * tf.convert_to_tensor(gradients[path]) for path, w in flat.items()}
+
+    @tf.function(autograph=False)
+    def found(flat: Any) -> Any:
+        search = BeamSearch.Params(beam_size=3, max_length=4, length_normalization=0.0)
+        theta = unflatten(flat).model
+        return search.instantiate().search(task.model, theta, batch, ctx, end_id=1)
+
+    flat = flatten(task.init(seed=0))
+    for _ in range(100):
+        flat = step(flat)
+    best = found(flat)
+    assert best["ids"][:, 0, :3].numpy().tolist() == [[3, 4, 1], [2, 1, 0]]
+    nats = -tf.reduce_sum(best["log_probs"][:, 0])
+    np.testing.assert_allclose(nats, total(flat), rtol=1e-4)
 
 
 def run_cells(code: str, folder: Path) -> None:
@@ -380,9 +430,11 @@ FRAGMENTS = {
     'name="radius"': run_draws,
     "return tf.data.Dataset.load(": run_load,
     "class Cells(ImageArrays):": run_cells,
+    "class GruTranslator(Layer):": run_translator,
     "from tekso.framework.execution import devices": run_devices,
     "logits = task.model.fprop(theta.model, x": run_model,
     'WarmStart.Params(checkpoint="runs/bert"': run_warm_start,
+    'checkpoint="runs/pretrained"': run_warm_start,
     'WarmStart.Params(checkpoint="runs/lora.safetensors"': run_warm_start,
     "def to_milliseconds(fields: dict[str, Any]) -> dict[str, Any]:": run_migrations,
     # Appended to the preceding file, which the test runs.
