@@ -20,31 +20,46 @@ Function = Callable[..., Any]
 def frozen(function: Function) -> Function:
     """Returns a copy of a function that reads its outer variables as they are now.
 
-    So do the functions that it reads. Of lists, dicts and other objects, the copy reads the same
-    ones: what they contain may still change.
+    So do the functions that it reads, or gets as defaults or arguments of a `partial`; those that
+    share a variable still do. Of lists, dicts and other objects, the copy reads the same ones: what
+    they contain may still change.
     """
-    return cast(Function, _frozen(function, {}))
+    return cast(Function, _Frozen().copy(function))
 
 
-def _frozen(value: Any, known: dict[int, Any]) -> Any:
-    if id(value) in known:
-        return known[id(value)]
-    if isinstance(value, functools.partial):
-        return functools.partial(_frozen(value.func, known), *value.args, **value.keywords)
-    if isinstance(value, types.MethodType):
-        return types.MethodType(_frozen(value.__func__, known), value.__self__)
-    if not isinstance(value, types.FunctionType) or not value.__closure__:
-        return value
-    cells = tuple(types.CellType() for _ in value.__closure__)
-    copy = types.FunctionType(
-        value.__code__, value.__globals__, value.__name__, value.__defaults__, cells
-    )
-    copy.__kwdefaults__ = value.__kwdefaults__
-    functools.update_wrapper(copy, value)
-    known[id(value)] = copy  # it may call itself
-    for cell, now in zip(cells, value.__closure__, strict=True):
-        try:
-            cell.cell_contents = _frozen(now.cell_contents, known)
-        except ValueError:  # a variable without a value yet
-            continue
-    return copy
+class _Frozen:
+    """Copies of functions and of their variables, by the ids of what was copied."""
+
+    def __init__(self) -> None:
+        self._functions: dict[int, Any] = {}
+        self._cells: dict[int, types.CellType] = {}
+
+    def copy(self, value: Any) -> Any:
+        """Returns a frozen function, or a tuple with frozen functions; all else as it is."""
+        if id(value) in self._functions:
+            return self._functions[id(value)]
+        if isinstance(value, functools.partial):
+            keywords = {name: self.copy(one) for name, one in value.keywords.items()}
+            return functools.partial(self.copy(value.func), *map(self.copy, value.args), **keywords)
+        if isinstance(value, types.MethodType):
+            return types.MethodType(self.copy(value.__func__), value.__self__)
+        if type(value) is tuple:
+            return tuple(map(self.copy, value))
+        if not isinstance(value, types.FunctionType):
+            return value
+        if not (value.__closure__ or value.__defaults__ or value.__kwdefaults__):
+            return value
+        closure = value.__closure__ or ()
+        cells = tuple(self._cells.setdefault(id(cell), types.CellType()) for cell in closure)
+        found = types.FunctionType(value.__code__, value.__globals__, value.__name__, None, cells)
+        functools.update_wrapper(found, value)
+        self._functions[id(value)] = found  # it may call itself
+        found.__defaults__ = self.copy(value.__defaults__)
+        kept = value.__kwdefaults__
+        found.__kwdefaults__ = kept and {name: self.copy(one) for name, one in kept.items()}
+        for cell, now in zip(cells, closure, strict=True):
+            try:
+                cell.cell_contents = self.copy(now.cell_contents)
+            except ValueError:  # a variable without a value yet
+                continue
+        return found

@@ -212,10 +212,11 @@ def rematerialize(
         return output
     everything = (theta, inputs)
     structure: dict[str, Any] = {}
-    later = closures.frozen(function)
-    reads: list[outer_tensors.Reads] = []
+    kept = closures.frozen(function)  # for the backward pass
 
-    def run(function: Callable[..., Any], args: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    def run(
+        function: Callable[..., Any], args: Sequence[tf.Tensor]
+    ) -> tuple[list[tf.Tensor], outer_tensors.Reads]:
         weights, unpacked = filled(everything, args)
         inner = without_late_gradients(isolated(ctx))
         graph = tf.compat.v1.get_default_graph()
@@ -223,19 +224,18 @@ def rematerialize(
         output = function(weights, *unpacked, inner)
         structure["all"] = (output, inner.collected.sums)
         found = [tf.identity(t) for t in tensors(structure["all"])]  # one may only be read
-        reads.append(outer_tensors.Reads.of(graph.get_operations()[before:], args))
-        return found
+        return found, outer_tensors.Reads.of(graph.get_operations()[before:], args)
 
-    def again(args: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        outputs = run(later, args)
-        reads[0].check_same(reads[-1], f"ops.rematerialize: the function{place_of(function)}")
+    def recompute(args: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        outputs, later = run(kept, args)
+        reads.refuse_other(later, f"ops.rematerialize: the function{place_of(function)}")
         return outputs
 
     given = tensors(everything)
     # The function may also read an argument from outside: tell both apart.
-    computed = run(function, [tf.identity(t) for t in given])
-    outer = outer_tensors.learned(reads[0].outer)  # they get gradients too
-    outputs = _recomputed(again, computed, given, outer)
+    computed, reads = run(function, [tf.identity(t) for t in given])
+    outer = outer_tensors.learned(reads.outer)  # they get gradients too
+    outputs = _recomputed(recompute, computed, given, outer)
     output, sums = filled(structure["all"], outputs)
     ctx.collected.merge(sums)
     return output

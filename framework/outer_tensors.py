@@ -56,47 +56,68 @@ class Reads(NamedTuple):
     """The tensors that a body reads.
 
     Attributes:
+      ops: all ops that it added to its graph.
       arguments: places of the arguments that it reads.
       outer: tensors from outside.
-      graph: the graph of its ops.
     """
 
+    ops: Sequence[tf.Operation]
     arguments: frozenset[int]
     outer: list[Any]
-    graph: Any
 
     @classmethod
     def of(cls, ops: Sequence[tf.Operation], arguments: Sequence[Any]) -> Reads:
         """Returns what the ops that a body added to its graph read."""
         place = {id(tensor): number for number, tensor in enumerate(arguments)}
         found = frozenset(place[id(t)] for op in ops for t in op.inputs if id(t) in place)
-        return cls(found, read_by(ops, arguments), tf.compat.v1.get_default_graph())
+        return cls(ops, found, read_by(ops, arguments))
 
-    def check_same(self, later: Reads, what: str) -> None:
-        """Raises a MistakeError if a body read something else when it ran again.
+    def refuse_other(self, later: Reads, what: str) -> None:
+        """Raises a MistakeError if a body reads other arguments or tensors when it runs again.
+
+        Of tensors from outside, those of the graph of its first run are compared.
 
         Args:
-          later: what it read then; compared are arguments, and floats if both graphs are the same.
+          later: what it reads then.
           what: the body, for the message.
         """
-        known = {id(tensor) for tensor in self.outer}
-        more = [t for t in later.outer if has_gradient(t) and id(t) not in known]
-        if later.graph is not self.graph:
-            more = [t for t in more if self._is_here(t)]
-        if self.arguments != later.arguments or more:
-            raise MistakeError(
-                f"{what} is called again for the backward pass, and reads "
-                f"{_named(more) or 'other arguments'} then, which it did not read before. What it "
-                "reads from outside, such as a list, a dict or an attribute, must not change until "
-                "the gradients are computed: pass the tensors as arguments"
-            )
+        graph = self.ops[0].graph if self.ops else None
+        more = [t for t in new_reads(self.outer, later.outer) if t.graph is graph]
+        more = [t for t in more if self._is_computed(t)]
+        if more or self.arguments != later.arguments:
+            refuse(more, what)
 
-    def _is_here(self, tensor: Any) -> bool:
-        return not isinstance(tensor, tf.__internal__.EagerTensor) and tensor.graph is self.graph
+    def _is_computed(self, tensor: Any) -> bool:
+        """Returns False for a tensor that the first run made of constants, and kept for later."""
+        made = {id(op) for op in self.ops}
+        open_ops, seen = [tensor.op], set[int]()
+        while open_ops:
+            op = open_ops.pop()
+            if id(op) not in made:
+                return True
+            more = [t.op for t in op.inputs if id(t.op) not in seen]
+            seen.update(map(id, more))
+            open_ops += more
+        return False
 
 
-def _named(tensors: Sequence[Any]) -> str:
-    return ", ".join(f"{t.name} of {t.op.type}, shape {list(t.shape)}" for t in tensors[:2])
+def new_reads(before: Iterable[Any], later: Iterable[Any]) -> list[Any]:
+    """Returns tensors with gradients that a body reads later, but did not read before."""
+    known = {id(tensor) for tensor in before}
+    eager = tf.__internal__.EagerTensor  # a constant
+    unknown = (t for t in later if id(t) not in known and not isinstance(t, eager))
+    return [t for t in unknown if has_gradient(t)]
+
+
+def refuse(more: Sequence[Any], what: str) -> None:
+    """Raises a MistakeError about what a body reads only when it runs again."""
+    named = ", ".join(f"{t.name} of {t.op.type}, shape {list(t.shape)}" for t in more[:2])
+    raise MistakeError(
+        f"{what} is called again for the backward pass, and reads {named or 'other arguments'} "
+        "then, which it did not read before. What it reads from outside, such as a list, a dict or "
+        "an attribute, must not change until the gradients are computed: pass the tensors as "
+        "arguments"
+    )
 
 
 def inside(tensor: Any) -> Any:

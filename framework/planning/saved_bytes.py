@@ -28,7 +28,7 @@ from tekso.framework.costs.piece_gradients import PieceGradients, piece_gradient
 from tekso.framework.costs.piece_traces import PieceTrace, of_each
 from tekso.framework.costs.this_machine import MachineSpeed
 from tekso.framework.execution.pipeline.graph_cut import GraphCut
-from tekso.framework.nests import tensors
+from tekso.framework.nests import has_gradient, tensors
 from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece
 from tekso.framework.planning.pass_times import PassSeconds, pass_seconds
 from tekso.framework.primitives.fusion import Fuse, no_fusion
@@ -259,7 +259,7 @@ def _of_piece(
 
 def _of_computed(gradients: Sequence[Any], given: Flow, computed: Set[str]) -> list[Any]:
     """Returns the gradients of inputs that pieces have computed; a batch gets none."""
-    names = [n for n, nest in given.items() for leaf in tensors(nest) if leaf.dtype.is_floating]
+    names = [n for n, nest in given.items() for leaf in tensors(nest) if has_gradient(leaf)]
     return [g for g, name in zip(gradients, names, strict=True) if name in computed]
 
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tekso.framework.costs.piece_traces import rows_of
 from tekso.framework.execution.pipeline.stages import BATCH, Stage, StagePlan, Value
-from tekso.framework.nests import filled, tensors
+from tekso.framework.nests import filled, has_gradient, tensors
 from tekso.framework.pieces import run_all
 from tekso.framework.planning.step_work import Alike, Part, StepWork, alike
 from tekso.framework.planning.tracing_context import TracingContext
@@ -97,7 +97,7 @@ def _given(
         recorder.names.register(
             tf.raw_ops.Placeholder(dtype=leaf.dtype, shape=leaf.shape),
             part.dims,
-            learned=leaf.dtype.is_floating,
+            learned=has_gradient(leaf),
         )
         for leaf, part in zip(leaves, made[value], strict=True)
     ]

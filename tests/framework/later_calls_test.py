@@ -149,6 +149,36 @@ def test_a_list_that_grows_until_the_gradients_is_an_error_with_the_line(form: s
         run(tf.ones([3, 2]))
 
 
+SMALL, LARGE = tf.constant([0.4, 0.5, 0.6]), tf.constant([[0.3] * 3] * 70)
+
+
+@pytest.mark.parametrize("form", [Again, Direct])
+def test_constants_of_a_module_and_kept_ones_may_be_read(form: Any) -> None:
+    @tf.function(autograph=False)
+    def run(x: tf.Tensor) -> Any:
+        ctx, kept = OneDevice(mode="train", seed=4, num_examples=2), dict[str, Any]()
+
+        def function(theta: Theta, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
+            kept.setdefault("mean", tf.constant([0.1, 0.2, 0.3]))
+            return (x - SMALL - kept["mean"] - tf.reduce_mean(LARGE, 0)) * theta.w
+
+        def body(theta: Theta, h: tf.Tensor, x: tf.Tensor, ctx: StepContext) -> Any:
+            return (h - SMALL - tf.reduce_mean(LARGE, 0)) * theta.w, x
+
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = form.rematerialize(ctx, function, Theta(w=x[1]), x[0])
+            last, _ = form.scan(ctx, body, Theta(w=x[1]), y, x)
+        return tape.gradient(last, x)
+
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    w, outer = x[1], np.array([0.7, 0.8, 0.9])
+    start = x[0] - outer - [0.1, 0.2, 0.3]
+    # The loop computes ((start w - outer) w - outer) w.
+    expected = [w**3, 3 * start * w**2 - 2 * outer * w - outer]
+    np.testing.assert_allclose(run(tf.constant(x)), expected, rtol=1e-5)
+
+
 def test_a_frozen_function_keeps_its_variables_and_those_of_functions_that_it_calls() -> None:
     values, twice = [], 2
 
@@ -166,6 +196,37 @@ def test_a_frozen_function_keeps_its_variables_and_those_of_functions_that_it_ca
     assert [value(13) for value in values] == [17, 18, 19]
     assert own(3) == 303
     assert values[0].func.__name__ == "own"
+
+
+def test_functions_that_share_a_variable_share_it_when_they_are_frozen() -> None:
+    count = 0
+
+    def add() -> None:
+        nonlocal count
+        count += 1
+
+    def own() -> int:
+        add()
+        return count
+
+    copy = frozen(own)
+    assert [own(), own(), own(), copy(), copy()] == [1, 2, 3, 1, 2]
+
+
+def test_functions_in_arguments_and_defaults_are_frozen() -> None:
+    scale = 2
+
+    def times(x: int) -> int:
+        return scale * x
+
+    def twice(*of: Any, x: int = 0, by: Any = times) -> int:
+        return of[0](x) + by(x) if not isinstance(of[0], tuple) else of[0][0](x)
+
+    given = [functools.partial(twice, times), functools.partial(twice, by=times)]
+    copies = [frozen(given[0]), frozen(functools.partial(twice, (times,)))]
+    scale = 100
+    assert [copy(x=1) for copy in copies] == [4, 2]
+    assert given[0](x=1) == 200
 
 
 def test_frozen_methods_keep_their_object_and_unset_variables_stay_unset() -> None:

@@ -92,7 +92,8 @@ class Loop:
     ) -> None:
         self._ctx, self._iteration, self._num_iterations = ctx, iteration, num_iterations
         self._theta_axes, self._what = theta_axes, what
-        self._outer: Flat = []  # tensors from outside that learn
+        self._read: Flat = []  # tensors from outside
+        self._outer: Flat = []  # those of them that learn
 
     def run(self, theta: Flat, state: Flat, xs: Flat) -> tuple[Flat, Flat, Flat]:
         """Returns the final state, the stacked outputs and the summed outputs."""
@@ -126,12 +127,12 @@ class Loop:
         def probe() -> None:
             first = tf.constant(0)
             after, stacked, summed = self._iteration(first, theta, state, read(xs, first))
-            _read(after)
-            found.append((_read(stacked), _read(summed)))
+            _made_here(after)
+            found.append((_made_here(stacked), _made_here(summed)))
 
         graph = tf.function(probe, autograph=False).get_concrete_function().graph
         outside = [outer for outer, _ in graph.captures]
-        self._reads = outer_tensors.Reads(frozenset(), outside, None)
+        self._read = outside
         self._outer = outer_tensors.learned(outside, [*theta, *state, *xs])
         return found[0]
 
@@ -193,9 +194,10 @@ class Loop:
             tape.watch(watched)
             graph = tf.compat.v1.get_default_graph()
             before = len(graph.get_operations())
-            outputs = _read(joined(self._iteration(index, *inputs)))
+            outputs = _made_here(joined(self._iteration(index, *inputs)))
             found = outer_tensors.read_by(graph.get_operations()[before:], [index, *joined(inputs)])
-        self._reads.check_same(outer_tensors.Reads(frozenset(), found, None), self._what)
+        if more := outer_tensors.new_reads(self._read, found):
+            outer_tensors.refuse(more, self._what)
         dtheta, dstate, dx = tape.gradient(
             learning(outputs),
             watched,
@@ -258,7 +260,7 @@ class Loop:
         return [tf.zeros([self._num_iterations, *v.shape], v.dtype) for v in values]
 
 
-def _read(flat: Flat) -> Flat:
+def _made_here(flat: Flat) -> Flat:
     """Returns tensors that ops of this graph make: one may be returned as it is outside."""
     return [tf.identity(t) for t in flat]
 

@@ -7,6 +7,7 @@ forms of all other primitives work on a mesh.
 
 from __future__ import annotations
 
+import functools
 import string
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -241,6 +242,7 @@ def rematerialize(
         return function(theta, *inputs, ctx)
     axes = ctx.layouts_of(theta)
 
+    @functools.wraps(function)
     def known(theta: Theta, *rest: Any) -> Any:
         rest[-1].register_layouts(theta, axes)
         return function(theta, *rest)

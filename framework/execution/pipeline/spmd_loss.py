@@ -7,6 +7,7 @@ sharded over the axis of stages.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -142,6 +143,7 @@ def _rematerialize(
 ) -> Any:
     """See `ops.rematerialize`; sums that layers collect may be constants, see `loop_inputs`."""
 
+    @functools.wraps(function)
     def run(theta: Theta, *rest: Any) -> Any:
         output, collected = function(theta, *rest), rest[-1].collected
         sums = loop_inputs(tf.nest.flatten(collected.sums))
