@@ -344,12 +344,17 @@ def method_of(task: object, name: str) -> str:
 
 
 def source_of_loss(task: _Task) -> str:
-    """Returns what computes the loss, with its file and line: `loss`, or the last of the pieces."""
+    """Returns what computes the loss, with its file and line: `loss`, or the last of the pieces.
+
+    It is `sums` if the last piece is a private method that calls it, as that of `Classification`.
+    """
     if type(task).loss.__module__ != _TASK:
         return method_of(task, "loss")
     function = pieces(task)[-1].function
     owner = getattr(function, "__self__", None)
     name = getattr(function, "__name__", "loss")
+    if owner is not None and name == "_run_sums" and hasattr(owner, "sums"):
+        return method_of(owner, "sums")
     of = f"{type(task).__name__}.pieces: " if owner is None else f"{type(owner).__name__}."
     return f"{of}{name}{place_of(function)}"
 

@@ -18,6 +18,7 @@ from tekso.framework.pieces import Piece
 from tekso.framework.task import Decoded, LossSums, Task, TaskError
 from tekso.framework.theta import Theta
 from tekso.models.mlp import Mlp
+from tekso.tasks.classification.task import Classification
 
 ONE = tf.constant(1.0)
 TWO = tf.constant([1.0, 2.0])
@@ -391,3 +392,17 @@ def test_the_source_of_a_loss_is_the_last_piece_or_its_method() -> None:
     assert task_results.source_of_loss(task) == f"OfPieces.sums ({__file__}:{line})"
     own: Any = OfOnesOwn.Params().instantiate()
     assert task_results.source_of_loss(own) == task_results.method_of(own, "loss")
+
+
+class OwnSums(Classification):
+    """A classification with another loss."""
+
+    def sums(self, logits: Any, batch: Any) -> Any:
+        return LossSums(tf.reduce_mean(logits))
+
+
+def test_the_source_of_a_loss_is_the_method_that_a_user_overrides() -> None:
+    model = Mlp.Params(input_dim=2, output_dim=3)
+    task = OwnSums.Params(num_classes=3, model=model).instantiate()
+    line = inspect.getsourcelines(OwnSums.sums)[1]
+    assert task_results.source_of_loss(task) == f"OwnSums.sums ({__file__}:{line})"
