@@ -14,6 +14,7 @@ import numpy as np
 
 from tekso.framework import foreign_methods, graph_errors
 from tekso.framework.batch_part import example_of
+from tekso.framework.label_advice import COMPUTED, OF_DATA, label_advice
 from tekso.framework.params.origins import hide_from_origins
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -116,14 +117,6 @@ _ANSWERS = (
 _NO_METHOD = re.compile(r"Tensor'? object has no attribute '(\w+)'")
 
 
-EXCLUDED_LABELS = (
-    "tf.nn.sparse_softmax_cross_entropy_with_logits fails for other labels, also if their weight "
-    "is 0: to exclude labels of -1, give it tf.maximum(labels, 0), and multiply the result by "
-    "tf.cast(labels >= 0, tf.float32)"
-)
-"""What to write where some elements have no label."""
-
-
 class IdError(ValueError):
     """A batch has an id for which a table has no row, or a label that is no class."""
 
@@ -186,7 +179,7 @@ def text_of(error: BaseException) -> str:
     return f"{text.rstrip('.')}; {hint}" if hint and hint not in text else text
 
 
-def advice_for_ids(text: str, of: str = "the data has the") -> str:
+def advice_for_ids(text: str, of: str = OF_DATA) -> str:
     """Returns advice if an error is a lookup of an id for which a table has no row, else "".
 
     The same for a label of a sparse softmax cross-entropy that is no class.
@@ -196,11 +189,7 @@ def advice_for_ids(text: str, of: str = "the data has the") -> str:
       of: what has the id or the label: "'x' has the".
     """
     if (found := graph_errors.NO_CLASS.search(text)) is not None:
-        label, classes = found.groups()
-        return (
-            f"{of} label {label}, but the loss has {classes} classes: labels are 0 to "
-            f"{int(classes) - 1}. Correct the input or the number of classes. {EXCLUDED_LABELS}"
-        )
+        return label_advice(int(found[1]), int(found[2]), of)
     if (found := graph_errors.NO_ROW.search(text)) is None:
         return ""
     given, rows = found.groups()
@@ -306,10 +295,10 @@ def naming_labels(batch: Mapping[str, Any], of: str = "") -> Iterator[None]:
         names = _arrays_with(
             int(found[1]), own, of, _label_values(cause) if known is None else None
         )
-        says = f"{' and '.join(names)} {'have' if names[1:] else 'has'} the" if names else ""
+        says = f"{' and '.join(names)} {'have' if names[1:] else 'has'} the" if names else COMPUTED
         stack = traceback.walk_tb(cause.__traceback__)
         frames = [(f.f_code.co_filename, line, f.f_code.co_name) for f, line in stack]
-        text = advice_for_ids(str(cause), *([says] if says else []))
+        text = advice_for_ids(str(cause), says)
         arrays = [name for name in own if any(one.startswith(repr(name)) for one in names)]
         raise LabelError(text + graph_errors.place_in(frames), arrays) from cause
 

@@ -20,8 +20,8 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.framework import op_callbacks
 
-from tekso.framework import error_advice
 from tekso.framework.batch_part import example_of
+from tekso.framework.label_advice import EXCLUDED_LABELS
 from tekso.framework.task import Task
 from tekso.framework.theta import SEPARATOR
 
@@ -125,7 +125,7 @@ def _cure(limit: LabelLimit) -> str:
             f"classes; if the loss excludes larger labels itself, add {limit.name!r} to "
             "unchecked_labels of the task"
         )
-    return f". Correct the input or the number of classes. {error_advice.EXCLUDED_LABELS}"
+    return f". Correct the input or the number of classes. {EXCLUDED_LABELS}"
 
 
 class _Followed(NamedTuple):
