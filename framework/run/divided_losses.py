@@ -170,17 +170,22 @@ def check(trial: Trial, inputs: Mapping[str, Input], *, division: Division, trai
                     raise LossError(text)
 
 
-def without_zeros(trial: Trial) -> list[Trial]:
+def without_zeros(trial: Trial, *, biases: bool = False) -> list[Trial]:
     """Returns the trial with random numbers in place of weights that are 0; nothing without these.
 
-    A last layer that is initialized with zeros would hide that the loss couples examples. Biases,
-    and state that is not trained, stay as they are.
+    A last layer that is initialized with zeros would hide that the loss couples examples. State
+    that is not trained stays as it is.
+
+    Args:
+      trial: the task with its weights.
+      biases: replace biases, too.
     """
     learned = {path for path, spec in trial.task.specs().items() if spec.trainable}
     filled = {
         path: tf.cast(tf.random.stateless_normal(w.shape, [number, 0], stddev=_SMALL), w.dtype)
         for number, (path, w) in enumerate(trial.weights.items())
-        if path in learned and not path.endswith("bias") and not tf.reduce_any(w != 0)
+        if path in learned and not tf.reduce_any(w != 0)
+        if biases or not path.endswith("bias")
     }
     return [Trial(trial.task, {**trial.weights, **filled})] if filled else []
 
@@ -246,7 +251,7 @@ def _losses(
     """
     examples = rows_of(batch, slice(2 * own))
     for trial in trials:
-        together = _loss(trial, examples, StepContext(mode=mode, num_examples=2 * own))
+        together = loss_sum(trial, examples, StepContext(mode=mode, num_examples=2 * own))
         apart = _of_two_parts(trial, examples, mode, kind)
         if not math.isfinite(together + apart):
             continue
@@ -283,7 +288,7 @@ def _text_of_parts(task: Task, size: int, together: float, apart: float) -> str:
     )
 
 
-def _loss(trial: Trial, batch: Batch, ctx: StepContext) -> float:
+def loss_sum(trial: Trial, batch: Batch, ctx: StepContext) -> float:
     """Returns the loss sum of these examples, with the auxiliary losses of layers."""
     with tf.device("CPU:0"):
         examples = {name: tf.convert_to_tensor(array) for name, array in batch.items()}
@@ -306,7 +311,7 @@ def _of_two_parts(trial: Trial, batch: Batch, mode: Mode, kind: type[ReplicaCont
             example_offset=start,
         )
         try:
-            found = _loss(trial, rows_of(batch, slice(start, stop)), ctx)
+            found = loss_sum(trial, rows_of(batch, slice(start, stop)), ctx)
             threads.end(number)
             return found
         except BaseException:

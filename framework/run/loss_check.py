@@ -25,9 +25,10 @@ on their number: it computes up to two whole parts, op by op.
 If a layer counts padding in `ctx.collect_metric`, this is only a warning, because a layer may not
 know which examples are padding.
 
+The loss of a task that couples examples need not be a sum; see coupled_sums.py for what is checked.
+
 Not checked: models of more than `MOST_BYTES`, executions with `serialize_calls` (meshes over
-several processes), padding of infinite inputs, and whether the loss of a task that couples examples
-is a sum.
+several processes), and padding of infinite inputs.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ from tekso.framework.input.input import Input
 from tekso.framework.learning_step import LearnerBase
 from tekso.framework.path_patterns import listed
 from tekso.framework.pieces import RowsError
-from tekso.framework.run import bucket_check, divided_losses, padding_check
+from tekso.framework.run import bucket_check, coupled_sums, divided_losses, padding_check
 from tekso.framework.run.divided_losses import UNDIVIDED, Division
 from tekso.framework.run.label_limits import LabelLimit
 from tekso.framework.run.loss_causes import LossError
@@ -285,8 +286,10 @@ def _theta(theta: Any, ctx: StepContext) -> Any:
 def _check_sums(trial: Trial, batch: Batch) -> list[str]:
     """Rejects a task whose loss is not a sum over the examples of a batch; returns warnings."""
     task = trial.task
-    if len(next(iter(batch.values()))) < 2 or divided_losses.couples(task):
+    if len(next(iter(batch.values()))) < 2:
         return []
+    if divided_losses.couples(task):
+        return coupled_sums.check(trial, batch)
     warnings = check_is_sum(trial, batch, "eval")
     if not any(layer.couples_examples for layer in task.walk()):
         check_is_sum(trial, batch, "train")

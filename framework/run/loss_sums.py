@@ -50,6 +50,13 @@ _PENALTY = (
 )
 
 
+_NO_STATE = (
+    "A layer keeps no state: declare a value that steps change as a weight, self.weight(name, …, "
+    "trainable=False), collect its new value with ctx.collect_statistic(self, name, sum, weight), "
+    "and return it from updated_statistics"
+)
+
+
 def check_is_sum(trial: Trial, batch: Batch, mode: Mode) -> list[str]:
     """Rejects losses and metrics that are no sums over the examples; returns warnings.
 
@@ -240,25 +247,48 @@ def _check_repeats(division: _Division, what: str, value: _Value, expected: floa
       value: returns it from sums.
       expected: what it should be.
     """
-    trial, one = division.trial, value(division.together)
+    trial, examples, mode = division.trial, division.examples, division.mode
 
     def compute() -> float:
-        return value(trial.sums(division.examples, mode=division.mode))
+        return value(trial.sums(examples, mode=mode))
 
+    one = value(division.together)
+    check_repeats(trial, examples, mode, what=what, compute=compute, one=one, expected=expected)
+
+
+def check_repeats(
+    trial: Trial,
+    examples: Batch,
+    mode: Mode,
+    *,
+    what: str,
+    compute: Callable[[], float],
+    one: float,
+    expected: float,
+) -> None:
+    """Rejects a task that computes another number for the same examples each time.
+
+    Args:
+      trial: has the task.
+      examples: two or more examples.
+      mode: in which the number is computed.
+      what: the number: loss, loss_weight, an auxiliary loss or a metric.
+      compute: computes it again.
+      one: what it was.
+      expected: what it should be.
+
+    Raises:
+      LossError: a repetition differs.
+    """
     if (other := different_repetition(one, expected, repeated(compute))) is None:
         return
-    Ops(trial, division.examples, division.mode)  # rejects Keras layers and tf.random
     text = (
         f"{type(trial.task).__name__} computes a different {what} each time for the same "
         f"examples and weights ({one:g}, then {other:g}): "
     )
     if changed := changed_attributes(trial.task, compute):
-        raise LossError(
-            f"{text}each call changes {', '.join(changed)}. A layer keeps no state: "
-            "declare a value that steps change as a weight, self.weight(name, "
-            "…, trainable=False), collect its new value with ctx.collect_statistic(self, name, "
-            "sum, weight), and return it from updated_statistics"
-        )
+        raise LossError(f"{text}each call changes {', '.join(changed)}. {_NO_STATE}")
+    Ops(trial, examples, mode)  # rejects Keras layers and tf.random
     raise LossError(
         f"{text}a layer or the task uses tf.random, np.random, Python's random, the time, or an "
         "attribute that it changes in a call. Checkpoints would not reproduce its figures. Take "
