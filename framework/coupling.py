@@ -15,6 +15,16 @@ def coupling(task: Task) -> list[Layer]:
     return [layer for layer in task.walk() if layer.couples_examples]
 
 
+def by_statistics(layer: Layer) -> bool:
+    """Returns whether a layer couples examples by batch statistics only, as BatchNorm does.
+
+    Not a layer that gathers examples, nor a task, whose loss may couple them: the state that their
+    `updated_statistics` changes may be a queue, or a momentum encoder.
+    """
+    is_task = isinstance(layer, Task)
+    return layer.has_statistics and not layer.gathers_examples and not is_task
+
+
 def sums_over_replicas(layer: Layer) -> bool:
     """Returns whether a layer that couples examples does so by `ops.sum_over_replicas`.
 

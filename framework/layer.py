@@ -379,10 +379,10 @@ class Layer(Configurable):
     def updated_statistics(
         self, theta: Theta, statistics: Mapping[str, tf.Tensor]
     ) -> dict[str, tf.Tensor]:
-        """Returns {name: new value} of this layer's own untrained weights.
+        """Returns {path: new value} of untrained weights: of this layer, or of layers inside of it.
 
         Args:
-          theta: the weights of this layer.
+          theta: the weights of this layer, before the step.
           statistics: {name: mean over the global batch} of the values given to
             `ctx.collect_statistic`.
         """

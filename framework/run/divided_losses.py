@@ -25,7 +25,7 @@ import tensorflow as tf
 from tekso.framework import error_advice, task_results
 from tekso.framework.context import Mode, StepContext
 from tekso.framework.counting import counted
-from tekso.framework.coupling import coupling, named
+from tekso.framework.coupling import by_statistics, coupling, named
 from tekso.framework.draws import HasStream
 from tekso.framework.execution.base import parts_of
 from tekso.framework.execution.data_parallel import DataParallel
@@ -106,7 +106,7 @@ def couples(task: Task) -> bool:
 
 
 def _coupling(task: Task) -> list[Layer]:
-    return [layer for layer in coupling(task) if not layer.has_statistics]
+    return [layer for layer in coupling(task) if not by_statistics(layer)]
 
 
 def unchecked(task: Task, division: Division, *, is_large: bool = True) -> list[str]:
@@ -223,7 +223,8 @@ def problem(trials: Sequence[Trial], batch: Batch, *, division: Division, mode: 
 
 
 def _sum_of_statistics(ctx: StepContext, x: tf.Tensor, layer: HasStream) -> tf.Tensor:
-    own = cast(Layer, layer).has_statistics
+    one = cast(Layer, layer)
+    own = one.has_statistics and not one.gathers_examples
     summed: tf.Tensor = cast(ReplicaContext, ctx).all_reduce(x) if own else x
     return summed
 

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tekso.framework.context import StepContext
 from tekso.framework.costs.piece_traces import PieceTrace, of_each
-from tekso.framework.coupling import coupling, named
+from tekso.framework.coupling import by_statistics, coupling, named
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.nests import filled, has_gradient, tensors
 from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece
@@ -37,7 +37,7 @@ def check_layers(task: Task) -> None:
       ExecutionError: a layer couples examples.
     """
     for layer in coupling(task):
-        if not layer.has_statistics:
+        if not by_statistics(layer):
             cure = "" if layer.gathers_examples else " on one device"
             raise ExecutionError(
                 f"{named(layer)} couples the examples of a batch, so its output would depend on "
