@@ -31,12 +31,20 @@ from tekso.framework.user_mistakes import MistakeError
 
 _KERAS = f"{os.sep}keras{os.sep}src{os.sep}"  # in the file names of Keras
 _TENSORS = (tf.Tensor, tf.Variable, tf.RaggedTensor)
+_OWN = ("params", "_parent", "_children", "_weights")  # attributes of every layer
 _DEPTH = 4  # of lists and dicts in an attribute
 _WHY = "it would not be trained, counted or saved, and its values would differ between processes"
 _CURE = (
     "declare it in the __init__ of the layer with self.weight(name, shape, dims=…, init=…), and "
     "read it in fprop as theta.name; replace a Keras layer by the corresponding layer of Tekso"
 )
+
+NO_STATE = (
+    "A layer keeps no state: declare a value that steps change as a weight, self.weight(name, …, "
+    "trainable=False), collect its new value with ctx.collect_statistic(self, name, sum, weight), "
+    "and return it from updated_statistics"
+)
+"""What to write instead of an attribute that a call changes."""
 
 
 class ForeignVariableError(MistakeError):
@@ -64,7 +72,7 @@ def check(root: Layer) -> None:
     known = {id(layer._weights) for layer in root.walk()}
     for layer in root.walk():
         for name, value in vars(layer).items():
-            if type(value) in ATOMS or name in ("params", "_parent", "_children", "_weights"):
+            if type(value) in ATOMS or name in _OWN:
                 continue
             leaves = _leaves(value, _DEPTH)
             undeclared = [x for x in leaves if isinstance(x, Layer) and id(x._weights) not in known]
@@ -153,8 +161,8 @@ def refused(root: Layer | None, *, own: Iterable[tf.Variable] = ()) -> Iterator[
         of another, the execution reads the weights of the other replica inside the block.
 
     Raises:
-      ForeignVariableError: the block creates or reads a variable, or draws random numbers; the
-        message names the layer whose code does so.
+      ForeignVariableError: the block creates or reads a variable, draws random numbers, or reads an
+        attribute with a tensor of another trace; the message names the layer whose code does so.
       ContextError: code of a user builds a StepContext in the block.
     """
 
@@ -177,6 +185,7 @@ def refused(root: Layer | None, *, own: Iterable[tf.Variable] = ()) -> Iterator[
         yield
         return
     graph: Any = tf.compat.v1.get_default_graph()
+    kept = _kept_tensors(root) if root is not None else []
     with _read(graph) as read, tf.variable_creator_scope(refuse), passing_context():
         before = {id(variable) for variable in (*read(), *own)}
         num_ops = len(graph.get_operations())
@@ -185,6 +194,7 @@ def refused(root: Layer | None, *, own: Iterable[tf.Variable] = ()) -> Iterator[
         except MistakeError:
             raise
         except Exception as error:  # some kinds of graphs cannot capture an eager variable
+            _refuse_kept(root, graph, kept, error)
             found = [v for v in read() if id(v) not in before]
             if found or _is_capture_of_variable(error):
                 frames = traceback.extract_tb(error.__traceback__)
@@ -195,6 +205,7 @@ def refused(root: Layer | None, *, own: Iterable[tf.Variable] = ()) -> Iterator[
     if found:
         place = _place_of_read(graph, found[0])
         raise ForeignVariableError(_message(root, place, "reads", _shown(found)))
+    _refuse_kept(root, graph, kept)
     for op in itertools.islice(graph.get_operations(), num_ops, None):
         if random := _random_op(graph, op):
             layer, where = _layer_at(root, random.traceback)
@@ -203,6 +214,43 @@ def refused(root: Layer | None, *, own: Iterable[tf.Variable] = ()) -> Iterator[
                 "so every process and every execution would draw different numbers. Take them from "
                 f"{RANDOM_NUMBERS}"
             )
+
+
+def _kept_tensors(root: Layer) -> list[tuple[Layer, str, Any]]:
+    """Returns (layer, attribute, tensor) of the tensors of graphs in attributes of layers."""
+    return [
+        (layer, name, leaf)
+        for layer in root.walk()
+        for name, value in vars(layer).items()
+        if type(value) not in ATOMS and name not in _OWN
+        for leaf in _leaves(value, _DEPTH)
+        if isinstance(leaf, tf.Tensor) and not hasattr(leaf, "numpy")
+    ]
+
+
+def _refuse_kept(
+    root: Layer | None,
+    graph: Any,
+    kept: list[tuple[Layer, str, Any]],
+    error: Exception | None = None,
+) -> None:
+    """Rejects attributes with tensors of an earlier trace that a graph reads.
+
+    Args:
+      root: the layer whose code was traced.
+      graph: the graph.
+      kept: as `_kept_tensors` returns them, before the code was traced.
+      error: what ended the trace.
+    """
+    for layer, name, tensor in kept:
+        is_named = error is not None and repr(tensor) in str(error)
+        if not is_named and not any(own for _, own in _captures(graph, [tensor])):
+            continue
+        place = traceback.extract_tb(error.__traceback__) if error else _place_of(graph, tensor)
+        raise ForeignVariableError(
+            f"{_called(layer)} keeps a tensor of a step in self.{name}, which another step reads"
+            f"{_layer_at(root, place)[1]}: it has no value there. {NO_STATE}"
+        ) from error
 
 
 def _is_random(node: Any) -> bool:
@@ -273,8 +321,12 @@ def _is_capture_of_variable(error: BaseException) -> bool:
 
 def _place_of_read(graph: Any, variable: Any) -> Iterable[Any]:
     """Returns the stack frames at which a variable is read; empty if unknown."""
-    handle = variable.handle
-    for inner, own in _captures(graph, [handle]):
+    return _place_of(graph, variable.handle)
+
+
+def _place_of(graph: Any, tensor: Any) -> Iterable[Any]:
+    """Returns the stack frames at which an outer tensor is read; empty if unknown."""
+    for inner, own in _captures(graph, [tensor]):
         for op in inner.get_operations():
             if any(x is y for x in op.inputs for y in own):
                 found: Iterable[Any] = op.traceback

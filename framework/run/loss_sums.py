@@ -17,6 +17,7 @@ import numpy as np
 
 from tekso.framework import task_results
 from tekso.framework.context import RANDOM_NUMBERS, Mode
+from tekso.framework.foreign_variables import NO_STATE
 from tekso.framework.run.loss_causes import (
     PENALTY,
     LossError,
@@ -47,13 +48,6 @@ _LOSSES: Mapping[str, _Value] = {
 _PENALTY = (
     "ctx.collect_loss(name, value) takes a sum over examples, and adds its mean over the global "
     f"batch to the loss. {PENALTY}."
-)
-
-
-_NO_STATE = (
-    "A layer keeps no state: declare a value that steps change as a weight, self.weight(name, …, "
-    "trainable=False), collect its new value with ctx.collect_statistic(self, name, sum, weight), "
-    "and return it from updated_statistics"
 )
 
 
@@ -287,7 +281,7 @@ def check_repeats(
         f"examples and weights ({one:g}, then {other:g}): "
     )
     if changed := changed_attributes(trial.task, compute):
-        raise LossError(f"{text}each call changes {', '.join(changed)}. {_NO_STATE}")
+        raise LossError(f"{text}each call changes {', '.join(changed)}. {NO_STATE}")
     Ops(trial, examples, mode)  # rejects Keras layers and tf.random
     raise LossError(
         f"{text}a layer or the task uses tf.random, np.random, Python's random, the time, or an "

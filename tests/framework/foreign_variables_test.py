@@ -299,3 +299,36 @@ class OfKeras(Layer):
 def test_a_layer_of_keras_in_a_model_without_weights_is_refused_before_it_is_called() -> None:
     with pytest.raises(ForeignVariableError, match=r"^OfKeras has an attribute 'dense' of type D"):
         foreign_variables.check(OfKeras.Params().instantiate())
+
+
+class Keeps(Layer):
+    """Keeps a mean of its inputs in an attribute."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        self.mean: Any = 0.0
+
+    def fprop(self, theta: Any, x: Any, ctx: Any) -> Any:
+        y = x - self.mean
+        self.mean = 0.9 * self.mean + 0.1 * tf.reduce_mean(x, 0)
+        return y
+
+
+class HasKeeps(Squares):
+    """Has a layer that keeps a tensor."""
+
+    def __init__(self, params: Any) -> None:
+        super(Squares, self).__init__(params)
+        self.child_list("layers", [Scaled.Params(), Keeps.Params()])
+
+
+@pytest.mark.parametrize("execute", [train, train_in_compiled_towers])
+def test_a_tensor_of_a_step_that_another_one_reads_is_refused(
+    execute: Callable[[Task], Any],
+) -> None:
+    what = (
+        r"^layers/1 \(Keeps\) keeps a tensor of a step in self\.mean, which another step reads "
+        rf"\({__file__}:\d+\): it has no value there\. .*trainable=False"
+    )
+    with pytest.raises(ForeignVariableError, match=what):
+        execute(HasKeeps.Params().instantiate())
