@@ -29,8 +29,16 @@ def _define() -> None:
     flags.DEFINE_string(
         "metric",
         None,
-        "The curve whose last values are compared, such as dev/loss. By default bits per byte or "
-        "the loss of the first evaluation.",
+        "The curve that is compared, such as dev/loss. By default bits per byte or the loss of the "
+        "first evaluation.",
+        flag_values=FLAGS,
+    )
+    flags.DEFINE_enum(
+        "axis",
+        None,
+        ("step", "seen", "seconds"),
+        "Compare at the last step that all runs have (the default), at the same number of tokens "
+        "or examples seen, or at the same time.",
         flag_values=FLAGS,
     )
     flags.DEFINE_string(
@@ -69,11 +77,16 @@ def _run(words: list[str]) -> int:
     if not output.endswith(".html") or files.is_folder(output):
         found = ", but this is a folder" if files.is_folder(output) else ""
         raise UsageError(f"--output={FLAGS.output}: expected a file that ends with .html{found}")
-    return compare(words, output=output, metric=FLAGS.metric)
+    return compare(words, output=output, metric=FLAGS.metric, axis=FLAGS.axis)
 
 
 def compare(
-    paths: Sequence[str], *, output: str, metric: str | None = None, best: Best | None = None
+    paths: Sequence[str],
+    *,
+    output: str,
+    metric: str | None = None,
+    best: Best | None = None,
+    axis: str | None = None,
 ) -> int:
     """Prints a comparison of runs, and writes it as HTML and CSV; returns the exit code.
 
@@ -81,10 +94,11 @@ def compare(
       paths: logdirs of the runs.
       output: file to write, *.html.
       metric: the curve to compare; None: see `main_metric`.
-      best: which values of the curve are best; None: the last values are compared.
+      best: which values of the curve are best; None: those at one position are compared.
+      axis: "step", "seen" or "seconds"; None: see `alignment.equal_positions`.
 
     Raises:
-      UsageError: a folder has no run, or no run has the metric.
+      UsageError: a folder has no run, or no run has the metric or the axis.
     """
     from tekso.framework.tables import table, terminal_width
     from tekso.tools.comparison import fields, page, runs, tables
@@ -105,7 +119,7 @@ def compare(
     groups = runs.groups(found)
     ordered = [run for group in groups for run in group.runs]
     different = fields.to_show(runs.differences(ordered), ordered)
-    shown = [tables.results(groups, metric, best), tables.cost(groups)]
+    shown = [tables.results(groups, metric, best, axis), tables.cost(groups)]
     width = terminal_width(sys.stdout)
     for one in shown:
         print(f"{one.title}\n")

@@ -14,13 +14,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tekso.framework import bounded, files
+from tekso.framework.exit_codes import ExitCode
 from tekso.framework.run import missing_run, time_use
 from tekso.framework.run.logdir import PARAMS, DamagedParamsError, Logdir
 from tekso.framework.run.metrics_log import SECONDS, SEEN, SPLIT, STEP, TRAIN, MetricsLog
 from tekso.tools.command_errors import UsageError
 from tekso.tools.comparison import devices, samples
 from tekso.tools.comparison.devices import DEVICES
-from tekso.tools.sweeping.trials import TRIALS
+from tekso.tools.sweeping.trials import TRIALS, exit_code_of
 
 SEED = "run.seed"
 STEPS = "run.steps"
@@ -95,6 +96,7 @@ class ComparedRun:
       seconds: the time of the run by activity; {}: not recorded.
       samples: {name: decoded text}: samples.txt, and the newest text of every evaluation.
       damage: what is wrong with its metrics.jsonl; "": nothing.
+      is_not_finite: whether it is a trial of a sweep that ended because steps were not finite.
     """
 
     path: str
@@ -106,6 +108,7 @@ class ComparedRun:
     seconds: Mapping[str, float]
     samples: Mapping[str, str]
     damage: str = ""
+    is_not_finite: bool = False
 
     @property
     def seed(self) -> str:
@@ -155,6 +158,7 @@ def read(path: str) -> ComparedRun:
         seconds=max(spent, key=lambda one: math.fsum(one.values())),
         samples=samples.read(logdir),
         damage=_damage(logdir.metrics),
+        is_not_finite=exit_code_of(logdir.path) == ExitCode.NOT_FINITE,
     )
 
 
@@ -274,10 +278,12 @@ class Group:
     Attributes:
       name: the settings in which the groups differ, or the path of the run.
       runs: its runs.
+      by_steps: whether the groups differ in `run.steps`, and this is compared.
     """
 
     name: str
     runs: Sequence[ComparedRun]
+    by_steps: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -324,14 +330,12 @@ def groups(runs: Sequence[ComparedRun]) -> list[Group]:
     if len(names) < len(found):  # they do not distinguish all groups
         names = _names(list(found), different)
     result = []
+    by_steps = any(one.path == STEPS for one in different)
     for name, members in zip(names, found.values(), strict=True):
         alone = members[0].path if len(found) > 1 else members[0].model
-        result.append(Group(name or alone, members))
-    names = [group.name for group in result]
-    return [
-        group if names.count(group.name) == 1 else Group(group.runs[0].path, group.runs)
-        for group in result
-    ]
+        name = name if names.count(name) == 1 else ""
+        result.append(Group(name or alone, members, by_steps))
+    return result
 
 
 def _names(keys: Sequence[Any], different: Sequence[DifferentField]) -> list[str]:

@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from tekso.framework.counting import counted
 from tekso.framework.run.report.lines import duration, magnitude, number
 from tekso.framework.run.time_use import ACTIVITIES
-from tekso.tools.comparison import statistics
-from tekso.tools.comparison.runs import Best, ComparedRun, Group, Point
+from tekso.tools.comparison import alignment, statistics
+from tekso.tools.comparison.alignment import ComparedGroup
+from tekso.tools.comparison.runs import Best, ComparedRun, Group
 
 _LEAST_SHARE = 0.005  # of the time of a run, for a column
 
@@ -37,26 +38,39 @@ class ComparisonTable:
     notes: Sequence[str] = ()
 
 
-def results(groups: Sequence[Group], metric: str, best: Best | None = None) -> ComparisonTable:
-    """Returns the last or best value of a curve in every group, compared with the first group.
+def results(
+    groups: Sequence[Group], metric: str, best: Best | None = None, axis: str | None = None
+) -> ComparisonTable:
+    """Returns the values of a curve in every group, compared with the first group.
 
     Args:
       groups: groups of runs.
       metric: name of the curve, "dev/loss".
-      best: which values are best; None: the last value of each run is compared.
+      best: which values are best; None: those at one position are compared.
+      axis: what the position is; see `alignment.equal_positions`.
+
+    Raises:
+      UsageError: the runs do not have the axis.
     """
-    values = [_values(group, metric, best) for group in groups]
+    if best is None:
+        found = alignment.equal_positions(groups, metric, axis)
+    else:
+        found = alignment.best_values(groups, metric, best)
     rows, notes, untested = [], [], []
-    for i, (group, own) in enumerate(zip(groups, values, strict=True)):
-        if not own:
-            rows.append([group.name, "0", "-", "-", "", "", ""])
+    first = found.groups[0].tested
+    for i, (group, one) in enumerate(zip(groups, found.groups, strict=True)):
+        count = str(len(one.values))
+        if not (own := one.tested):
+            share = f"({len(one.diverged)} of {len(group.runs)})"
+            rows.append([group.name, count, f"diverged {share}" if one.diverged else "-"])
+            rows[-1] += ["-", "", "", ""]
             continue
-        one = statistics.summary(own)
-        row = [group.name, str(one.count), number(one.mean), _or_dash(one.std)]
-        if i == 0 or not values[0]:
+        summary = statistics.summary(own)
+        row = [group.name, count, number(summary.mean), _or_dash(summary.std)]
+        if i == 0 or not first:
             rows.append([*row, "", "", ""])
             continue
-        test = statistics.welch(values[0], own)
+        test = statistics.welch(first, own)
         p = "-" if test.p is None else f"{test.p:.3g}"
         rows.append([*row, f"{test.difference:+.4g}", p, _seeds(test)])
         if test.p is None:
@@ -65,42 +79,27 @@ def results(groups: Sequence[Group], metric: str, best: Best | None = None) -> C
             notes.append(_sentence(groups[0].name, group.name, test))
     if untested:
         notes.append(_untested(groups[0].name, untested))
-    notes += _warnings(groups, metric, best)
+    notes += [*found.notes, *_warnings(groups, found.groups, metric)]
     notes.append(
         "Spread: sample standard deviation. p: Welch's t test, two-sided. Seeds to decide: runs "
         "that each group needs, to find a difference of this size at the level of 5 % with a "
         "probability of 80 %."
     )
     header = ("group", "runs", "mean", "spread", "difference", "p", "seeds to decide")
-    title = f"best {metric}" if best else f"{metric} at the end"
-    return ComparisonTable(title, header, rows, (1, 2, 3, 4, 5, 6), notes)
+    return ComparisonTable(found.title, header, rows, (1, 2, 3, 4, 5, 6), notes)
 
 
-def _warnings(groups: Sequence[Group], metric: str, best: Best | None) -> list[str]:
+def _warnings(groups: Sequence[Group], compared: Sequence[ComparedGroup], metric: str) -> list[str]:
     """Returns sentences about runs that make the table misleading."""
     found = []
-    steps = {point.step for g in groups for r in g.runs if (point := r.last(metric))}
-    if len(steps) > 1 and best is None:
-        found.append(f"The runs end at different steps: {', '.join(map(str, sorted(steps)))}.")
-    tasks = dict.fromkeys(_task(r) for g in groups for r in g.runs if _point(r, metric, best))
+    tasks = dict.fromkeys(_task(run) for one in compared for run, _ in one.values)
     if len(tasks) > 1:
         found.append(
             f"The tasks differ ({', '.join(tasks)}), so their {metric} may not measure the same."
         )
-    for group in groups:
-        for run in group.runs:
-            if run.damage:
-                found.append(f"{run.damage}.")
-            shown = _point(run, metric, best)
-            if shown is None:
-                kind = "finite " if metric in run.not_finite else ""
-                found.append(f"{run.path} has no {kind}{metric}, and is left out.")
-            elif metric in run.not_finite:
-                found.append(
-                    f"The last {metric} of {run.path} is not finite; the table has the value at "
-                    f"step {shown.step}."
-                )
-        seeds = collections.Counter(run.seed for run in group.runs if _point(run, metric, best))
+    for group, one in zip(groups, compared, strict=True):
+        found += [f"{run.damage}." for run in group.runs if run.damage]
+        seeds = collections.Counter(run.seed for run, _ in one.values)
         repeated = sorted(seed for seed, count in seeds.items() if count > 1)
         if repeated:
             found.append(
@@ -114,15 +113,6 @@ def _task(run: ComparedRun) -> str:
     """Returns the name of the class of the task of a run."""
     text = run.params["task"].text if "task" in run.params else "?"
     return text.rpartition(":")[2].strip('")')
-
-
-def _values(group: Group, metric: str, best: Best | None) -> list[float]:
-    points = (_point(run, metric, best) for run in group.runs)
-    return [point.value for point in points if point is not None]
-
-
-def _point(run: ComparedRun, metric: str, best: Best | None) -> Point | None:
-    return run.last(metric) if best is None else run.best(metric, best)
 
 
 def _or_dash(value: float | None) -> str:

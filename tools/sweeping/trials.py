@@ -7,6 +7,7 @@ import ctypes
 import dataclasses
 import json
 import math
+import os
 import re
 import signal
 import subprocess
@@ -167,6 +168,12 @@ def _called(stops: Callable[[], bool], process: subprocess.Popen[Any]) -> bool:
         process.terminate()
         process.wait()
         raise
+
+
+def exit_code_of(logdir: str) -> int | None:
+    """Returns the exit code of a run, if it is a finished trial of a sweep; None: it is not."""
+    folder, name = os.path.split(logdir.rstrip("/"))
+    return Trainer(folder, ()).code(SweepTrial(name, {}, 0))
 
 
 def best_of(evaluations: Evaluations, goal: str) -> float | None:

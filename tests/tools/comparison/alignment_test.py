@@ -1,0 +1,183 @@
+"""Which values of runs are compared."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+from compared_runs import PARAMS
+
+from tekso.framework.exit_codes import ExitCode
+from tekso.tools.command_errors import UsageError
+from tekso.tools.comparison import alignment, runs, tables
+
+Curve = Mapping[int, float | None]
+
+
+def write(
+    folder: Path,
+    curve: Curve,
+    *,
+    steps: int = 100,
+    seed: int = 0,
+    rate: float = 0.1,
+    tokens: int = 8,
+) -> runs.ComparedRun:
+    """Writes a run with a curve dev/loss, and reads it; a step has `tokens`, and takes a second."""
+    folder.mkdir()
+    text = PARAMS.format(rate=rate, origin="--set", seed=seed)
+    (folder / "params.txt").write_text(text.replace("run.steps : 4", f"run.steps : {steps}"))
+    rows = []
+    for step, value in curve.items():
+        both = {"step": step, "seconds": {"step": float(step)}}
+        rows.append({**both, "split": "train", "tokens_seen": tokens * step})
+        rows.append({**both, "split": "dev", "loss": value})
+    (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return runs.read(str(folder))
+
+
+def group(
+    tmp_path: Path, name: str, rate: float, curves: Sequence[Curve]
+) -> list[runs.ComparedRun]:
+    return [
+        write(tmp_path / f"{name}{seed}", curve, seed=seed, rate=rate)
+        for seed, curve in enumerate(curves)
+    ]
+
+
+A = [{40: 3.0, 80: 2.0, 100: 1.0}, {40: 3.1, 80: 2.1, 100: 1.1}]
+
+
+def test_a_run_that_died_is_named_and_is_in_no_mean(tmp_path: Path) -> None:
+    found = [
+        *group(tmp_path, "a", 0.1, A),
+        *group(tmp_path, "b", 0.3, [{40: 3.0, 100: 1.3}, {40: 3.0, 100: 1.5}, {40: 3.2, 60: 2.5}]),
+    ]
+    table = tables.results(runs.groups(found), "dev/loss")
+    assert table.title == "dev/loss at step 100"
+    assert [row[1:4] for row in table.rows] == [
+        ["2", "1.0500", "0.0707"],
+        ["2", "1.4000", "0.1414"],
+    ]
+    died = f"{found[4].path} (initial_value=0.3) ended at step 60 of 100 and has no dev/loss"
+    assert f"{died} at step 100: left out." in table.notes
+
+
+def test_a_shorter_run_makes_the_step_at_which_all_are_compared(tmp_path: Path) -> None:
+    found = group(tmp_path, "a", 0.1, A)
+    found.append(write(tmp_path / "short", {20: 4.0, 40: 3.3}, steps=40, seed=7))
+    found += group(tmp_path, "b", 0.3, [{40: 3.5, 100: 1.0}, {40: 3.7, 100: 1.0}])
+    table = tables.results(runs.groups(found), "dev/loss")
+    assert table.title == "dev/loss at step 40"
+    assert [row[1:3] for row in table.rows] == [["3", "3.1333"], ["2", "3.6000"]]
+    assert (
+        "The runs are compared at step 40, although some go on: "
+        f"{found[2].path} (initial_value=0.1) ends there."
+    ) in table.notes
+
+
+def test_a_group_with_a_diverged_run_has_no_mean(tmp_path: Path) -> None:
+    found = [
+        *group(tmp_path, "a", 0.1, [{80: 2.0, 100: 1.0}, {80: 2.0, 100: 1.1}]),
+        *group(tmp_path, "b", 0.3, [{80: 0.9, 100: None}, {80: 2.0, 100: 1.2}]),
+        write(tmp_path / "all", {80: None, 100: None}, rate=0.5),
+    ]
+    table = tables.results(runs.groups(found), "dev/loss")
+    assert [row[1:] for row in table.rows] == [
+        ["2", "1.0500", "0.0707", "", "", ""],
+        ["1", "diverged (1 of 2)", "-", "", "", ""],
+        ["0", "diverged (1 of 1)", "-", "", "", ""],
+    ]
+    why = f"{found[2].path} (initial_value=0.3) diverged: its last dev/loss is not finite."
+    assert why in table.notes
+    assert (
+        "initial_value=0.3 is not compared, because runs diverged; the other run has 1.2000 at "
+        "step 100."
+    ) in table.notes
+    none = f"{found[4].path} (initial_value=0.5) diverged: no dev/loss of it is finite."
+    assert none in table.notes
+
+
+def test_a_trial_that_ended_because_steps_were_not_finite_diverged(tmp_path: Path) -> None:
+    kept = write(tmp_path / "kept", A[0])
+    write(tmp_path / "gone", {20: 0.1}, rate=0.3)
+    record = {"exit_code": ExitCode.NOT_FINITE}
+    (tmp_path / "gone" / "trial.json").write_text(json.dumps(record))
+    gone = runs.read(str(tmp_path / "gone"))
+    table = tables.results(runs.groups([kept, gone]), "dev/loss")
+    assert (table.title, table.rows[1][2]) == ("dev/loss at step 100", "diverged (1 of 1)")
+
+
+def test_runs_that_are_still_training_are_compared_up_to_now_unless_two_groups_are_complete(
+    tmp_path: Path,
+) -> None:
+    found = [
+        write(tmp_path / "a", A[0]),
+        write(tmp_path / "b", {40: 2.5}, rate=0.3),
+        write(tmp_path / "c", {40: 3.5, 100: 1.5}, rate=0.5),
+    ]
+    two = alignment.equal_positions(runs.groups(found[:2]), "dev/loss")
+    assert two.title == "dev/loss at step 40"
+    assert [one.tested for one in two.groups] == [[3.0], [2.5]]
+    three = alignment.equal_positions(runs.groups(found), "dev/loss")
+    assert three.title == "dev/loss at step 100"
+    assert [one.tested for one in three.groups] == [[1.0], [], [1.5]]
+
+
+def test_runs_that_were_evaluated_at_other_steps_are_compared_at_a_common_one(
+    tmp_path: Path,
+) -> None:
+    found = [
+        write(tmp_path / "a", {30: 3.0, 60: 2.0, 90: 1.0}, steps=100),
+        write(tmp_path / "b", {20: 3.0, 60: 2.5, 80: 1.5}, steps=100, rate=0.3),
+    ]
+    table = tables.results(runs.groups(found), "dev/loss")
+    assert (table.title, [row[2] for row in table.rows]) == (
+        "dev/loss at step 60", ["2.0000", "2.5000"]
+    )  # fmt: skip
+    other = write(tmp_path / "c", {40: 4.0, 70: 1.0}, steps=70, rate=0.3)
+    found = [found[0], other]
+    table = tables.results(runs.groups(found), "dev/loss")
+    # The line of a from 2 at step 60 to 1 at step 90.
+    assert (table.title, [row[2] for row in table.rows]) == (
+        "dev/loss at step 70", ["1.6667", "1.0000"]
+    )  # fmt: skip
+    assert f"{found[0].path} (initial_value=0.1) has no dev/loss at step 70: interpolated." in (
+        table.notes
+    )
+
+
+def test_numbers_of_steps_that_are_compared_are_compared_at_their_ends(tmp_path: Path) -> None:
+    found = [
+        write(tmp_path / f"{steps}_{seed}", {40: 3.0, steps: 1.0 + seed}, steps=steps, seed=seed)
+        for steps in (60, 100)
+        for seed in (0, 1)
+    ]
+    table = tables.results(runs.groups(found), "dev/loss")
+    assert (table.title, [row[2] for row in table.rows]) == (
+        "dev/loss at the end", ["1.5000", "1.5000"]
+    )  # fmt: skip
+    assert {"steps=60: dev/loss at step 60.", "steps=100: dev/loss at step 100."} < {*table.notes}
+    at = tables.results(runs.groups(found), "dev/loss", axis="step")
+    assert (at.title, [row[2] for row in at.rows]) == ("dev/loss at step 40", ["3.0000", "3.0000"])
+
+
+def test_runs_are_compared_at_equal_tokens_or_times(tmp_path: Path) -> None:
+    found = [
+        write(tmp_path / "a", {50: 2.0, 100: 1.0}, steps=100),
+        write(tmp_path / "b", {20: 3.0, 40: 1.0, 80: 0.5}, steps=80, rate=0.3, tokens=20),
+    ]
+    groups = runs.groups(found)
+    seen = alignment.equal_positions(groups, "dev/loss", "seen")
+    # 800 tokens: step 100 of a, step 40 of b.
+    assert seen.title == "dev/loss at 800 tokens"
+    assert [one.tested for one in seen.groups] == [[1.0], [1.0]]
+    seconds = alignment.equal_positions(groups, "dev/loss", "seconds")
+    assert [one.tested for one in seconds.groups] == [[pytest.approx(1.4)], [0.5]]
+    assert "interpolated linearly" in " ".join(seconds.notes)
+    with pytest.raises(UsageError, match=r"--axis=seen does not fit .*: no run counts tokens"):
+        bare = [dataclasses.replace(run, unit="") for run in found]
+        alignment.equal_positions(runs.groups(bare), "dev/loss", "seen")
