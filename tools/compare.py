@@ -108,8 +108,8 @@ def compare(
         distinct.setdefault(os.path.realpath(os.path.expanduser(path)), path.rstrip("/"))
     found = [runs.read(path) for path in distinct.values()]
     metric = metric or runs.main_metric(found)
-    if not any(metric in run.curves for run in found):
-        known = list(dict.fromkeys(key for run in found for key in run.curves))
+    known = list(dict.fromkeys(key for run in found for key in (*run.curves, *run.not_finite)))
+    if metric not in known:
         close = close_matches(metric, known, count=1, cutoff=0.75)  # they begin alike
         hint = f"did you mean {close[0]}? The" if close else "the"
         damage = "".join(f"; {run.damage}" for run in found if run.damage)

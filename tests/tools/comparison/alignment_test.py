@@ -11,6 +11,7 @@ import pytest
 from compared_runs import PARAMS
 
 from tekso.framework.exit_codes import ExitCode
+from tekso.tools import compare
 from tekso.tools.command_errors import UsageError
 from tekso.tools.comparison import alignment, runs, tables
 
@@ -181,3 +182,13 @@ def test_runs_are_compared_at_equal_tokens_or_times(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"--axis=seen does not fit .*: no run counts tokens"):
         bare = [dataclasses.replace(run, unit="") for run in found]
         alignment.equal_positions(runs.groups(bare), "dev/loss", "seen")
+
+
+def test_a_metric_that_is_never_finite_is_no_unknown_curve(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = write(tmp_path / "a", {50: None, 100: None})
+    output = f"--output={tmp_path / 'c.html'}"
+    assert compare.main(["tekso-compare", run.path, "--metric=dev/loss", output]) == ExitCode.OK
+    assert "diverged (1 of 1)" in capsys.readouterr().out
+    assert "no dev/loss of it is finite" in (tmp_path / "c.html").read_text()
