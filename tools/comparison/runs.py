@@ -30,6 +30,8 @@ _REFERENCE, _CLASS = re.compile(r'^Params\("[\w.]+:([\w.]+)"\)$'), r"\1"
 _LENGTH = {  # fields that say for how long a run goes, not what is trained
     STEPS,
     "run.log_every_steps",
+    "run.eval_every_steps",
+    "run.checkpoint_every_steps",
     "run.keep_last_checkpoints",
     "run.checkpoint_buffer_mb",
     "run.decode_at_end",

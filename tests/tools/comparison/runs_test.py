@@ -31,7 +31,8 @@ def test_settings_of_what_is_recorded_make_no_groups(tmp_path: Path) -> None:
     paths = [write(tmp_path / name, loss=1.0, seed=n) for n, name in enumerate("ab")]
     for path, value in zip(paths, (0, 5), strict=True):
         with Path(path, "params.txt").open("a") as file:
-            file.write(f"run.weight_figures_every_steps : {value}\nrun.log_every_steps : {value}\n")
+            for field in ("weight_figures", "log", "eval", "checkpoint"):
+                file.write(f"run.{field}_every_steps : {value}\n")
     (group,) = runs.groups([runs.read(path) for path in paths])
     assert len(group.runs) == 2
 
