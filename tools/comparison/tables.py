@@ -137,12 +137,20 @@ def _untested(first: str, others: Sequence[str]) -> str:
 
 
 def _sentence(first: str, other: str, test: statistics.WelchTest) -> str:
+    """Returns a sentence about a difference that was tested."""
+    who, p = f"{other} against {first}", f"(p = {test.p:.3g})"
     if test.is_decided:
-        return f"{other} against {first}: the difference exceeds the spread (p = {test.p:.3g})."
-    more = "" if test.seeds is None else f"; {counted(test.seeds, 'seed')} each would decide it"
-    return (
-        f"{other} against {first}: the spread may explain the difference (p = {test.p:.3g}){more}."
-    )
+        return f"{who}: the difference exceeds the spread {p}."
+    if test.t == 0.0:
+        return f"{who}: there is no difference {p}."
+    more = ""
+    if test.seeds is not None:
+        need = f"about {counted(test.seeds, 'seed')} each (with 80 % probability)"
+        more = f" A difference of this size would be decided by {need}."
+    if test.t is not None and abs(test.t) < 1.0:
+        none = "so there may be none"
+        return f"{who}: the difference is less than its standard error {p}, {none}.{more}"
+    return f"{who}: the spread may explain the difference {p}.{more}"
 
 
 def cost(groups: Sequence[Group]) -> ComparisonTable:

@@ -17,14 +17,27 @@ def test_a_decided_difference_is_distinguished_from_one_that_the_spread_may_expl
     close, far = tmp_path / "close", tmp_path / "far"
     close.mkdir(), far.mkdir()
     outcomes = {}
-    for folder, second in ((close, [1.1, 1.3]), (far, [3.0, 3.1])):
+    for folder, second in ((close, [1.25, 1.45]), (far, [3.0, 3.1])):
         found = [runs.read(path) for path in two_groups(folder, [1.0, 1.2], second)]
         outcomes[folder] = tables.results(runs.groups(found), "dev/loss")
     assert "the spread may explain the difference" in outcomes[close].notes[0]
-    assert re.search(r"; \d+ seeds each would decide it", outcomes[close].notes[0])
+    decided = r"A difference of this size would be decided by about \d+ seeds each \(with 80 % "
+    assert re.search(decided, outcomes[close].notes[0])
     assert "exceeds the spread (p = 0.0111)" in outcomes[far].notes[0]
     assert outcomes[far].rows[0][:4] == ["initial_value=0.1", "2", "1.1000", "0.1414"]
     assert outcomes[far].rows[1][4] == "+1.95"
+
+
+def test_a_difference_that_is_less_than_its_error_may_be_none(tmp_path: Path) -> None:
+    found = [runs.read(path) for path in two_groups(tmp_path, [1.0, 1.2], [1.01, 1.22])]
+    # The difference is 0.015; its standard error is the root of (0.02 + 0.02205) / 2, 0.145.
+    note = tables.results(runs.groups(found), "dev/loss").notes[0]
+    assert "the difference is less than its standard error (p = 0.927)" in note
+    assert "so there may be none. A difference of this size would be decided by about " in note
+    (tmp_path / "same").mkdir()
+    found = [runs.read(path) for path in two_groups(tmp_path / "same", [1.0, 1.2], [1.0, 1.2])]
+    note = tables.results(runs.groups(found), "dev/loss").notes[0]
+    assert note.endswith(": there is no difference (p = 1).")
 
 
 def test_the_best_values_of_a_search_are_compared_up_to_the_step_at_which_it_ended_a_run(
