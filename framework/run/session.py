@@ -13,8 +13,8 @@ from __future__ import annotations
 import functools
 import itertools
 import os
-import re
 import tempfile
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -42,15 +42,14 @@ from tekso.framework.run.label_limits import BatchCheck
 from tekso.framework.run.logdir import Logdir
 from tekso.framework.run.session_arrays import as_type, narrowed, not_named, problem_of_weight
 from tekso.framework.run.session_batches import Batch, SessionError
+from tekso.framework.run.session_records import SessionRecords
 from tekso.framework.run.stop_signals import uninterrupted
+from tekso.framework.run.time_use import EVALUATION, INPUT, START
 from tekso.framework.run.weights import Use, check_use, weight_key
 from tekso.framework.signature import Signature
 from tekso.framework.state import LEARNER, WEIGHTS
 from tekso.framework.task import Scored, Task
 from tekso.framework.theta import SEPARATOR, Theta, flatten
-
-# Classes in the text of Params that other processes cannot import.
-_UNREADABLE = re.compile(r"__main__:[\w.]+|[\w.]+:[\w.]*<locals>[\w.]*")
 
 
 class Session:
@@ -86,6 +85,7 @@ class Session:
         *,
         cpu_devices: int | None = None,
     ) -> None:
+        begin = time.perf_counter()
         kind = session_arguments.class_of(experiment)
         session_arguments.check_settings(settings)
         self.tree = kind().tree().set(settings)
@@ -109,6 +109,7 @@ class Session:
             initial_weights.plan(
                 self.task.specs(), warm_start, assets=assets, warn=logging.warning
             ).restore(self.program)
+        self._records = SessionRecords(self.task, begin=begin)
 
     if not TYPE_CHECKING:
 
@@ -143,12 +144,15 @@ class Session:
         check = self._check_task()
         first = len(self.history)
         for _ in range(steps):
-            batch = self.input.batch(self.step)
-            check(f"input.batch({self.step})", batch)
+            with self._records.during(INPUT):
+                batch = self.input.batch(self.step)
+                check(f"input.batch({self.step})", batch)
             with uninterrupted(), error_advice.naming_ids({f"input.batch({self.step})": batch}):
-                metrics = self.program.train_step(batch, self.step)
-                self.history.append(evaluation.step_figures(self.task, metrics))
+                with self._records.stepping(batch):
+                    metrics = self.program.train_step(batch, self.step)
+                    self.history.append(evaluation.step_figures(self.task, metrics))
                 self.step += 1
+                self._records.step(self.step, batch, self.history[-1])
             self.learner.check(metrics)
             self._warn(self._unchecked)
             self._unchecked = []
@@ -158,7 +162,8 @@ class Session:
         """Checks the task, the first time; returns the check of batches."""
         if self._check is None:
             self._warn(self._parts.warnings)
-            found = self._parts.try_task(is_new=True)
+            with self._records.during(START):
+                found = self._parts.try_task(is_new=True)
             self._warn(found.warnings)
             self._unchecked = found.unchecked
             self._check = BatchCheck(self.task, found.label_limits)
@@ -292,9 +297,11 @@ class Session:
         def score(stopped: evaluation.Stopped) -> Scored | None:
             return task_results.score(self.task, self.program, input, is_last=True, stopped=stopped)
 
-        found = evaluation.evaluate_and_score(
-            self.program, self.task, kept, score, name=name, check=check
-        )
+        with self._records.during(EVALUATION):
+            found = evaluation.evaluate_and_score(
+                self.program, self.task, kept, score, name=name, check=check
+            )
+        self._records.evaluation(self.step, name, found.figures)
         return found.figures
 
     def theta(self, *, use: Use = "training") -> Theta:
@@ -342,7 +349,8 @@ class Session:
     def save(self, logdir: str) -> str:
         """Writes the folder of a run with a checkpoint of this step; returns the checkpoint's path.
 
-        The folder has the Params, the checkpoint with the optimizer state, and learned tokenizers.
+        The folder has the Params, the checkpoint with the optimizer state, learned tokenizers, and
+        the figures, units and time of all steps and whole evaluations so far (metrics.jsonl).
         All commands, `load_task` and `load_weights` can read it like a run of `tekso-trainer`, in
         any process that can import the classes of the Params. To resume training with
         `tekso-trainer`, the experiment must be registered.
@@ -370,6 +378,7 @@ class Session:
             self._saved[key] = saved | {self.step}  # so that a failed save can be repeated
             files.copy_folder(self._assets.name, place.assets)
             place.write_params(model, self.tree, self._kind().tree())
+            self._records.write(place, self.step)
             checkpoints.prepare()
             description = self._parts.description(model).at(self.step, {})
             checkpoints.save(self.program.shards, description)
@@ -377,13 +386,8 @@ class Session:
         finally:
             checkpoints.close()
             place.release()
-        if unreadable := _UNREADABLE.findall(description.params):
-            logging.warning(
-                "%s names classes that other programs cannot import: %s. load_task works in a "
-                "process that defines them; for commands, define them in a module",
-                place.path,
-                ", ".join(sorted(set(unreadable))),
-            )
+        if unreadable := session_arguments.unreadable(description.params):
+            logging.warning("%s names %s", place.path, unreadable)
         return checkpoints.path(self.step)
 
 

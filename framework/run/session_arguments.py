@@ -1,8 +1,9 @@
-"""Checks the arguments of a session that are no arrays."""
+"""Checks what a session is given, apart from arrays."""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,6 +12,9 @@ from tekso.framework.experiment import Experiment
 from tekso.framework.params.types import type_name
 from tekso.framework.run.foreign_calls import shown
 from tekso.framework.run.session_batches import SessionError
+
+# Classes in the text of Params that other processes cannot import.
+_UNREADABLE = re.compile(r"__main__:[\w.]+|[\w.]+:[\w.]*<locals>[\w.]*")
 
 
 def class_of(experiment: Any) -> type[Experiment]:
@@ -58,3 +62,13 @@ def folder_of(logdir: Any) -> str:
     if not (path := os.fspath(logdir)):
         raise SessionError("logdir is empty: give a new folder")
     return os.path.expanduser(path)
+
+
+def unreadable(params: str) -> str:
+    """Returns a text about classes in the text of Params that only this process has; "": none."""
+    if not (found := _UNREADABLE.findall(params)):
+        return ""
+    return (
+        f"classes that other programs cannot import: {', '.join(sorted(set(found)))}. load_task "
+        "works in a process that defines them; for commands, define them in a module"
+    )

@@ -72,6 +72,8 @@ def main(folder: str) -> None:
     )
     third = Session("lm.text_files.Bytes", {**files(folder), **SETTINGS})
     third.train(1)
+    found["evaluated"] = third.evaluate("dev")["loss"]
+    third.evaluate("dev", max_batches=1)  # a part, which is no figure of the run
     found["saved"] = third.save(f"{folder}/saved")
     found["saved again"] = third.save(f"{folder}/saved/")
     found["taken"] = error(third.save, f"{folder}/run")

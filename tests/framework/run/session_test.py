@@ -125,9 +125,18 @@ def test_a_saved_session_is_a_run_that_is_evaluated_and_resumed(
     done = trainer("--mode=eval", f"--logdir={saved}", "--set=eval_inputs.dev.max_batches=1")
     assert done.returncode == 0, done.stderr
     assert json.loads((saved / "evaluations.jsonl").read_text())["step"] == 1
+    (first, evaluated), (mark,) = records_of(saved), records_of(saved, "progress.jsonl")
+    assert (evaluated["split"], evaluated["loss"]) == ("dev", found["evaluated"])
+    spent = sum(first["seconds"].values())
+    assert 0 < first["seconds"]["compile"] < spent < sum(mark["seconds"].values())
     done = trainer(f"--logdir={saved}", "--log_every=1", "--set=run.decode_at_end=false")
     assert done.returncode == 0, done.stderr
-    records = map(json.loads, (saved / "metrics.jsonl").read_text().splitlines())
-    (second,) = [record for record in records if record["split"] == "train"]
-    assert (second["step"], second["loss"]) == (2, trained[1]["loss"])
+    steps = [record for record in records_of(saved) if record["split"] == "train"]
+    for name in ("step", "loss", "tokens_seen"):  # as in a run that the trainer began
+        assert [record[name] for record in steps] == [record[name] for record in trained]
+    assert sum(steps[1]["seconds"].values()) > sum(mark["seconds"].values())
     assert "num_layers" in (saved / "params.diff.txt").read_text()
+
+
+def records_of(logdir: Path, name: str = "metrics.jsonl") -> list[Any]:
+    return list(map(json.loads, (logdir / name).read_text().splitlines()))

@@ -1,0 +1,91 @@
+"""What a session records of its steps and evaluations, so that `save` writes a run with its past.
+
+A run of the trainer that resumes from the saved folder continues the units and the time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from tekso.framework import files, task_results
+from tekso.framework.json_text import to_json
+from tekso.framework.run.logdir import Logdir
+from tekso.framework.run.metrics_log import SECONDS, SEEN, SPLIT, STEP, TRAIN
+from tekso.framework.run.time_use import ACTIVITIES, COMPILE, START
+from tekso.framework.run.time_use import STEP as TRAINING_STEP
+from tekso.framework.task import Task
+
+
+class SessionRecords:
+    """The records of a session, as in metrics.jsonl.
+
+    Time between the calls of a session, in which a notebook waits, does not count.
+
+    Args:
+      task: counts the units of batches.
+      begin: when the session began, by the clock.
+      clock: returns seconds.
+    """
+
+    def __init__(
+        self, task: Task, *, begin: float, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self._task, self._clock = task, clock
+        self._records: list[dict[str, Any]] = []
+        self._seconds = dict.fromkeys(ACTIVITIES, 0.0)
+        self._seconds[START] = clock() - begin
+        self._seen, self._unit = 0, ""
+        self._shapes: set[tuple[Any, ...]] = set()
+
+    @contextlib.contextmanager
+    def during(self, activity: str) -> Iterator[None]:
+        """Attributes the time of a block to an activity."""
+        begin = self._clock()
+        try:
+            yield
+        finally:
+            self._seconds[activity] += self._clock() - begin
+
+    @contextlib.contextmanager
+    def stepping(self, batch: Mapping[str, Any]) -> Iterator[None]:
+        """Attributes the time of a step, which is compiled for batches of a new shape."""
+        shapes = tuple(sorted((name, np.shape(value)) for name, value in batch.items()))
+        activity = TRAINING_STEP if shapes in self._shapes else COMPILE
+        self._shapes.add(shapes)
+        with self.during(activity):
+            yield
+
+    def step(self, step: int, batch: Mapping[str, Any], figures: Mapping[str, float]) -> None:
+        """Records a training step."""
+        count, self._unit = task_results.count(self._task, batch)
+        self._seen += count
+        self._records.append(self._record(step, TRAIN, {**figures, **self._units()}))
+
+    def evaluation(self, step: int, name: str, figures: Mapping[str, float]) -> None:
+        """Records a whole evaluation; it replaces an earlier one of the same step."""
+        self._records = [r for r in self._records if (r[STEP], r[SPLIT]) != (step, name)]
+        self._records.append(self._record(step, name, figures))
+
+    def write(self, logdir: Logdir, step: int) -> None:
+        """Writes metrics.jsonl, and progress.jsonl, from which a run resumes time and units."""
+        mark = {STEP: step, SPLIT: TRAIN, **self._units(), SECONDS: self._spent()}
+        for path, records in ((logdir.metrics, self._records), (logdir.progress, [mark])):
+            text = "".join(f"{to_json(record)}\n" for record in records)
+            files.write_atomically(path, text)
+
+    def _record(self, step: int, split: str, figures: Mapping[str, float]) -> dict[str, Any]:
+        spent = self._spent()
+        times = {"elapsed_seconds": math.fsum(spent.values()), SECONDS: spent}
+        return {STEP: step, SPLIT: split, **figures, **times}
+
+    def _units(self) -> dict[str, int]:
+        return {f"{self._unit}{SEEN}": self._seen} if self._unit else {}
+
+    def _spent(self) -> dict[str, float]:
+        return {name: round(value, 3) for name, value in self._seconds.items()}
