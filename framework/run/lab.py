@@ -24,7 +24,7 @@ from tekso.framework.counting import counted
 from tekso.framework.experiment import Experiment
 from tekso.framework.params.origins import hide_from_origins
 from tekso.framework.registry import key_of
-from tekso.framework.run import inspection, session
+from tekso.framework.run import inspection, session, session_arguments
 from tekso.framework.run.foreign_calls import answering, attribute_hint
 from tekso.framework.run.metrics_log import SPLIT, STEP, TRAIN
 from tekso.framework.run.report import curves, lines
@@ -103,6 +103,7 @@ class Lab:
         *,
         cpu_devices: int | None = None,
     ) -> None:
+        session_arguments.class_of(experiment, caller="Lab")
         self.session = Session(experiment, set, cpu_devices=cpu_devices)
         self._records: list[dict[str, Any]] = []
         self._num_recorded = 0  # steps

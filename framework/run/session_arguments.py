@@ -17,8 +17,12 @@ from tekso.framework.run.session_batches import SessionError
 _UNREADABLE = re.compile(r"__main__:[\w.]+|[\w.]+:[\w.]*<locals>[\w.]*")
 
 
-def class_of(experiment: Any) -> type[Experiment]:
+def class_of(experiment: Any, *, caller: str = "Session") -> type[Experiment]:
     """Returns the class of an experiment, given itself or its key.
+
+    Args:
+      experiment: the class or the key.
+      caller: what it was given to, "Session" or "Lab", for the error.
 
     Raises:
       SessionError: it is neither.
@@ -31,8 +35,8 @@ def class_of(experiment: Any) -> type[Experiment]:
     if isinstance(kind, type):
         given = f"the class {type_name(kind)}"
     raise SessionError(
-        f"Session expects the key or the class of an Experiment, given {given}: "
-        'Session("lm.text_files.Bytes") or Session(Mine)'
+        f"{caller} expects the key or the class of an Experiment, given {given}: "
+        f'{caller}("lm.text_files.Bytes") or {caller}(Mine)'
     )
 
 

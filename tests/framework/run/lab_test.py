@@ -125,6 +125,15 @@ def test_settings_of_a_lab_that_are_no_mapping_are_an_error() -> None:
         Lab("image.digits.Mlp", set=["run.steps=1"])  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(("given", "named"), [(None, "None"), (3, "int"), (Lab, "Lab")])
+def test_a_lab_of_no_experiment_is_answered_with_lab(given: Any, named: str) -> None:
+    with pytest.raises(SessionError) as caught:
+        Lab(given)
+    message = str(caught.value)
+    assert message.startswith("Lab expects the key or the class of an Experiment, given ")
+    assert named in message and message.endswith(': Lab("lm.text_files.Bytes") or Lab(Mine)')
+
+
 def test_a_result_that_is_called_is_answered_with_the_attribute() -> None:
     with pytest.raises(TypeError, match=r"^this is a result, .* write lab\.params, without \(\)$"):
         Shown("params")()  # type: ignore[operator]
