@@ -119,6 +119,7 @@ def _run(words: list[str]) -> int:
     varied = [space.parse(text) for text in FLAGS.sweep]
     if len({one.path for one in varied}) < len(varied):
         raise UsageError("--sweep gives a path twice: list all its values in one --sweep")
+    _check_once(varied)
     if not varied and not is_grid:
         raise UsageError("a search requires a setting to choose: --sweep path=low:high")
     combinations = space.grid(varied) if is_grid else []
@@ -174,6 +175,18 @@ def _check_search(*, is_grid: bool) -> None:
             raise UsageError(f"--search={FLAGS.search} requires --{name}")
     if FLAGS.search == "halving" and FLAGS.seeds > 1:
         raise UsageError("--search=halving ends trials by one curve each: it requires --seeds=1")
+
+
+def _check_once(varied: Sequence[space.Varied]) -> None:
+    """Checks that no field is set in two ways, of which one would be ignored."""
+    settings = {text.partition("=")[0].strip(): f"--set {text}" for text in FLAGS.set}
+    given = [(one.path, f"--sweep {one.path}") for one in varied] + list(settings.items())
+    if FLAGS.steps is not None:
+        given.append(("run.steps", f"--steps={FLAGS.steps}"))
+    flags: dict[str, str] = {}
+    for path, flag in given:
+        if (other := flags.setdefault(path, flag)) != flag:
+            raise UsageError(f"{other} and {flag} set the same field: leave out one of them")
 
 
 def _check_settings(registered: Any, varied: Sequence[space.Varied]) -> int:

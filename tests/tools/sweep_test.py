@@ -139,6 +139,15 @@ def test_a_damaged_description_is_named(
         (["--sweep=input.batch_size=4,0"], "batch_size=0: input.batch_size is 0, but must be at"),
         (["--sweep=run.seed=1,2"], "the seeds of a sweep are set by --seeds"),
         ([f"--sweep={RATE}=5"], "gives a path twice"),
+        (
+            ["--steps=40", "--set=run.steps=20"],
+            "--set run.steps=20 and --steps=40 set the same field: leave out one of them",
+        ),
+        (
+            ["--steps=40", "--sweep=run.steps=20,30"],
+            "--sweep run.steps and --steps=40 set the same",
+        ),
+        ([f"--set={RATE}=1e-3"], f"--sweep {RATE} and --set {RATE}=1e-3 set the same field"),
         (["--trials=4"], "--trials requires --search="),
         (["more"], "'more' is not a flag"),
         (["--metric=valid/loss"], "--metric=valid/loss: expected evaluation/metric, as in dev/l"),
