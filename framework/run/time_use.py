@@ -138,8 +138,8 @@ def lines(seconds: Mapping[str, float], *, shapes: int = 1, width: int = WIDTH) 
     if total <= 0:
         return []
     shown = sorted(ACTIVITIES, key=lambda name: -seconds.get(name, 0.0))
-    parts = [
-        f"{name} {duration(seconds[name])} ({100 * seconds[name] / total:.0f}%)"
+    parts = [  # a no-break space: a line does not end between a name and its time
+        f"{name}\u00a0{duration(seconds[name])} ({100 * seconds[name] / total:.0f}%)"
         for name in shown
         if seconds.get(name, 0.0) >= 0.005 * total
     ]
@@ -158,7 +158,7 @@ def bottleneck(seconds: Mapping[str, float], *, shapes: int = 1) -> str:
     """
     total = math.fsum(seconds.values())
     shares = {name: seconds.get(name, 0.0) / total for name in _ADVICE} if total > 0 else {}
-    found = [name for name, share in shares.items() if share >= _ADVICE[name][0]]
+    found = [name for name, share in shares.items() if round(share, 2) >= _ADVICE[name][0]]
     if not found:
         return ""
     name = max(found, key=lambda name: shares[name] / _ADVICE[name][0])

@@ -77,6 +77,7 @@ def test_a_rolled_back_process_loses_its_own_time() -> None:
     [
         ({"start": 5.0, "step": 70.0, "input": 25.0}, "input, 25%", "preprocessing"),
         ({"step": 50.0, "evaluation": 50.0}, "evaluation, 50%", "run.eval_every_steps"),
+        ({"step": 60.5, "compile": 39.5}, "compile, 40%", "a longer run"),  # as rounded
         ({"step": 60.0, "lost": 40.0, "input": 25.0}, "lost, 32%", "save more often"),
     ],
 )
@@ -89,6 +90,14 @@ def test_the_bottleneck_is_named_with_what_to_do(
     assert sentence in text and text.startswith("time of the run: ")
 
 
+@pytest.mark.parametrize("width", range(40, 80))
+def test_no_line_ends_between_an_activity_and_its_time(width: int) -> None:
+    seconds = dict.fromkeys(time_use.ACTIVITIES, 10.0)
+    found = time_use.lines(seconds, width=width)
+    for name in time_use.ACTIVITIES:
+        assert any(f"{name} 10s (11%)" in line for line in found)
+
+
 def test_shapes_of_batches_are_named_only_if_there_were_several() -> None:
     seconds = {"step": 50.0, "compile": 50.0}
     assert time_use.bottleneck(seconds).endswith("; a longer run has less of it")
@@ -97,6 +106,7 @@ def test_shapes_of_batches_are_named_only_if_there_were_several() -> None:
 
 
 def test_a_run_that_mostly_trains_has_no_bottleneck() -> None:
+    assert time_use.bottleneck({"step": 60.6, "compile": 39.4}) == ""
     assert time_use.bottleneck({"step": 90.0, "compile": 10.0}) == ""
     assert time_use.bottleneck({}) == "" and time_use.lines({}) == []
     (line,) = time_use.lines({"step": 90.0, "compile": 10.0, "other": 0.1})
