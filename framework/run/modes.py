@@ -42,7 +42,7 @@ from tekso.framework.run.step_calls import AroundSteps
 from tekso.framework.run.step_profile import StepProfile
 from tekso.framework.run.stop_signals import exit_code
 from tekso.framework.run.timetable import Timetable
-from tekso.framework.run.training_loop import TrainingLoop
+from tekso.framework.run.training_loop import Outcome, TrainingLoop
 from tekso.framework.run.weight_figures import WeightFigures
 from tekso.framework.task import Task
 
@@ -169,7 +169,7 @@ def _run(
             path = checkpoints.path(outcome.step)
             lines = summary.stopped(outcome.stopped_by.name, outcome.step, run.steps, path)
             report.finish(outcome.step)
-            for line in lines + time_use.lines(report.time_use.seconds(), shapes=outcome.shapes):
+            for line in lines + _spent(job, parts, checkpoints, report, outcome):
                 job.console.line(line)
             return exit_code(outcome.stopped_by)
         report.progress(outcome.step, "decoding")
@@ -187,8 +187,7 @@ def _run(
     job.console.close()
     _show(job, decoded)
     report.finish(outcome.step)
-    seconds, width = report.time_use.seconds(), job.console.width
-    spent = time_use.lines(seconds, shapes=outcome.shapes, width=width)
+    spent = _spent(job, parts, checkpoints, report, outcome)
     decodes = type(parts.task).decode is not Task.decode
     if run.decode_at_end:
         decodes = (
@@ -272,6 +271,24 @@ def _compare_metrics(
         job.console.line(text, "warning")
 
 
+def _fits_buffer(parts: Assembly, checkpoints: Checkpoints) -> bool:
+    """Returns whether no step waits for values of a checkpoint to be written."""
+    state_bytes = sum(spec.size_bytes for spec in parts.program.specs().values())
+    return state_bytes <= checkpoints.buffer_bytes
+
+
+def _spent(
+    job: Job, parts: Assembly, checkpoints: Checkpoints, report: Report, outcome: Outcome
+) -> list[str]:
+    """Returns lines about the time of the run."""
+    return time_use.lines(
+        report.time_use.seconds(),
+        shapes=outcome.shapes,
+        fits_buffer=_fits_buffer(parts, checkpoints),
+        width=job.console.width,
+    )
+
+
 def _loop(
     job: Job,
     parts: Assembly,
@@ -284,8 +301,7 @@ def _loop(
     every, around = run.weight_figures_every_steps, list(around)
     if every:
         around.append(WeightFigures(parts.program, every, report.weights).around)
-    state_bytes = sum(spec.size_bytes for spec in parts.program.specs().values())
-    fits = state_bytes <= checkpoints.buffer_bytes
+    fits = _fits_buffer(parts, checkpoints)
     held = fits or parts.program.hold_updates(checkpoints.gate)
     around.insert(0, functools.partial(_around_steps, checkpoints.gate, report, held))
     return TrainingLoop(

@@ -44,11 +44,7 @@ ACTIVITIES = {
 _ADVICE = {
     INPUT: (0.2, "training waits for its input: cache or simplify the preprocessing"),
     EVALUATION: (0.4, "evaluate less often (run.eval_every_steps) or fewer batches (max_batches)"),
-    CHECKPOINT: (
-        0.2,
-        "save less often (run.checkpoint_every_steps), or keep a copy of the state in memory while "
-        "it is written (run.checkpoint_buffer_mb)",
-    ),
+    CHECKPOINT: (0.2, "save less often (run.checkpoint_every_steps)"),
     DECODING: (0.4, "a longer run has less of it; run.decode_at_end=false has none"),
     LOST: (0.1, "save more often (run.checkpoint_every_steps)"),
     COMPILE: (0.4, "a longer run has less of it"),
@@ -56,6 +52,9 @@ _ADVICE = {
 }
 
 
+_SMALL_BUFFER = (
+    ", or keep a copy of the state in memory while it is written (run.checkpoint_buffer_mb)"
+)
 _SEVERAL_SHAPES = "a longer run, or fewer shapes of batches, has less of it"
 
 
@@ -126,12 +125,15 @@ def valid(seconds: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
-def lines(seconds: Mapping[str, float], *, shapes: int = 1, width: int = WIDTH) -> list[str]:
+def lines(
+    seconds: Mapping[str, float], *, shapes: int = 1, fits_buffer: bool = False, width: int = WIDTH
+) -> list[str]:
     """Returns where the time of a run went, as text, and its bottleneck if there is one.
 
     Args:
       seconds: {activity: seconds}.
       shapes: number of shapes of training batches that were compiled.
+      fits_buffer: whether all values of a checkpoint fit into `run.checkpoint_buffer_mb`.
       width: columns of a line.
     """
     total = math.fsum(seconds.values())
@@ -144,17 +146,18 @@ def lines(seconds: Mapping[str, float], *, shapes: int = 1, width: int = WIDTH) 
         if seconds.get(name, 0.0) >= 0.005 * total
     ]
     texts = [f"  time of the run: {duration(total)}: {', '.join(parts)}"]
-    if sentence := bottleneck(seconds, shapes=shapes):
+    if sentence := bottleneck(seconds, shapes=shapes, fits_buffer=fits_buffer):
         texts.append(f"  {sentence}")
     return [line for text in texts for line in wrapped(text, width)]
 
 
-def bottleneck(seconds: Mapping[str, float], *, shapes: int = 1) -> str:
+def bottleneck(seconds: Mapping[str, float], *, shapes: int = 1, fits_buffer: bool = False) -> str:
     """Returns a sentence about the activity that takes too large a share of a run, or "".
 
     Args:
       seconds: as of `lines`.
       shapes: as of `lines`.
+      fits_buffer: as of `lines`.
     """
     total = math.fsum(seconds.values())
     shares = {name: seconds.get(name, 0.0) / total for name in _ADVICE} if total > 0 else {}
@@ -163,4 +166,6 @@ def bottleneck(seconds: Mapping[str, float], *, shapes: int = 1) -> str:
         return ""
     name = max(found, key=lambda name: shares[name] / _ADVICE[name][0])
     advice = _SEVERAL_SHAPES if name == COMPILE and shapes > 1 else _ADVICE[name][1]
+    if name == CHECKPOINT and not fits_buffer:
+        advice += _SMALL_BUFFER
     return f"bottleneck: {name}, {100 * shares[name]:.0f}% of the time; {advice}"

@@ -98,6 +98,14 @@ def test_no_line_ends_between_an_activity_and_its_time(width: int) -> None:
         assert any(f"{name} 10s (11%)" in line for line in found)
 
 
+def test_a_buffer_that_has_all_of_a_checkpoint_is_not_to_be_made_larger() -> None:
+    seconds = {"step": 50.0, "checkpoint": 50.0}
+    advice = "; save less often (run.checkpoint_every_steps)"
+    assert time_use.bottleneck(seconds, fits_buffer=True).endswith(advice)
+    assert "run.checkpoint_buffer_mb" in " ".join(time_use.lines(seconds, width=200))
+    assert "buffer" not in " ".join(time_use.lines(seconds, fits_buffer=True, width=200))
+
+
 def test_shapes_of_batches_are_named_only_if_there_were_several() -> None:
     seconds = {"step": 50.0, "compile": 50.0}
     assert time_use.bottleneck(seconds).endswith("; a longer run has less of it")
