@@ -128,11 +128,7 @@ def compare(
     if different:
         print("Params that differ\n")
     for field in different[:_MOST_FIELDS]:
-        values = (
-            value.with_origin if value else f"({fields.why_missing(field.path, run)})"
-            for run, value in zip(ordered, field.values, strict=True)
-        )
-        print(f"{field.path} : {' | '.join(values)}")
+        print(fields.line(field, ordered))
     if len(different) > _MOST_FIELDS:
         more = counted(len(different) - _MOST_FIELDS, "field")
         print(f"… and {more} of Params that differ, in {output}")

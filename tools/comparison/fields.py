@@ -9,6 +9,8 @@ from tekso.tools.comparison.runs import DEFAULT, ComparedRun, DifferentField
 
 _REFERENCE = re.compile(r'Params\("[\w.]+:([\w.]+)"\)')
 _LONGEST = 30  # characters of a value that is named
+_MOST_REPEATED = 4  # runs whose values are listed in the order of the runs
+_MOST_NAMED = 2  # runs of a value
 
 
 def to_show(
@@ -51,3 +53,23 @@ def _above(path: str, run: ComparedRun) -> str:
         if path in run.params:
             return path
     return "."
+
+
+def line(field: DifferentField, runs: Sequence[ComparedRun]) -> str:
+    """Returns the values of a field as a line; of many runs, each value once, with its runs."""
+    texts = [
+        value.with_origin if value else f"({why_missing(field.path, run)})"
+        for run, value in zip(runs, field.values, strict=True)
+    ]
+    if len(runs) > _MOST_REPEATED:
+        paths: dict[str, list[str]] = {}
+        for text, run in zip(texts, runs, strict=True):
+            paths.setdefault(text, []).append(run.path)
+        texts = [f"{text} ({_listed(members)})" for text, members in paths.items()]
+    return f"{field.path} : {' | '.join(texts)}"
+
+
+def _listed(paths: Sequence[str]) -> str:
+    if len(paths) <= _MOST_NAMED:
+        return ", ".join(paths)
+    return f"{', '.join(paths[:_MOST_NAMED])} and {len(paths) - _MOST_NAMED} more"

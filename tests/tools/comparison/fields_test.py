@@ -75,3 +75,24 @@ def test_a_field_that_a_run_does_not_have_is_left_out_or_explained(
         assert f"<td>{field}</td>" in output.read_text()
         if values.endswith(" has no such field)"):
             assert f"<small>{values.rpartition('(')[2][:-1]}</small>" in output.read_text()
+
+
+def test_a_value_of_many_runs_is_printed_once_with_its_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = [
+        write(tmp_path / f"{name}{seed}", loss=1.0, seed=seed, rate=rate)
+        for name, rate, seeds in (("a", 0.1, 4), ("b", 0.3, 1))
+        for seed in range(seeds)
+    ]
+    output = str(tmp_path / "c.html")
+    compare.compare(paths, output=output)
+    shown = capsys.readouterr().out.partition("Params that differ\n\n")[2].splitlines()
+    assert shown[0] == (
+        "learner.schedule.initial_value : "
+        f"0.1 [--set] ({paths[0]}, {paths[1]} and 2 more) | 0.3 [--set] ({paths[4]})"
+    )
+    assert shown[1].startswith(f"run.seed : 0 [--seed] ({paths[0]}, {paths[4]}) | 1 [--seed] (")
+    compare.compare(paths[:4], output=output)
+    few = capsys.readouterr().out.partition("Params that differ\n\n")[2].splitlines()
+    assert few[0] == "run.seed : 0 [--seed] | 1 [--seed] | 2 [--seed] | 3 [--seed]"
