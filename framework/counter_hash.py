@@ -21,8 +21,14 @@ from typing import Any
 
 import tensorflow as tf
 
+from tekso.framework.user_mistakes import MistakeError
+
 _GOLDEN = 0x9E3779B1
 _MASK = 0xFFFFFFFF
+
+
+class RandomShapeError(MistakeError):
+    """A shape of random numbers is a tensor."""
 
 
 def _word(value: int) -> tf.Tensor:
@@ -100,7 +106,14 @@ def bits(key: tf.Tensor, shape: Sequence[int], example_offset: tf.Tensor | int =
     Shapes:
       key: []
       returns: shape, uint32
+    Raises:
+      RandomShapeError: the shape is a tensor.
     """
+    if tf.is_tensor(shape):
+        raise RandomShapeError(
+            "the shape of random numbers is a tensor, but must be numbers: write "
+            "ctx.uniform(self, y.shape), not tf.shape(y)"
+        )
     if not shape:
         return finalise(key)
     example = tf.cast(tf.range(shape[0]), tf.uint32) + tf.cast(example_offset, tf.uint32)

@@ -202,3 +202,15 @@ def test_keep_mask_is_the_comparison_of_uniform() -> None:
 
 def test_stream_is_crc32_of_the_name() -> None:
     assert counter_hash.stream("123456789") == 0xCBF43926  # the check value of CRC-32
+
+
+def test_a_shape_that_is_a_tensor_is_answered_with_the_shape_of_the_array() -> None:
+    def draw(y: tf.Tensor) -> tf.Tensor:
+        return counter_hash.uniform(key_of(1), tf.shape(y))
+
+    message = (
+        r"is a tensor, but must be numbers: write ctx\.uniform\(self, y\.shape\), not tf\.shape"
+    )
+    for run in (draw, tf.function(draw)):
+        with pytest.raises(counter_hash.RandomShapeError, match=message):
+            run(tf.ones([2, 3]))
