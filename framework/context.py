@@ -37,8 +37,8 @@ Form = Callable[..., Any]
 PRIMITIVE_MODULES: dict[str, str] = {}
 """{name: module} of every primitive; primitive.py adds them."""
 RANDOM_NUMBERS = (
-    "the context: ctx.uniform(self, shape), tf.math.ndtri(ctx.uniform(self, shape)) for normal "
-    "random numbers, or ops.dropout(ctx, x, rate, self)"
+    "the context: ctx.uniform(self, shape), ctx.normal(self, shape), or "
+    "ops.dropout(ctx, x, rate, self)"
 )
 """Advice for error messages: what a layer uses instead of tf.random."""
 
@@ -159,7 +159,7 @@ class StepContext:
             close = close_matches(name, names, count=1)
             message += f"; did you mean {close[0]!r}?" if close else ";"
             message += f" It has: {', '.join(names)}" if close else f" it has: {', '.join(names)}"
-            if name in ("normal", "random"):
+            if name in ("rand", "randn", "random"):
                 message += f". Take random numbers from {RANDOM_NUMBERS}"
         raise AttributeError(message)
 
@@ -214,7 +214,7 @@ class StepContext:
     def uniform(
         self, layer: HasStream, shape: Sequence[int], name: str = "", *, shared: bool = False
     ) -> tf.Tensor:
-        """Returns random float32 numbers in [0, 1).
+        """Returns random float32 numbers in [0, 1). 0 occurs once in 2**24 draws.
 
         Args:
           layer: the layer that draws them.
@@ -225,6 +225,16 @@ class StepContext:
         """
         first = 0 if shared else self.example_offset
         return counter_hash.uniform(self.random_key(layer, name), shape, first)
+
+    def normal(
+        self, layer: HasStream, shape: Sequence[int], name: str = "", *, shared: bool = False
+    ) -> tf.Tensor:
+        """Returns finite normal float32 numbers, mean 0 and variance 1; arguments as `uniform`.
+
+        A draw of `uniform` with the same name uses the same random bits.
+        """
+        first = 0 if shared else self.example_offset
+        return counter_hash.normal(self.random_key(layer, name), shape, first)
 
     # --- outputs of a layer besides its return value ---
 

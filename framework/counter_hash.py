@@ -129,6 +129,15 @@ def uniform(key: tf.Tensor, shape: Sequence[int], example_offset: tf.Tensor | in
     return _top_24_bits(bits(key, shape, example_offset)) * 2.0**-24
 
 
+def normal(key: tf.Tensor, shape: Sequence[int], example_offset: tf.Tensor | int = 0) -> tf.Tensor:
+    """Returns normal float32 numbers between -5.3 and 5.3; arguments as for `bits`.
+
+    They are quantiles at odd multiples of 2**-24: symmetric, and exact in float32 without 0 and 1.
+    """
+    odd = tf.bitwise.bitwise_or(bits(key, shape, example_offset), _word(1 << 8))
+    return tf.math.ndtri(_top_24_bits(odd) * 2.0**-24)
+
+
 def keep_mask(
     key: tf.Tensor, rate: float, shape: Sequence[int], example_offset: tf.Tensor | int = 0
 ) -> tf.Tensor:

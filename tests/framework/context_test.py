@@ -103,6 +103,11 @@ def test_a_part_of_the_batch_draws_by_its_global_position(tree: Tree, offset: ob
     shared = [ctx.uniform(tree.a, [2, 4], shared=True) for ctx in (part, whole)]
     np.testing.assert_array_equal(*shared)
     np.testing.assert_array_equal(shared[0], whole.uniform(tree.a, [2, 4]))
+    np.testing.assert_array_equal(part.normal(tree.a, [2, 4]), whole.normal(tree.a, [5, 4])[3:])
+    shared = [ctx.normal(tree.a, [2, 4], shared=True) for ctx in (part, whole)]
+    np.testing.assert_array_equal(*shared)
+    np.testing.assert_array_equal(shared[0], whole.normal(tree.a, [2, 4]))
+    assert not np.array_equal(shared[0], whole.normal(tree.a, [2, 4], "other"))
     x = tf.reshape(tf.range(20.0), [5, 4])
     np.testing.assert_array_equal(
         ops.dropout(part, x[3:], 0.5, tree.a), ops.dropout(whole, x, 0.5, tree.a)[3:]

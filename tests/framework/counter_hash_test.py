@@ -138,6 +138,33 @@ def test_uniform_in_distribution(seed: int, step: int) -> None:
         assert abs(chi_square(np.bincount((30 * a + b).ravel(), minlength=900))) < 5
 
 
+@pytest.mark.parametrize("seed", [0, 2**63])
+def test_normal_in_distribution(seed: int) -> None:
+    drawn = counter_hash.normal(key_of(seed), [ROWS, COLUMNS]).numpy()
+    assert drawn.dtype == np.float32
+    z = drawn.astype(np.float64)
+    for power, mean, variance in ((1, 0, 1), (2, 1, 2), (3, 0, 15), (4, 3, 96)):
+        assert abs((z**power).mean() - mean) < 5 * math.sqrt(variance / N), power
+    shares = np.array([0.5 * math.erfc(-x / math.sqrt(2)) for x in np.linspace(-3, 3, 13)])
+    counts = np.diff(
+        np.concatenate([[0], np.searchsorted(np.sort(z.ravel()), np.linspace(-3, 3, 13)), [N]])
+    )
+    expected = N * np.diff(np.concatenate([[0], shares, [1]]))
+    chi = ((counts - expected) ** 2 / expected).sum()
+    assert abs(chi - 13) < 5 * math.sqrt(2 * 13)
+
+
+def test_normal_is_finite_and_symmetric_for_all_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    smallest, middle, largest = [0, 0xFF, 0x100], [0x7FFFFFFF, 0x80000000], [0xFFFFFE00, 0xFFFFFF00]
+    extremes = tf.constant([*smallest, *middle, *largest, 0xFFFFFFFF], tf.uint32)
+    monkeypatch.setattr(counter_hash, "bits", lambda *_: extremes)
+    u = counter_hash.uniform(key_of(0), [8]).numpy()
+    assert u[0] == 0 and u[-1] == 1 - 2.0**-24
+    z = counter_hash.normal(key_of(0), [8]).numpy()
+    np.testing.assert_array_equal(z, -z[::-1])
+    assert z[0] == z[1] == z[2] and 5.2 < z[-1] < 5.3 and 0 < z[4] < 1e-6
+
+
 def test_every_bit_is_set_half_of_the_time() -> None:
     drawn = counter_hash.bits(key_of(2), [ROWS, COLUMNS]).numpy()
     for bit in range(32):

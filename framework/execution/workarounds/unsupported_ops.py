@@ -110,7 +110,7 @@ def _problem(op: tf.Operation) -> str | None:
     elif any(word in op.type for word in _DRAWS):
         return (
             f"{op.type} draws numbers that depend on the layout of tensors: draw them with "
-            "ctx.uniform, or use the layer Dropout"
+            "ctx.uniform or ctx.normal, or use the layer Dropout"
         )
     return None
 

@@ -151,6 +151,7 @@ class ImageTask(Task):
         """Params of ImageTask."""
 
         kernel_adapter: Lora.Params | None = param("Of the convolutions.", default=None)
+        noise: float = param("Standard deviation of noise on activations.", default=0.0)
 
     def __init__(self, params: Any) -> None:
         super().__init__(params)
@@ -173,6 +174,8 @@ class ImageTask(Task):
         x = self.first.fprop(theta["first"], x, ctx)
         x = ops.activate(ctx, "relu", self.norm.fprop(theta.norm, x, ctx))
         x = ops.dropout(ctx, self.maximum.fprop(Theta(), x, ctx), 0.2, self)
+        if self.params.noise:
+            x += self.params.noise * ctx.normal(self, x.shape, "noise")
         x = self.depthwise.fprop(theta.depthwise, x, ctx)
         x = ops.activate(ctx, "relu", self.second.fprop(theta.second, x, ctx))
         x = self.average.fprop(Theta(), x, ctx)
@@ -199,7 +202,7 @@ MODELS = {
     "adapted": adapted,
     "adapted_experts": adapted_experts,
     "adapted_images": lambda: ImageTask.Params(
-        kernel_adapter=Lora.Params(rank=2, alpha=16.0, dropout_rate=0.1)
+        kernel_adapter=Lora.Params(rank=2, alpha=16.0, dropout_rate=0.1), noise=0.1
     ),
     "untied": lambda: language_model(
         Stack.Params(num_layers=1, layer=layer()),
