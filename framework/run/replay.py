@@ -69,7 +69,7 @@ def replay(path: str, *, warn: Callable[[str], None]) -> dict[str, Any]:
         "batch": position,
         "checkpoint": checkpoint.path,
         "loss": traced.loss,
-        "cause": cause(traced, bad),
+        "cause": cause(traced, bad, incidents.first_not_finite(batch)),
         "nonfinite_weights": bad,
         "nonfinite_gradients": [p for p, g in traced.gradients.items() if not math.isfinite(g)],
         "layers": [
@@ -130,12 +130,15 @@ def _batch(path: str, position: int, tree: Any, run: OpenedRun) -> Mapping[str, 
 # --- the cause ---
 
 
-def cause(traced: TracedStep, nonfinite_weights: list[str]) -> str:
+def cause(
+    traced: TracedStep, nonfinite_weights: list[str], in_batch: tuple[str, int] | None = None
+) -> str:
     """Returns the sentence that names the first layer and op that were not finite.
 
     Args:
       traced: what the step computed.
       nonfinite_weights: paths of the weights that were not finite before the step.
+      in_batch: the first array of the batch that is not finite, and its first such example.
     """
     if nonfinite_weights:
         return f"the weight {nonfinite_weights[0]} was not finite before the step"
@@ -146,7 +149,11 @@ def cause(traced: TracedStep, nonfinite_weights: list[str]) -> str:
             ops = [op for op in traced.forward if op.layer == call.layer]
             return f"forward: the output of {_named(call)} is not finite{_op(ops)}"
     if traced.calls and not math.isfinite(traced.calls[0].inputs):
-        return f"forward: the input of {_named(traced.calls[0])} is not finite: see the batch"
+        what = f"forward: the input of {_named(traced.calls[0])} is not finite"
+        if in_batch is not None:
+            return f"{what}: see {in_batch[0]!r} of the batch, example {in_batch[1]}"
+        maker = next((op.layer for op in traced.forward), "") or "the task"
+        return f"{what}, but the batch is: {maker} makes it before that layer{_op(traced.forward)}"
     if not math.isfinite(traced.loss):
         ops = [op for op in traced.forward if not op.layer] or traced.forward
         return f"forward: the loss is not finite, and the output of every layer is{_op(ops)}"

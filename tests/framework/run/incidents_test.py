@@ -75,7 +75,8 @@ class Curves(Task):
 
     def loss(self, theta: Theta, batch: Any, ctx: Any) -> LossSums:
         """Returns the sum of all outputs."""
-        y = self.before.fprop(theta.before, batch["x"] + 1.0, ctx) - 1.0
+        x = batch["x"] / 0.0 if self.params.kind == "task" else batch["x"]
+        y = self.before.fprop(theta.before, x + 1.0, ctx) - 1.0
         return LossSums(tf.reduce_sum(self.curve.fprop(theta.curve, y, ctx)), {})
 
 
@@ -168,6 +169,18 @@ def test_a_replay_names_the_first_layer_and_op(
     assert trainer.main(["tekso-trainer", "--mode=replay", f"--incident={folder}"]) == 0
     shown = capsys.readouterr().out
     assert "output gradient" in shown and record["cause"] in shown
+
+
+def test_a_replay_tells_the_batch_from_what_the_task_makes_of_it(tmp_path: Path) -> None:
+    folder = recorded(tmp_path, "task").last
+    what = r"forward: the input of before \(Curve\) is not finite"
+    made = rf"{what}, but the batch is: the task makes it before that layer; first op: .*Div"
+    assert re.match(made + r"\w*\n  at .* / 0\.0", replay.replay(folder, warn=print)["cause"])
+    x = X["x"].copy()
+    x.flat[-1] = np.nan
+    np.savez(f"{folder}/batch.npz", x=x)
+    found = replay.replay(folder, warn=print)["cause"]
+    assert re.fullmatch(rf"{what}: see 'x' of the batch, example {len(x) - 1}", found), found
 
 
 def test_a_replay_names_the_layer_and_op_that_exploded(tmp_path: Path) -> None:
