@@ -39,17 +39,24 @@ def of_inputs(tree: Tree.Params) -> dict[str, str]:
     """Returns {path: glob}, without those that no input of the experiment reads.
 
     These are the globs of splits that are not evaluated, and those of a corpus that `files` of its
-    input replaces.
+    input replaces. A field that a class outside of Tekso adds need not be a glob: it is left out.
     """
     splits = {p.get("split") for p in tree.eval_inputs.values() if "split" in p}
     unused = tuple(f"{split}_" for split in ("dev", "test") if split not in splits)
     nodes = {TRAINING: tree.input}
     nodes |= {f"eval_inputs.{name}": params for name, params in tree.eval_inputs.items()}
-    globs = {
+    nodes |= {
         path: value
         for root, node in nodes.items()
         for path, value, _ in params_tree.walk(node, root)
-        if path.endswith("files") and isinstance(value, str) and value
+        if isinstance(value, Params)
+    }
+    globs = {
+        f"{path}.{name}": value
+        for path, node in nodes.items()
+        for name in node.fields()
+        if name.endswith("files") and _is_own(type(node), name)
+        if isinstance(value := node.get(name), str) and value
     }
 
     def is_read(path: str) -> bool:
@@ -58,3 +65,9 @@ def of_inputs(tree: Tree.Params) -> dict[str, str]:
         return not replaced and not name.startswith(unused)
 
     return {path: value for path, value in globs.items() if is_read(path)}
+
+
+def _is_own(params: type, name: str) -> bool:
+    """Whether a class of Tekso declares a field of Params; a subclass may override it."""
+    own = (cls for cls in params.__mro__ if cls.__module__.split(".")[0] == "tekso")
+    return any(name in vars(cls) for cls in own)

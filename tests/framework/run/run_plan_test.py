@@ -19,6 +19,9 @@ from tekso.framework.costs import stored_speeds
 from tekso.framework.costs.stored_speeds import Condition
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.input.errors import InputError
+from tekso.framework.input.input import ExampleInput
+from tekso.framework.input.text_files import TextFiles
+from tekso.framework.params import param
 from tekso.framework.run import (
     checkpoint_files,
     checkpoint_size,
@@ -284,6 +287,34 @@ def test_globs_that_match_no_file_are_problems(tmp_path: Path) -> None:
     pairs.set({"input.corpus.target_files": missing, "input.corpus.test_source_files": missing})
     (problem,) = run_start.missing_files(pairs)  # there is no evaluation of the split test
     assert problem.startswith("input.corpus.target_files: nothing matches")
+
+
+class Formatted(ExampleInput):
+    """An input of the user whose `files` is no glob."""
+
+    class Params(ExampleInput.Params):
+        """Params of Formatted."""
+
+        files: str = param("Formatted by the class.", default="numbers.{split}.tsv")
+
+
+class OtherDefault(TextFiles):
+    """An input of the user with another default of a field of Tekso."""
+
+    class Params(TextFiles.Params):
+        """Params of OtherDefault."""
+
+        files: str = param("Globs.", default="nosuch/*.txt")
+
+
+def test_files_of_the_class_of_a_user_are_no_globs() -> None:
+    found = registry.get("lm.text_files.Bytes")().tree()
+    corpus = found.input.corpus = OtherDefault.Params()
+    (problem,) = run_start.missing_files(found)
+    assert problem.startswith("input.corpus.files: nothing matches 'nosuch/")
+    corpus.files = ""
+    found.input = Formatted.Params()
+    assert run_start.missing_files(found) == []
 
 
 @pytest.mark.parametrize(
