@@ -163,6 +163,11 @@ def _sorting(op: tf.Operation) -> tf.Operation | None:
 
 
 def _problem_of_einsum(op: tf.Operation) -> str | None:
+    if "..." in (equation := op.get_attr("equation").decode()):
+        return (
+            f"an einsum with '...', as {equation!r}, does not compile: write a letter for each dim "
+            "instead of '...', such as \"bti,ij->btj\""
+        )
     if shifted_dims(op) is not None:
         return (
             "an einsum, or its gradient, sums over two dims of this x[i], which gives wrong "

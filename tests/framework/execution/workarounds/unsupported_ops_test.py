@@ -45,6 +45,8 @@ def stacked(x: tf.Tensor) -> tf.Tensor:
         (lambda x: tf.einsum("abc,ab->c", stacked(x)[:, 0], tf.ones([2, 4])), r"tf\.squeeze"),
         (lambda x: tf.einsum("ab,cd->ac", x, x), r"dims 'b' and 'd' of .*tf\.reduce_sum"),
         (lambda x: tf.einsum("ab,cb->c", x, x), "dim 'a' of one operand"),
+        (lambda x: tf.einsum("...b,bc->...c", x, tf.ones([4, 2])), "a letter for each dim"),
+        (lambda x: tf.einsum("a...->...a", x), r"'a\.\.\.->\.\.\.a', does not compile"),
         (lambda x: tf.concat([x, x], -1), "write axis 1"),
         (lambda x: tf.concat([x, x], axis=-2), "write axis 0"),
         (lambda x: tf.split(x, 2, -1), "write axis 1"),
