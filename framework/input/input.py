@@ -219,8 +219,7 @@ class ExampleInput(Input):
     A subclass defines `num_examples` and `examples(index, epoch)`. With order "once", the last
     batch is padded with copies of the last example, in which the arrays named in `padding_keys` are
     0. If the number of examples is not a multiple of the batch size, the input must have such an
-    array ("weights"), and the task must multiply all sums by it, in `loss_weight`, `loss` and
-    metrics.
+    array ("weights"), and the task must multiply by it in `loss_weight`, `loss` and metrics.
     """
 
     class Params(Input.Params):
@@ -318,9 +317,10 @@ class ExampleInput(Input):
         return found
 
     def excerpt(self) -> list[Batch]:
-        """See `Input`: the first and the last example, so that any batch size has the same."""
-        count = self.num_examples
-        if self.params.order != "once" or type(self).batch is not ExampleInput.batch or not count:
+        """See `Input`: the first and the last example, for any batch size and order."""
+        is_defined = type(self).num_examples is not ExampleInput.num_examples
+        count = self.num_examples if is_defined else 0
+        if type(self).batch is not ExampleInput.batch or not count:
             return super().excerpt()
         ends = np.array([0, count - 1], np.int64)
         return [{"num_examples": np.array(count)}, self._built(ends, np.zeros_like(ends))]

@@ -35,6 +35,7 @@ from tekso.framework.run import (
     metric_names,
     reproducibility,
     schedule_check,
+    training_data,
     update_check,
 )
 from tekso.framework.run.checkpoints import Description
@@ -65,8 +66,8 @@ class Assembly:
     """Possible problems with the inputs, to be shown before the first step."""
     conditions: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """What the order of sums depends on besides the Params; see `reproducibility.py`."""
-    eval_data: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """Digests of the evaluation data, for descriptions of checkpoints; see `comparable`."""
+    data: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Digests for descriptions of checkpoints; see `comparable` and `training_data`."""
 
     def try_task(self, *, is_new: bool, trains: bool = True) -> loss_check.Findings:
         """Checks the task on a few examples, or only padding and devices; finds its labels.
@@ -126,7 +127,7 @@ class Assembly:
             params=self.tree.to_text(),
             task=self.task.params.to_text(),
             goal=metric_choice.goal_of_best(self.tree),
-            input={"seed": self.run.params.seed, **self.eval_data},
+            input={"seed": self.run.params.seed, **self.data},
             conditions=self.conditions,
             tensors={key: spec.described() for key, spec in self.program.specs().items()},
         )
@@ -210,8 +211,12 @@ def assemble(
     return Assembly(
         tree, run, input, eval_inputs, task, learner, program, division, tuple(warnings),
         conditions=reproducibility.conditions(group),
-        eval_data=comparable.described(eval_inputs) if trains else {},
+        data=_described(input, eval_inputs) if trains and reads_data else {},
     )  # fmt: skip
+
+
+def _described(input: Input, eval_inputs: Mapping[str, Input]) -> dict[str, Any]:
+    return {**comparable.described(eval_inputs), **training_data.described(input)}
 
 
 def _division(tree: Tree.Params, learner: LearnerBase, program: ExecutionProgram) -> Division:

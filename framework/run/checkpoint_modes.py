@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from tekso.framework import files, task_results
-from tekso.framework.run import comparable
+from tekso.framework.run import comparable, training_data
 from tekso.framework.run.assembly import Assembly
 from tekso.framework.run.checkpoint_description import describe
 from tekso.framework.run.checkpoints import Checkpoint, CheckpointError
@@ -44,7 +44,8 @@ def evaluate(job: Job, checkpoint: Checkpoint) -> dict[str, Any]:
     _check_eval_inputs(job)
     with job.meet(checkpoint=checkpoint.path) as group:
         parts = job.assemble(group, trains=False)
-        restore(parts.program, checkpoint)
+        _restore(job, parts, checkpoint)
+        job.warn_of_data(parts, checkpoint.description)
         tried = job.try_task(parts, is_new=False, trains=False)
         check = BatchCheck(parts.task, tried.label_limits)
         log = MetricsLog(job.logdir.file("evaluations.jsonl"))
@@ -65,7 +66,9 @@ def decode(job: Job, checkpoint: Checkpoint) -> Any:
     with job.meet(checkpoint=checkpoint.path) as group:
         reads_data = task_results.decodes_data(job.tree.task)
         parts = job.assemble(group, reads_data=reads_data)
-        restore(parts.program, checkpoint)
+        _restore(job, parts, checkpoint)
+        if reads_data:
+            job.warn_of_data(parts, checkpoint.description)
         decoded = task_results.decode(parts.task, parts.program, parts.input)
     if decoded is None:
         raise ValueError(f"{job.model} has nothing to decode: {parts.task.why_nothing_decoded()}")
@@ -262,10 +265,15 @@ def _opened(job: Job, open_: Callable[[str], Checkpoint], step: int) -> Checkpoi
         return None
 
 
+def _restore(job: Job, parts: Assembly, checkpoint: Checkpoint) -> None:
+    with training_data.explaining(checkpoint.description, job.tree, parts.task):
+        restore(parts.program, checkpoint)
+
+
 def _restored(job: Job, parts: Assembly, checkpoint: Checkpoint) -> bool:
     """Restores a checkpoint; False, with a line, if training deleted it meanwhile."""
     try:
-        restore(parts.program, checkpoint)
+        _restore(job, parts, checkpoint)
     except (CheckpointError, OSError, tf.errors.OpError):
         if _explain_if_deleted(job, checkpoint.step):
             return False

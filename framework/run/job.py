@@ -16,9 +16,9 @@ from tekso.framework import exposure, files, watchdog
 from tekso.framework.cluster import Cluster
 from tekso.framework.experiment import Tree
 from tekso.framework.params import Params
-from tekso.framework.run import batch_kinds, cluster_token, param_changes
+from tekso.framework.run import batch_kinds, cluster_token, param_changes, training_data
 from tekso.framework.run.assembly import Assembly, assemble
-from tekso.framework.run.checkpoints import Checkpoint, Checkpoints
+from tekso.framework.run.checkpoints import Checkpoint, Checkpoints, Description
 from tekso.framework.run.consistency import check_settings
 from tekso.framework.run.logdir import Logdir
 from tekso.framework.run.loss_check import Findings
@@ -197,6 +197,11 @@ class Job:
         found = parts.try_task(is_new=is_new, trains=trains)
         self.warn(found.warnings)
         return found
+
+    def warn_of_data(self, parts: Assembly, trained: Description) -> None:
+        """Warns if the training data is not that of a checkpoint; see `training_data`."""
+        text = training_data.warning(trained, self.tree, parts.input)
+        self.warn([text] if text else [])
 
     def warn(self, lines: Iterable[str]) -> None:
         """Prints warnings."""

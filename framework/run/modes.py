@@ -23,6 +23,7 @@ from tekso.framework.run import (
     rescue,
     run_messages,
     time_use,
+    training_data,
 )
 from tekso.framework.run.assembly import Assembly, with_paths
 from tekso.framework.run.checkpoint_description import Description
@@ -138,15 +139,7 @@ def _run(
         around.append(functools.partial(_warning_after, job, unchecked))
         around += [profile.around] if profile is not None else []
         loop = _loop(job, parts, checkpoints, report, group, around)
-        step = loop.restore(checkpoint)
-        if checkpoint is not None and step != checkpoint.step:
-            job.console.line(f"resuming from {checkpoints.path(step)} instead", "good")
-        if checkpoint is not None:
-            restored = checkpoints.open(checkpoints.path(step), unread=True)
-            description = restored.description
-            restored.release()
-            _show_bits(job, parts, description)
-            _compare_metrics(job, group, parts, description, loop)
+        step = _restore(job, group, parts, checkpoints, checkpoint, loop)
         if checkpoint is None and job.tree.run.warm_start:
             _warm_start(job, parts)
         tried = job.try_task(parts, is_new=checkpoint is None)
@@ -245,6 +238,30 @@ def _try_decoding(job: Job, parts: Assembly) -> None:
     setting = job.tree.origin("run.decode_at_end")
     found = decoding_trial.check(parts.task, parts.program, parts.input, setting=setting)
     job.warn(found)
+
+
+def _restore(
+    job: Job,
+    group: ProcessGroup,
+    parts: Assembly,
+    checkpoints: Checkpoints,
+    checkpoint: Checkpoint | None,
+    loop: TrainingLoop,
+) -> int:
+    """Restores the state, and prints how it differs from that of the run; returns the step."""
+    if checkpoint is None:
+        return loop.restore(None)
+    with training_data.explaining(checkpoint.description, job.tree, parts.task):
+        step = loop.restore(checkpoint)
+    if step != checkpoint.step:
+        job.console.line(f"resuming from {checkpoints.path(step)} instead", "good")
+    restored = checkpoints.open(checkpoints.path(step), unread=True)
+    description = restored.description
+    restored.release()
+    _show_bits(job, parts, description)
+    job.warn_of_data(parts, description)
+    _compare_metrics(job, group, parts, description, loop)
+    return step
 
 
 def _show_bits(job: Job, parts: Assembly, restored: Description) -> None:

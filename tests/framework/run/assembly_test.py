@@ -28,6 +28,7 @@ from tekso.framework.input.arrays import Arrays
 from tekso.framework.input.held_out import HeldOut
 from tekso.framework.learner import Learner
 from tekso.framework.optimizers.adam import AdamW
+from tekso.framework.params import param
 from tekso.framework.registry import register
 from tekso.framework.schedules import Constant
 from tekso.models.layers.linear import Linear
@@ -35,10 +36,15 @@ from tekso.tasks.classification.task import Classification
 
 
 class Points(Arrays):
+    class Params(Arrays.Params):
+        shift: float = param("Added to x.", default=0.0)
+        label: int = param("Of the second point.", default=2)
+
     def load(self, split):
         with open("moved.json") as file:
-            moved = json.load(file)[split]
-        return {"x": np.arange(6.0).reshape(3, 2) + moved, "labels": np.array([1, 2, 1])}
+            moved = json.load(file)[split] + self.params.shift
+        labels = np.array([1, self.params.label, 1])
+        return {"x": np.arange(6.0).reshape(3, 2) + moved, "labels": labels}
 
 
 @register
@@ -98,6 +104,24 @@ def test_what_is_doubtful_is_shown_and_only_data_that_is_used_must_be_unchanged(
     done = trainer(folder, "--mode=eval", train=0, dev=5)
     assert done.returncode and "Points.load('dev')" in done.stderr
     assert "returns different examples than before in this logdir" in done.stderr
+
+
+def test_training_data_that_a_setting_changes_is_a_warning(folder: Path) -> None:
+    begin = ["--model=points.Tiny", "--set=execution.xla=none"]
+    assert trainer(folder, *begin, train=0, dev=0).returncode == 0
+    expected = r"warning: the training examples are not those of the checkpoint of step 1 \('input"
+    for flags in (["--mode=eval"], ["--steps=2"]):
+        done = trainer(folder, *flags, "--set=input.shift=3", train=0, dev=0)
+        output = done.stdout + done.stderr
+        assert done.returncode == 0 and re.search(rf"{expected}\.shift' changed\)", output), output
+    done = trainer(folder, "--steps=3", "--set=input.shift=3.0", train=0, dev=0)
+    assert done.returncode == 0 and "the training examples" not in done.stdout + done.stderr
+    done = trainer(folder, "--mode=eval", "--set=input.label=3", train=0, dev=0)
+    assert re.search(
+        r"cannot be restored: .*come from the training input, where 'input\.label'.* changed: "
+        r"task\.model\.output_dim : 3 -> 4; task\.num_classes : 3 -> 4\n",
+        done.stderr,
+    ), done.stderr
 
 
 def test_of_several_tasks_only_the_data_of_the_one_to_decode_with_is_read(

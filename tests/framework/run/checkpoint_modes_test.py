@@ -76,6 +76,9 @@ class FakeJob:
         self.tree: Any = Tree.Params(task=task, run=run, eval_inputs={"dev": Run.Params()})
         self.logdir.experiment = lambda: (self.model, self.tree)  # type: ignore[method-assign]
 
+    def warn_of_data(self, parts: Any, trained: Description) -> None:
+        pass
+
     def meet(self, *, checkpoint: str = "") -> Any:
         return contextlib.nullcontext(ProcessGroup())
 
