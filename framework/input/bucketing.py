@@ -78,9 +78,7 @@ class Buckets:
                 f"{list(batch_sizes)}"
             )
         if len(sizes) and sizes.max() > bounds[-1]:
-            raise ValueError(
-                f"an example of length {sizes.max()} is longer than the last bucket, {bounds[-1]}"
-            )
+            raise ValueError(example_errors.too_long(sizes, bounds[-1]))
         if len(sizes) and sizes.min() < 1:
             empty = np.flatnonzero(sizes < 1)
             raise ValueError(

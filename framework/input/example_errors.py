@@ -21,6 +21,20 @@ _MOST = 8  # indices in a note
 _MOST_SECONDS = 10.0  # for examples that are built alone
 
 
+def too_long(sizes: npt.NDArray[Any], last: int) -> str:
+    """Returns the message about examples that are longer than the last bucket.
+
+    Shapes:
+      sizes: [n]
+    """
+    longer = np.flatnonzero(sizes > last)
+    return (
+        f"{len(longer):,} of the {len(sizes):,} examples are longer than the last bucket, {last}; "
+        f"the first is example {longer[0]}, of length {sizes[longer[0]]}. Set the last bound to "
+        f"the longest, {sizes.max()}, or leave out or shorten these examples before assign"
+    )
+
+
 def empty(params: Params, kind: str, base: type[Params]) -> InputError:
     """Returns the error that an input has no examples.
 

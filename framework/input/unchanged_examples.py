@@ -49,11 +49,20 @@ def check_examples(
     what = f"{type(input).__name__}.{method}{place_of(getattr(input, method))}"
     now, again = (digest_of([sizes, *_checked(some(), what)]) for _ in range(2))
     if now != again:
+        may = (
+            "the seed, the epoch and the index",
+            "np.random.default_rng([self.seed, epoch, index])",
+        )
+        more = ""
+        if method == "bucket_rows":  # which gets no epoch
+            may = "the seed and the index", "np.random.default_rng([self.seed, index])"
+            more = (
+                ". For other numbers in each epoch, draw in the task or a layer, with ctx.uniform"
+            )
         raise InputError(
             f"{what} returns different arrays in each call for the same examples: random numbers "
-            "may depend only on the seed, the epoch and the index of an example, as in "
-            "np.random.default_rng([self.seed, epoch, index]). A resumed run would train on other "
-            "examples"
+            f"may depend only on {may[0]} of an example, as in {may[1]}. A resumed run would train "
+            f"on other examples{more}"
         )
     params = input.params.copy().set(batch_size=1)
     crc = zlib.crc32(f"{params.to_text()} seed {input.seed}".encode())

@@ -194,14 +194,19 @@ def test_an_example_without_elements_is_not_left_out() -> None:
         ([], [], "ascend"),
         ([2, 9], [1], "2 batch sizes"),
         ([2, 9], [1, 0], "2 batch sizes"),
-        ([2, 5], [1, 1], "longer than the last bucket"),
+        (
+            [2, 5],
+            [1, 1],
+            r"^2 of the 3 examples are longer than the last bucket, 5; the first is example 1, of "
+            r"length 7\. Set the last bound to the longest, 8, or leave out",
+        ),
     ],
 )
 def test_buckets_that_make_no_sense_are_refused(
     bounds: list[int], sizes: list[int], text: str
 ) -> None:
     with pytest.raises(ValueError, match=text):
-        Buckets([1, 7], bounds, sizes)
+        Buckets([1, 7, 8], bounds, sizes)
 
 
 def test_a_resumed_run_refuses_other_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,6 +224,20 @@ def test_a_resumed_run_refuses_other_rows(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(Rows, "bucket_rows", changed)
     with pytest.raises(InputError, match=r"^Rows\.bucket_rows \(.*\) returns different examples"):
         check()
+
+
+class RandomRows(Rows):
+    """Adds other random numbers in each call."""
+
+    def bucket_rows(self, examples: Any, bound: int) -> Any:
+        batch = super().bucket_rows(examples, bound)
+        return {**batch, "x": batch["x"] + np.random.default_rng().normal(size=batch["x"].shape)}
+
+
+def test_the_advice_for_random_rows_has_no_epoch(tmp_path: Path) -> None:
+    rows = RandomRows.Params(batch_size=2).instantiate(assets_dir=str(tmp_path))
+    with pytest.raises(InputError, match=r"default_rng\(\[self\.seed, index\]\).*ctx\.uniform$"):
+        rows.check_unchanged()
 
 
 class Unpadded(Rows):
