@@ -53,10 +53,19 @@ class PathPatterns:
         )
 
 
+def _whole(pattern: str, part: Sequence[re.Match[str]]) -> str:
+    """Returns a pattern of the whole paths of which a pattern matches parts."""
+    before = {found.string[: found.start()] for found in part}
+    begin = re.escape(before.pop()) if len(before) == 1 else ".*"
+    end = ".*" if any(found.end() < len(found.string) for found in part) else ""
+    return f"{begin}(?:{pattern}){end}" if "|" in pattern else f"{begin}{pattern}{end}"
+
+
 def _hint(pattern: str, paths: Sequence[str]) -> str:
-    part = [path for path in paths if re.search(pattern, path)]
-    if part:
-        return f" as a whole; '.*{pattern}.*' would match {listed(part)}"
+    if part := [found for path in paths if (found := re.search(pattern, path))]:
+        whole = _whole(pattern, part)
+        matched = [path for path in paths if re.fullmatch(whole, path)]
+        return f" as a whole; {whole!r} would match {listed(matched)}"
     if close := close_matches(pattern, paths, cutoff=0.5):
         return f"; similar weights: {listed(close)}"
     return f"; the weights are {listed(paths)}"

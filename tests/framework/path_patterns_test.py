@@ -23,9 +23,24 @@ def test_miss_of_a_part_shows_the_pattern_that_would_match() -> None:
     patterns = PathPatterns(["bias"], name="learner.frozen")
     text = patterns.explain_miss(patterns.missed(PATHS), PATHS)
     assert text == (
-        "learner.frozen: 'bias' matches no weight as a whole; '.*bias.*' would match "
+        "learner.frozen: 'bias' matches no weight as a whole; '.*bias' would match "
         "'decoder/0/ffn/bias', 'decoder/1/ffn/bias'"
     )
+
+
+@pytest.mark.parametrize(
+    ("pattern", "whole"),
+    [
+        ("0/ffn/.*", "decoder/0/ffn/.*"),
+        ("ffn/", ".*ffn/.*"),
+        ("scale", "norm/scale"),
+        ("nor|scal", "(?:nor|scal).*"),
+        ("bias|scale", ".*(?:bias|scale)"),
+    ],
+)
+def test_the_pattern_that_would_match_is_no_longer_than_necessary(pattern: str, whole: str) -> None:
+    text = PathPatterns([pattern], name="learner.frozen").explain_miss([pattern], PATHS)
+    assert f"'{pattern}' matches no weight as a whole; '{whole}' would match '" in text
 
 
 def test_miss_by_a_typo_shows_close_paths() -> None:
