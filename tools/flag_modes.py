@@ -69,6 +69,7 @@ USED_IN: dict[str, tuple[str, ...]] = {
 
 _INSTEAD = {
     ("cpu_devices", "plan"): "use --devices={}",
+    ("logdir", "replay"): "use --incident={}/incidents/step_…, the folder of the step",
     ("checkpoint", "train"): "training continues from the newest good checkpoint of its "
     "--logdir. To start a new run from the weights of another, at step 0 and with a new optimizer, "
     "use --warm_start=RUN. To continue another run in a new logdir, copy its "

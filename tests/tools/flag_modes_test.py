@@ -86,6 +86,11 @@ def test_training_with_checkpoint_says_how_to_start_from_one(
     assert not (tmp_path / "run").exists()
 
 
+def test_a_replay_of_a_logdir_names_the_flag_of_the_incident() -> None:
+    with pytest.raises(UsageError, match=r"not with replay: use --incident=runs/a/incidents/step_"):
+        trainer_flags.parse(["tekso-trainer", "--mode=replay", "--logdir=runs/a"])
+
+
 def test_a_plan_names_the_flag_for_its_number_of_devices() -> None:
     with pytest.raises(UsageError, match=r"not with plan: use --devices=2$"):
         trainer_flags.parse(["tekso-trainer", "--mode=plan", "--cpu_devices=2"])
