@@ -405,10 +405,16 @@ class Params(Node):
     def _where(self, name: str) -> str:
         return paths.join(self._path(), name)
 
+    def _without(self, name: str) -> str:
+        """Returns the begin of a message about an unknown name, with the path of this node."""
+        path = self._path()
+        what = f"{path} ({self._title()})" if path else self._title()
+        return f"{what} has no field {name}"
+
     def _unreadable(self, name: str) -> AttributeError:
         if callable(getattr(self.owner, name, None)):
             return AttributeError(
-                f"{self._title()} has no field {self._where(name)}: it is a method of "
+                f"{self._without(name)}: it is a method of "
                 f"{self.owner.__name__}, which Params only describe; declare it in __init__ of a "
                 "layer by self.child(name, params), or build it by params.instantiate()"
             )
@@ -417,17 +423,15 @@ class Params(Node):
     def _unknown(self, name: str) -> AttributeError:
         renamed = self._renamed_field(name)
         if renamed is not None:
-            where = self._where(name)
             return AttributeError(
-                f"{self._title()} has no field {where}: it was renamed to "
-                f"{self._where(renamed.name)}"
+                f"{self._without(name)}: it was renamed to {self._where(renamed.name)}"
             )
         if name in self.old_fields:
             instead = self.old_fields[name].instead
-            return AttributeError(f"{self._title()} has no field {self._where(name)}: {instead}")
+            return AttributeError(f"{self._without(name)}: {instead}")
         if name in self.other_names:
             instead = self.other_names[name]
-            return AttributeError(f"{self._title()} has no field {self._where(name)}: {instead}")
+            return AttributeError(f"{self._without(name)}: {instead}")
 
         def message() -> str:
             hint = paths.suggestion(
@@ -436,7 +440,7 @@ class Params(Node):
                 list(self._fields),
                 lambda: [path for path, _, _ in params_tree.walk(self)],
             )
-            return f"{self._title()} has no field {self._where(name)}; {hint}"
+            return f"{self._without(name)}; {hint}"
 
         return paths.UnknownNameError(message)
 

@@ -115,7 +115,10 @@ def test_a_field_with_another_default_keeps_its_old_names() -> None:
 def test_an_old_name_elsewhere_is_an_error_that_says_the_new_one() -> None:
     with pytest.raises(AttributeError, match=r"no field kid: it was renamed to child"):
         Parent.Params().set({"kid.width": 2})
-    with pytest.raises(AttributeError, match=r"no field child.size: it was renamed to child.width"):
+    with pytest.raises(
+        AttributeError,
+        match=r"child \(Child.Params\) has no field size: it was renamed to child.width",
+    ):
         Parent.Params().set_text("child.size", "2")
 
 

@@ -24,11 +24,14 @@ def test_a_typo_at_depth_is_reported_with_the_full_path_at_its_level() -> None:
     params = Stack.Params(below=Stack.Params())
     text = message(AttributeError, lambda: params.set({"below.body.inti.scale": 1.0}))
     assert text == (
-        "Linear.Params has no field below.body.inti; "
+        "below.body (Linear.Params) has no field inti; "
         "did you mean below.body.init or below.body.input_dim?"
     )
     text = message(AttributeError, lambda: params.set({"below.body.init.scael": 1.0}))
-    assert "below.body.init.scael; did you mean below.body.init.scale?" in text
+    assert (
+        "below.body.init (Uniform.Params) has no field scael; did you mean below.body.init.scale?"
+        in text
+    )
     text = message(AttributeError, lambda: params.get("belwo.body.init.scale"))
     assert "has no field belwo; did you mean below?" in text
 
