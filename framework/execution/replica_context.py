@@ -37,6 +37,8 @@ def summed(nest: Any) -> Any:
     Each dtype has an all-reduce of its own: tf.distribute concatenates the tensors of a call.
     """
     context, flat = tf.distribute.get_replica_context(), tf.nest.flatten(nest)
+    if len({x.device for x in flat}) > 1:  # a constant or the value of a variable, for example
+        flat = [tf.identity(x) for x in flat]  # which are on the device of the replica
     for dtype in dict.fromkeys(x.dtype for x in flat):
         own = [i for i, x in enumerate(flat) if x.dtype == dtype]
         sums = context.all_reduce(tf.distribute.ReduceOp.SUM, [flat[i] for i in own])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 from urllib.error import URLError
 
@@ -12,6 +13,7 @@ from traced_calls import call_traced
 
 from tekso.framework.cluster import Cluster
 from tekso.framework.execution import DataParallel, ExecutionError, data_parallel
+from tekso.framework.execution.replica_context import summed
 from tekso.framework.learner import Learner
 from tekso.framework.optimizers.sgd import Momentum
 from tekso.framework.schedules import Constant
@@ -255,3 +257,22 @@ def test_evaluation_and_decoding_take_the_averages_of_weights() -> None:
     with_other_averages = figures({f"learner/{name}/ema" for name in learned})
     assert with_other_averages[0] != plain[0]
     assert with_other_averages[1] == 21
+
+
+def test_all_tensors_of_a_sum_are_on_the_device_of_their_replica(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Otherwise, tf.distribute sums them one by one, with a warning."""
+    devices: list[str] = []
+
+    def all_reduce(op: Any, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+        devices.extend(x.device for x in tensors)
+        return tensors
+
+    context = SimpleNamespace(all_reduce=all_reduce)
+    monkeypatch.setattr(tf.distribute, "get_replica_context", lambda: context)
+    with tf.Graph().as_default():
+        elsewhere = tf.constant([1.0, 2.0])
+        with tf.device("/CPU:0"):
+            found = summed({"a": tf.constant(3.0), "b": elsewhere, "c": tf.constant(4)})
+    assert set(found) == {"a", "b", "c"} and devices == [found["a"].device] * 3
