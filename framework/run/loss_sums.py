@@ -3,7 +3,7 @@
 It compares the sums of a few examples with those of two parts of them:
 
     loss and loss weight                               else a mean, or the loss couples examples
-    auxiliary losses, weights of statistics            else they depend on the number of devices
+    auxiliary losses, means of statistics              else they depend on the number of devices
     metrics: sums / sums of weights                    else they depend on how a batch is divided
 """
 
@@ -64,14 +64,15 @@ def check_is_sum(trial: Trial, batch: Batch, mode: Mode) -> list[str]:
         computes another one each time.
     """
     examples = rows_of(batch, [0, 1, -1] if len(next(iter(batch.values()))) > 2 else [0, -1])
+    size = len(next(iter(examples.values())))
     division = _Division(
         trial=trial,
         examples=examples,
         mode=mode,
         together=trial.sums(examples, mode=mode),
         parts=(
-            trial.sums(rows_of(examples, slice(1)), mode=mode),
-            trial.sums(rows_of(examples, slice(1, None)), mode=mode, offset=1),
+            trial.sums(rows_of(examples, slice(1)), mode=mode, whole=size),
+            trial.sums(rows_of(examples, slice(1, None)), mode=mode, offset=1, whole=size),
         ),
     )
     _check_losses(division)
@@ -191,18 +192,27 @@ def _check_auxiliary_losses(division: _Division) -> None:
 
 
 def _check_statistics(division: _Division) -> None:
-    """Rejects a statistic of a layer whose weight is no sum over the examples, such as 1."""
-    for name, together in division.together.statistics.items():
-        apart = [part.statistics.get(name, 0.0) for part in division.parts]
-        if division.trial.differ(together, sum(apart), scale=sum(map(abs, apart))):
+    """Rejects a statistic of a layer whose mean depends on how a batch is divided."""
+    for name, pair in division.together.statistics.items():
+        pairs = [part.statistics.get(name, (np.nan, np.nan)) for part in division.parts]
+        together, added = _mean(*pair), _mean(*(sum(each) for each in zip(*pairs, strict=True)))
+        scale, apart = (np.max(np.abs(np.nan_to_num(x))) for x in (together, together - added))
+        if division.trial.differ(float(apart), 0.0, scale=float(scale)):
+            place = int(np.argmax(np.nan_to_num(np.abs(together - added))))
             raise LossError(
-                f"the weight of the statistic {name!r} of ctx.collect_statistic is not a sum over "
-                f"the examples: for {division.size} examples together it is {together:g}, and for "
-                f"two parts of them {apart[0]:g} and {apart[1]:g}. updated_statistics gets sum / "
-                "weight over the global batch, which would depend on the number of devices and "
-                "micro-batches. Give the number of examples as the weight; for a sum over the "
-                "batch instead of a mean, also multiply the sum by ctx.num_examples"
+                f"the statistic {name!r} of ctx.collect_statistic depends on how a batch is "
+                f"divided: updated_statistics gets sum / weight over the global batch, which is "
+                f"{together.flat[place]:g} for {division.size} examples together, and "
+                f"{added.flat[place]:g} from the sums of two parts. Collect a sum over the "
+                "examples, and the number of its terms as the weight. For a sum over the batch "
+                "instead of a mean: (sum * ctx.num_examples, number of examples); for a value that "
+                "all parts share: (value, 1)"
             )
+
+
+def _mean(total: np.ndarray | float, weight: np.ndarray | float) -> np.ndarray:
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.atleast_1d(np.divide(total, weight))
 
 
 def _check_metrics(division: _Division) -> list[str]:

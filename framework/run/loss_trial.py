@@ -42,7 +42,7 @@ class TrialSums:
       metrics: (sum, weight) of the metrics of the task.
       of_layers: (sum, weight) of the metrics that layers collect.
       auxiliary: sums of the auxiliary losses that layers collect.
-      statistics: weights of the statistics that layers collect, summed over their elements.
+      statistics: (sum, weight) of the statistics that layers collect, elementwise.
     """
 
     loss: float
@@ -50,7 +50,7 @@ class TrialSums:
     metrics: dict[str, tuple[float, float]]
     of_layers: dict[str, tuple[float, float]]
     auxiliary: dict[str, float]
-    statistics: dict[str, float]
+    statistics: dict[str, tuple[np.ndarray, np.ndarray]]
 
     def named(self) -> dict[str, float]:
         """Returns the loss and the parts of the metrics by name; "{}" stands for the method."""
@@ -85,7 +85,7 @@ class _Tensors(NamedTuple):
     metrics: Pairs
     of_layers: Pairs
     auxiliary: dict[str, tf.Tensor]
-    statistics: dict[str, tf.Tensor]
+    statistics: Pairs
 
 
 _OPS_OF_TRACE = 30  # so many ops run in about the time in which one is traced
@@ -204,9 +204,10 @@ class Trial:
         *,
         mode: Mode,
         by: _Loss = task_results.loss,
+        whole: int | None = None,
         kind: Callable[..., StepContext] = StepContext,
     ) -> _Tensors:
-        size = next(iter(batch.values())).shape[0]
+        size = whole or next(iter(batch.values())).shape[0]
         ctx = kind(mode=mode, num_examples=size, example_offset=offset)
         ctx.forms = {**ctx.forms, **self._forms}
         ctx.collected.repeats = self.repeats
@@ -220,14 +221,16 @@ class Trial:
             metrics=sums.metrics,
             of_layers=ctx.collected.sums["metric"],
             auxiliary=auxiliary,
-            statistics={
-                name: tf.reduce_sum(weight)
-                for name, (_, weight) in ctx.collected.sums["statistic"].items()
-            },
+            statistics=ctx.collected.sums["statistic"],
         )
 
     def _tensors(
-        self, batch: Batch, mode: Mode, offset: int = 0, by: _Loss = task_results.loss
+        self,
+        batch: Batch,
+        mode: Mode,
+        offset: int = 0,
+        by: _Loss = task_results.loss,
+        whole: int | None = None,
     ) -> _Tensors:
         """Computes the task: op by op, or traced if loops repeated most ops before."""
         examples = {name: tf.convert_to_tensor(array) for name, array in batch.items()}
@@ -235,13 +238,14 @@ class Trial:
         if (kind := kind_of(batch)) in self._long:
             sizes = ((name, array.shape) for name, array in sorted(batch.items()))
             with _unoptimized():
-                found: _Tensors = self._traced_for((mode, by, *sizes))(*arguments, mode=mode, by=by)
+                run = self._traced_for((mode, by, whole, *sizes))
+                found: _Tensors = run(*arguments, mode=mode, by=by, whole=whole)
             return found
         self.seen.add(kind)
         count = _OpCount()
         with self._watching(batch, examples), count.counting():
             context = functools.partial(_OpByOp, count=count)
-            found = self._run(*arguments, mode=mode, by=by, kind=context)
+            found = self._run(*arguments, mode=mode, by=by, whole=whole, kind=context)
         self.kinds |= count.kinds
         if count.run > _OPS_OF_TRACE * count.traced:
             self._long.add(kind)
@@ -281,6 +285,7 @@ class Trial:
         mode: Mode = "eval",
         offset: int = 0,
         by: _Loss = task_results.loss,
+        whole: int | None = None,
     ) -> TrialSums:
         """Returns the sums of these examples.
 
@@ -289,8 +294,9 @@ class Trial:
           mode: as of StepContext.
           offset: position of the first example in the global batch; random numbers depend on it.
           by: function that computes the loss, (task, theta, batch, ctx) -> sums.
+          whole: number of examples of the global batch; None: these are all.
         """
-        found = self._tensors(batch, mode, offset, by)
+        found = self._tensors(batch, mode, offset, by, whole)
         loss = float(found.loss)
         may_overflow = self.tolerance == _TOLERANCE_OF_16_BITS and not np.isnan(loss)
         if self.not_finite is None and not np.isfinite(loss) and not may_overflow:
@@ -301,7 +307,10 @@ class Trial:
             metrics=_numbers(found.metrics),
             of_layers=_numbers(found.of_layers),
             auxiliary={name: float(value) for name, value in found.auxiliary.items()},
-            statistics={name: float(weight) for name, weight in found.statistics.items()},
+            statistics={
+                name: (np.asarray(one, np.float64), np.asarray(weight, np.float64))
+                for name, (one, weight) in found.statistics.items()
+            },
         )
 
     def ops(self, batch: Batch, mode: Mode) -> list[Any]:

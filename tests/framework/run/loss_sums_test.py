@@ -257,8 +257,20 @@ def test_a_weight_of_a_metric_that_does_not_add_up_is_a_warning_where_the_metric
     assert any("weight of the metric 'size' does not add up" in x for x in check("metric of 16"))
 
 
-class Counting(Squares):
-    """Collects the number of examples of each class for a weight that steps change."""
+STATISTICS = {  # {way: (whether its mean is that of the global batch, sum and weight)}
+    "mean": (True, lambda x, n, N, theta: (tf.reduce_sum(x, 0), n)),
+    "sum": (True, lambda x, n, N, theta: (tf.reduce_sum(x, 0) * N, n)),
+    "shared": (True, lambda x, n, N, theta: (theta.sizes + 1.0, 1.0)),
+    "shared times examples": (True, lambda x, n, N, theta: ((theta.sizes + 1.0) * n, n)),
+    "none": (True, lambda x, n, N, theta: (0.0 * tf.reduce_sum(x, 0), 0.0)),
+    "sum of the part": (False, lambda x, n, N, theta: (tf.reduce_sum(x, 0), 1.0)),
+    "mean of the part": (False, lambda x, n, N, theta: (tf.reduce_mean(x, 0), n)),
+    "largest": (False, lambda x, n, N, theta: (n * tf.reduce_max(x, 0), n)),
+}
+
+
+class Collecting(Squares):
+    """Collects a statistic for a weight that steps change."""
 
     def __init__(self, params: Any) -> None:
         super().__init__(params)
@@ -266,21 +278,21 @@ class Counting(Squares):
 
     def loss(self, theta: Any, batch: Any, ctx: StepContext) -> LossSums:
         if ctx.is_training:
-            classes = tf.cast(batch["x"][:, 0] > 0, tf.int32)
-            sizes = tf.reduce_sum(tf.one_hot(classes, 2), 0)
-            counted = tf.cast(tf.shape(classes)[0], tf.float32)
-            if self.params.way == "of the batch":
-                ctx.collect_statistic(self, "sizes", sizes * ctx.num_examples, [counted, counted])
-            else:
-                ctx.collect_statistic(self, "sizes", sizes, tf.ones([2]))
+            x = batch["x"][:, :2]
+            _, pair = STATISTICS[self.params.way]
+            total, weight = pair(x, float(x.shape[0]), float(ctx.num_examples), theta)
+            ctx.collect_statistic(self, "sizes", total, weight * tf.ones_like(total))
         return LossSums(tf.reduce_sum(theta.w) ** 2 * tf.reduce_sum(batch["weights"]))
 
     def updated_statistics(self, theta: Any, statistics: Any) -> Any:
         return {"sizes": theta.sizes + statistics["sizes"]}
 
 
-def test_the_weight_of_a_statistic_has_to_be_a_sum_over_examples() -> None:
-    check("of the batch", Counting)
-    what = r"^the weight of the statistic 'sizes' of ctx.collect_statistic .* 3 examples .* is 2, "
+@pytest.mark.parametrize("way", STATISTICS)
+def test_the_mean_of_a_statistic_is_that_of_the_global_batch(way: str) -> None:
+    if STATISTICS[way][0]:
+        check(way, Collecting)
+        return
+    what = r"^the statistic 'sizes' of ctx.collect_statistic .* for 3 examples together, and "
     with pytest.raises(LossError, match=what):
-        check("of the part", Counting)
+        check(way, Collecting)
