@@ -444,6 +444,35 @@ def test_what_is_dropped_goes_by_the_position_in_the_batch_also_when_it_is_compu
         np.testing.assert_allclose(cut.state()[key], value, rtol=1e-5, atol=1e-8, err_msg=key)
 
 
+# --- complex values between stages ---
+
+
+class Spectral(Chain):
+    """A chain that also passes a complex value from map to map, of which the loss is."""
+
+    def _map(self, i: int, theta: Theta, flow: Flow, ctx: Any) -> Flow:
+        after = super()._map(i, theta, flow, ctx)
+        z = tf.complex(after["x"], 0.5 * tf.sin(after["x"]))
+        return {**after, "z": z * flow["z"] if "z" in flow else z}
+
+    def _last(self, theta: Theta, flow: Flow, ctx: Any) -> Flow:
+        x = tf.math.real(flow["z"]) + tf.square(tf.math.imag(flow["z"]))
+        return super()._last(theta, {**flow, "x": x}, ctx)
+
+
+@pytest.mark.parametrize("rematerialize", ["none", "all"])
+def test_complex_values_between_stages_have_gradients(rematerialize: str) -> None:
+    task = Spectral.Params(num_maps=2).instantiate()
+    one_device: Any = DataParallel.Params(xla="none").instantiate()
+    whole = one_device.build(task, learner(), seed=3, batch=signature_of(batch()))
+    whole.initialize()
+    cut = build(task, 2, 2, rematerialize=rematerialize, xla="none")
+    for program in (whole, cut):
+        program.train_step(batch(), 0)
+    for key, value in whole.state().items():
+        np.testing.assert_allclose(cut.state()[key], value, rtol=1e-5, atol=1e-8, err_msg=key)
+
+
 # --- batches of several shapes ---
 
 
