@@ -16,17 +16,13 @@ from tekso.framework.run import (
     decoding_trial,
     initial_weights,
     input_checks,
-    loss_check,
     loss_retrace,
-    metric_changes,
-    reproducibility,
     rescue,
+    restoring,
     run_messages,
     time_use,
-    training_data,
 )
 from tekso.framework.run.assembly import Assembly, with_paths
-from tekso.framework.run.checkpoint_description import Description
 from tekso.framework.run.checkpoints import Checkpoint, Checkpoints
 from tekso.framework.run.early_stopping import early_stopping_of
 from tekso.framework.run.example_index import naming_indices, with_indices
@@ -139,7 +135,7 @@ def _run(
         around.append(functools.partial(_warning_after, job, unchecked))
         around += [profile.around] if profile is not None else []
         loop = _loop(job, parts, checkpoints, report, group, around)
-        step = _restore(job, group, parts, checkpoints, checkpoint, loop)
+        step = restoring.restore(job, group, parts, checkpoints, checkpoint, loop)
         if checkpoint is None and job.tree.run.warm_start:
             _warm_start(job, parts)
         tried = job.try_task(parts, is_new=checkpoint is None)
@@ -238,54 +234,6 @@ def _try_decoding(job: Job, parts: Assembly) -> None:
     setting = job.tree.origin("run.decode_at_end")
     found = decoding_trial.check(parts.task, parts.program, parts.input, setting=setting)
     job.warn(found)
-
-
-def _restore(
-    job: Job,
-    group: ProcessGroup,
-    parts: Assembly,
-    checkpoints: Checkpoints,
-    checkpoint: Checkpoint | None,
-    loop: TrainingLoop,
-) -> int:
-    """Restores the state, and prints how it differs from that of the run; returns the step."""
-    if checkpoint is None:
-        return loop.restore(None)
-    with training_data.explaining(checkpoint.description, job.tree, parts.task):
-        step = loop.restore(checkpoint)
-    if step != checkpoint.step:
-        job.console.line(f"resuming from {checkpoints.path(step)} instead", "good")
-    restored = checkpoints.open(checkpoints.path(step), unread=True)
-    description = restored.description
-    restored.release()
-    _show_bits(job, parts, description)
-    job.warn_of_data(parts, description)
-    _compare_metrics(job, group, parts, description, loop)
-    return step
-
-
-def _show_bits(job: Job, parts: Assembly, restored: Description) -> None:
-    """Prints whether the run continues to the last bit."""
-    text = reproducibility.line(restored, parts.description(job.model), job.tree)
-    if text:
-        job.console.line(f"  {text}")
-
-
-def _compare_metrics(
-    job: Job, group: ProcessGroup, parts: Assembly, restored: Description, loop: TrainingLoop
-) -> None:
-    """Warns if metrics that decide are not those of the checkpoint; compares only later ones."""
-    metrics = deciding_metrics(job.tree)
-    if not metrics or restored.task == parts.task.params.to_text():
-        return
-    weights = loss_check.trial_weights(parts.task, parts.program)
-    found = metric_changes.find(restored.task, parts.task, weights, parts.eval_inputs, metrics)
-    changed, unknown = group.from_first([list(found.changed), list(found.unknown)])
-    found = metric_changes.MetricChanges(tuple(changed), tuple(unknown))
-    if found.changed:
-        loop.compare_after(restored.step)
-    if text := found.text(restored.step):
-        job.console.line(text, "warning")
 
 
 def _fits_buffer(parts: Assembly, checkpoints: Checkpoints) -> bool:
