@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import inspect
+from collections.abc import Callable
 from typing import Any
 
 IN_LAYER = "in the layer "
@@ -14,15 +16,45 @@ def name_in_errors(cls: Any) -> None:
     if "fprop" not in vars(cls):
         return
     fprop = vars(cls)["fprop"]
+    if not inspect.isfunction(fprop):
+        if hasattr(fprop, "__get__"):
+            cls.fprop = _Bound(fprop)
+        return
 
     @functools.wraps(fprop)
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
         try:
             return fprop(self, *args, **kwargs)
         except Exception as error:
-            if not any(note.startswith(IN_LAYER) for note in getattr(error, "__notes__", ())):
-                kind = type(self).__name__
-                error.add_note(f"{IN_LAYER}{f'{self.path} ({kind})' if self.path else kind}")
+            _add_note(error, self)
             raise
 
     cls.fprop = run
+
+
+class _Bound:
+    """A static method, a `functools.partialmethod` or the like whose errors name the layer."""
+
+    def __init__(self, fprop: Any) -> None:
+        self._fprop = fprop
+
+    def __get__(self, layer: Any, cls: Any = None) -> Callable[..., Any]:
+        bound: Callable[..., Any] = self._fprop.__get__(layer, cls)
+        if layer is None:
+            return bound
+
+        @functools.wraps(bound)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return bound(*args, **kwargs)
+            except Exception as error:
+                _add_note(error, layer)
+                raise
+
+        return run
+
+
+def _add_note(error: Exception, layer: Any) -> None:
+    if not any(note.startswith(IN_LAYER) for note in getattr(error, "__notes__", ())):
+        kind = type(layer).__name__
+        error.add_note(f"{IN_LAYER}{f'{layer.path} ({kind})' if layer.path else kind}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -43,6 +44,36 @@ class Alone(Layer):
         raise ZeroDivisionError("no numbers")
 
 
+def scaled(self: Layer, scale: float, theta: Any, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
+    """Returns x, multiplied."""
+    del self, theta, ctx
+    return scale * x
+
+
+class Partial(Layer):
+    """Has a method of which an argument is given."""
+
+    fprop = functools.partialmethod(scaled, 2.0)
+
+
+class Static(Layer):
+    """Needs nothing of the layer."""
+
+    @staticmethod
+    def fprop(theta: Any, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
+        """Returns twice x."""
+        return scaled(None, 2.0, theta, x, ctx)
+
+
+class OfClass(Layer):
+    """Needs only the class of the layer."""
+
+    @classmethod
+    def fprop(cls, theta: Any, x: tf.Tensor, ctx: StepContext) -> tf.Tensor:
+        """Returns twice x."""
+        return scaled(cls, 2.0, theta, x, ctx)
+
+
 def at_once(function: Callable[[], Any]) -> Any:
     return function()
 
@@ -79,3 +110,14 @@ def test_the_signature_and_the_docstring_of_a_layer_stay() -> None:
     with pytest.raises(TypeError, match=r"Twice\.fprop\(\) missing 1 .* 'ctx'") as caught:
         layer.fprop(layer.init(), tf.ones([2, 3]))
     assert "in the layer Twice" in caught.value.__notes__
+
+
+@pytest.mark.parametrize("kind", [Partial, Static, OfClass])
+def test_the_fprop_of_a_layer_may_be_any_kind_of_method(kind: type[Layer]) -> None:
+    layer = kind.Params().instantiate()
+    assert layer.fprop(layer.init(), tf.ones([2]), StepContext()).numpy().tolist() == [2.0, 2.0]
+    with pytest.raises(TypeError) as caught:
+        layer.fprop(layer.init(), tf.ones([2]))
+    assert caught.value.__notes__ == [f"in the layer {kind.__name__}"]
+    if kind is not Partial:
+        assert kind.fprop(layer.init(), tf.ones([1]), StepContext()).numpy().tolist() == [2.0]
