@@ -45,7 +45,7 @@ def evaluate(job: Job, checkpoint: Checkpoint) -> dict[str, Any]:
     with job.meet(checkpoint=checkpoint.path) as group:
         parts = job.assemble(group, trains=False)
         _restore(job, parts, checkpoint)
-        job.warn_of_data(parts, checkpoint.description)
+        job.warn_of_data(parts, checkpoint.description, trains=False)
         tried = job.try_task(parts, is_new=False, trains=False)
         check = BatchCheck(parts.task, tried.label_limits)
         log = MetricsLog(job.logdir.file("evaluations.jsonl"))
@@ -68,7 +68,7 @@ def decode(job: Job, checkpoint: Checkpoint) -> Any:
         parts = job.assemble(group, reads_data=reads_data)
         _restore(job, parts, checkpoint)
         if reads_data:
-            job.warn_of_data(parts, checkpoint.description)
+            job.warn_of_data(parts, checkpoint.description, trains=False)
         decoded = task_results.decode(parts.task, parts.program, parts.input)
     if decoded is None:
         raise ValueError(f"{job.model} has nothing to decode: {parts.task.why_nothing_decoded()}")

@@ -198,9 +198,9 @@ class Job:
         self.warn(found.warnings)
         return found
 
-    def warn_of_data(self, parts: Assembly, trained: Description) -> None:
+    def warn_of_data(self, parts: Assembly, trained: Description, *, trains: bool = True) -> None:
         """Warns if the training data is not that of a checkpoint; see `training_data`."""
-        text = training_data.warning(trained, self.tree, parts.input)
+        text = training_data.warning(trained, self.tree, parts.input, trains=trains)
         self.warn([text] if text else [])
 
     def warn(self, lines: Iterable[str]) -> None:

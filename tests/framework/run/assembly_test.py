@@ -12,8 +12,11 @@ import pytest
 import small_tasks
 
 from tekso.framework.execution.errors import ExecutionError
-from tekso.framework.run import assembly
+from tekso.framework.experiment import Tree
+from tekso.framework.input.input import Batch, Input
+from tekso.framework.run import assembly, training_data
 from tekso.framework.run.assembly import assemble
+from tekso.framework.run.checkpoint_description import Description
 from tekso.tasks.lm.synthetic import SyntheticTokens
 from tekso.tools import decode_tasks
 
@@ -114,6 +117,7 @@ def test_training_data_that_a_setting_changes_is_a_warning(folder: Path) -> None
         done = trainer(folder, *flags, "--set=input.shift=3", train=0, dev=0)
         output = done.stdout + done.stderr
         assert done.returncode == 0 and re.search(rf"{expected}\.shift' changed\)", output), output
+        assert ("train in another --logdir" in output) == ("--steps=2" in flags)
     done = trainer(folder, "--steps=3", "--set=input.shift=3.0", train=0, dev=0)
     assert done.returncode == 0 and "the training examples" not in done.stdout + done.stderr
     done = trainer(folder, "--mode=eval", "--set=input.label=3", train=0, dev=0)
@@ -122,6 +126,24 @@ def test_training_data_that_a_setting_changes_is_a_warning(folder: Path) -> None
         r"task\.model\.output_dim : 3 -> 4; task\.num_classes : 3 -> 4\n",
         done.stderr,
     ), done.stderr
+
+
+def test_training_data_that_only_the_warning_needs_may_be_gone() -> None:
+    tree = Tree.Params(input=SyntheticTokens.Params(batch_size=2, length=8, vocab_size=9))
+    trained = Description(step=1, model="", params=tree.to_text(), input={"training_data": "1"})
+    tree.input.batch_size, tree.input.length = 3, 7
+
+    class Gone(Input):
+        def excerpt(self) -> list[Batch]:
+            raise OSError("no such file")
+
+    for gone, trains in ((False, True), (False, False), (True, False)):
+        input = Gone(Input.Params()) if gone else tree.input.instantiate()
+        text = training_data.warning(trained, tree, input, trains=trains)
+        assert ("of step 1 ('input.length' changed)" in text) is not gone
+        assert text.endswith("train in another --logdir") is trains
+    with pytest.raises(OSError, match="no such file"):
+        training_data.warning(trained, tree, Gone(Input.Params()), trains=True)
 
 
 def test_of_several_tasks_only_the_data_of_the_one_to_decode_with_is_read(

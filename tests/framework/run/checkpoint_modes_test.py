@@ -76,7 +76,7 @@ class FakeJob:
         self.tree: Any = Tree.Params(task=task, run=run, eval_inputs={"dev": Run.Params()})
         self.logdir.experiment = lambda: (self.model, self.tree)  # type: ignore[method-assign]
 
-    def warn_of_data(self, parts: Any, trained: Description) -> None:
+    def warn_of_data(self, parts: Any, trained: Description, *, trains: bool) -> None:
         pass
 
     def meet(self, *, checkpoint: str = "") -> Any:
