@@ -356,8 +356,9 @@ class BucketedInput(ExampleInput):
         return ~self.bucket_batch(step).real
 
     def excerpt(self) -> list[Batch]:
-        """See `Input`: the first and the last example of every bucket, for any batch size."""
-        if type(self).batch is not BucketedInput.batch:
+        """See `ExampleInput`; of every bucket."""
+        is_usual = self.params.order == "once" or self.num_batches is None
+        if type(self).batch is not BucketedInput.batch or not is_usual:
             return super().excerpt()
         found: list[Batch] = []
         for members, bound in zip(self._buckets.members, self._bounds, strict=True):

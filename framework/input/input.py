@@ -311,15 +311,14 @@ class ExampleInput(Input):
             return None
         size = self.params.batch_size
         place = np.arange(step * size, (step + 1) * size)
-        found: npt.NDArray[np.bool_] | None = (self.params.order == "once") & (
-            place >= self.num_examples
-        )
+        found: npt.NDArray[np.bool_] = (place >= self.num_examples) & (self.params.order == "once")
         return found
 
     def excerpt(self) -> list[Batch]:
-        """See `Input`: the first and the last example, for any batch size and order."""
+        """See `Input`: the first and the last example, unless a subclass ends another order."""
         is_defined = type(self).num_examples is not ExampleInput.num_examples
-        count = self.num_examples if is_defined else 0
+        is_usual = self.params.order == "once" or self.num_batches is None
+        count = self.num_examples if is_defined and is_usual else 0
         if type(self).batch is not ExampleInput.batch or not count:
             return super().excerpt()
         ends = np.array([0, count - 1], np.int64)

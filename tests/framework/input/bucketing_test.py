@@ -76,6 +76,24 @@ class Rows(BucketedInput):
         return {name: arrays[name] for name in self.names}
 
 
+class EndedRows(Rows):
+    """Rows of an evaluation of a user: two batches in any order."""
+
+    @property
+    def num_batches(self) -> int:
+        return 2
+
+
+def test_data_is_recognised_by_the_ends_of_its_buckets_but_a_part_by_its_batches() -> None:
+    whole = Rows.Params(batch_size=1).instantiate().excerpt()
+    assert [int(one["num_examples"]) for one in whole[::2]] == [3, 1, 1]
+    part = EndedRows.Params(batch_size=1).instantiate()
+    count, first, last = part.excerpt()
+    assert count == {"num_batches": 2}
+    for step, batch in enumerate((first, last)):
+        assert np.array_equal(batch["x"], part.batch(step)["x"])
+
+
 def test_an_own_input_is_padded_to_its_bucket_and_copies_have_weight_0() -> None:
     rows = Rows.Params(batch_size=1, order="once").instantiate()
     found = [rows.batch(step) for step in range(rows.num_batches)]

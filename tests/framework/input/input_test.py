@@ -67,6 +67,23 @@ def test_a_batch_depends_on_data_seed_and_step_alone(steps: list[int]) -> None:
     assert [fresh.batch(step)["x"].tolist() for step in reversed(steps)] == first[::-1]
 
 
+class Ended(Numbers):
+    """Numbers of an evaluation of a user: two batches in any order."""
+
+    @property
+    def num_batches(self) -> int:
+        return 2
+
+
+def test_data_is_recognised_by_its_ends_but_a_part_of_it_by_its_batches() -> None:
+    for batch_size, order in ((2, "shuffled"), (3, "once")):
+        whole = Numbers.Params(batch_size=batch_size, order=order).instantiate().excerpt()
+        assert [whole[0]["num_examples"], *whole[1]["x"]] == [7, 0, 6]
+    part = Ended.Params(batch_size=3).instantiate(seed=1)
+    count, first, last = part.excerpt()
+    assert (count, [*first["x"], *last["x"]]) == ({"num_batches": 2}, taken(part, 2))
+
+
 def test_the_same_examples_come_whatever_the_batch_size() -> None:
     small = Numbers.Params(batch_size=2, count=11).instantiate(seed=5)
     large = Numbers.Params(batch_size=10, count=11).instantiate(seed=5)
