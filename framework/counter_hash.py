@@ -111,8 +111,8 @@ def bits(key: tf.Tensor, shape: Sequence[int], example_offset: tf.Tensor | int =
     """
     if tf.is_tensor(shape):
         raise RandomShapeError(
-            "the shape of random numbers is a tensor, but must be numbers: write "
-            "ctx.uniform(self, y.shape), not tf.shape(y)"
+            "the shape of random numbers is a tensor, but must be numbers: write y.shape instead "
+            "of tf.shape(y)"
         )
     if not shape:
         return finalise(key)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -231,13 +232,12 @@ def test_stream_is_crc32_of_the_name() -> None:
     assert counter_hash.stream("123456789") == 0xCBF43926  # the check value of CRC-32
 
 
-def test_a_shape_that_is_a_tensor_is_answered_with_the_shape_of_the_array() -> None:
+@pytest.mark.parametrize("draws", [counter_hash.uniform, counter_hash.normal])
+def test_a_shape_that_is_a_tensor_is_answered_with_the_shape_of_the_array(draws: Any) -> None:
     def draw(y: tf.Tensor) -> tf.Tensor:
-        return counter_hash.uniform(key_of(1), tf.shape(y))
+        return draws(key_of(1), tf.shape(y))
 
-    message = (
-        r"is a tensor, but must be numbers: write ctx\.uniform\(self, y\.shape\), not tf\.shape"
-    )
+    message = r"is a tensor, but must be numbers: write y\.shape instead of tf\.shape\(y\)$"
     for run in (draw, tf.function(draw)):
         with pytest.raises(counter_hash.RandomShapeError, match=message):
             run(tf.ones([2, 3]))
