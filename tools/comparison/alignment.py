@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
-import math
 from collections.abc import Callable, Mapping, Sequence
 
 from tekso.framework.run.metrics_log import TRAIN
@@ -28,8 +27,7 @@ AXES: Mapping[str, Callable[[Point], float | None]] = {
 }
 """{name: the position of a point}: what is equal for all values that are compared."""
 
-_LOSS = "loss"
-_EARLY_STOPPING = "run.early_stopping"
+_PATIENCE = "run.early_stopping.patience"
 _MOST_NAMED = 3
 _NEAR = 0.9  # of the steps of the run that ends first
 _Line = Mapping[float, float]  # {position: value}, in order
@@ -203,39 +201,8 @@ def _last_step(run: ComparedRun) -> int:
 def _is_complete(run: ComparedRun) -> bool:
     """Returns whether a run reached its last step, or may have been ended by early stopping."""
     steps = run.params[STEPS].text if STEPS in run.params else ""
-    return not steps.isdigit() or _last_step(run) >= int(steps) or _may_have_stopped(run)
-
-
-def _may_have_stopped(run: ComparedRun) -> bool:
-    """Returns whether early stopping may have ended a run.
-
-    A params.txt may not say whether small values are good: then either may be so.
-    """
-    names = ("patience", "min_improvement", "metric", "eval_input", "goal")
-    found = (run.params.get(f"{_EARLY_STOPPING}.{name}") for name in names)
-    texts = [one.text.strip("\"'") if one else "" for one in found]
-    patience, least, metric, split, goal = ("" if text == "None" else text for text in texts)
-    if not patience.isdigit() or patience == "0":
-        return False
-    known = goal or ("min" if metric in ("", _LOSS) else "")
-    for curve, points in run.curves.items():
-        of, _, name = curve.partition("/")
-        if of == TRAIN or name != (metric or _LOSS) or of != (split or of):
-            continue
-        signs = {"min": (-1,), "max": (1,)}.get(known, (-1, 1))
-        waits = [_wait([sign * p.value for p in points], float(least or 0)) for sign in signs]
-        if curve in run.not_finite or max(waits) >= int(patience):
-            return True
-    return False
-
-
-def _wait(values: Sequence[float], least: float) -> int:
-    """Returns the number of values after the last that is larger than all before by `least`."""
-    best, wait = -math.inf, 0
-    for value in values:
-        is_better = value - best > least
-        best, wait = (value, 0) if is_better else (best, wait + 1)
-    return wait
+    patience = run.params[_PATIENCE].text if _PATIENCE in run.params else "0"
+    return not steps.isdigit() or _last_step(run) >= int(steps) or patience != "0"
 
 
 def _unit(runs: Sequence[ComparedRun]) -> str:

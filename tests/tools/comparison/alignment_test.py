@@ -26,11 +26,10 @@ def write(
     seed: int = 0,
     rate: float = 0.1,
     tokens: int = 8,
-    more: str = "",
 ) -> runs.ComparedRun:
     """Writes a run with a curve dev/loss, and reads it; a step has `tokens`, and takes a second."""
     folder.mkdir()
-    text = PARAMS.format(rate=rate, origin="--set", seed=seed) + more
+    text = PARAMS.format(rate=rate, origin="--set", seed=seed)
     (folder / "params.txt").write_text(text.replace("run.steps : 4", f"run.steps : {steps}"))
     rows = []
     for step, value in curve.items():
@@ -79,32 +78,6 @@ def test_a_shorter_run_makes_the_step_at_which_all_are_compared(tmp_path: Path) 
         "The runs are compared at step 40, although some go on: "
         f"{found[2].path} (initial_value=0.1) ends there."
     ) in table.notes
-
-
-@pytest.mark.parametrize(
-    ("rule", "curve", "ended"),
-    [
-        ("", {20: 3.0, 40: 3.1, 60: 3.1}, True),
-        ('metric : "loss"', {20: 3.0, 40: 3.1, 60: 2.5}, False),
-        ('goal : "max"', {20: 3.0, 40: 3.1, 60: 3.2}, False),
-        ('goal : "max"', {20: 3.0, 40: 2.1, 60: 2.5}, True),
-        ("min_improvement : 0.5", {20: 3.0, 40: 2.9, 60: 2.8}, True),
-        ('eval_input : "test"', {20: 3.0, 40: 3.1, 60: 3.1}, False),
-    ],
-)
-def test_a_run_that_died_before_its_patience_ended_is_left_out(
-    rule: str, curve: Curve, ended: bool, tmp_path: Path
-) -> None:
-    lines = ["patience : 2", *([rule] if rule else [])]
-    more = "".join(f"run.early_stopping.{line}\n" for line in lines)
-    found = [
-        write(tmp_path / "a", {40: 3.0, 60: 2.5, 100: 1.0}),
-        write(tmp_path / "b", {40: 3.0, 60: 2.5, 100: 1.0}, rate=0.3),
-        write(tmp_path / "c", curve, rate=0.5, more=more),
-    ]
-    table = tables.results(runs.groups(found), "dev/loss")
-    assert table.title == f"dev/loss at step {60 if ended else 100}"
-    assert any("ended at step 60 of 100 and" in note for note in table.notes) is not ended
 
 
 def test_a_group_with_a_diverged_run_has_no_mean(tmp_path: Path) -> None:
