@@ -29,7 +29,6 @@ AXES: Mapping[str, Callable[[Point], float | None]] = {
 
 _PATIENCE = "run.early_stopping.patience"
 _MOST_NAMED = 3
-_NEAR = 0.9  # of the steps of the run that ends first
 _Line = Mapping[float, float]  # {position: value}, in order
 
 
@@ -165,14 +164,9 @@ def _deciding(usable: Sequence[Sequence[ComparedRun]]) -> list[ComparedRun]:
 
 
 def _place(lines: Sequence[_Line], axis: str) -> float:
-    """Returns the last position that all lines have, or where the first one ends; 0 for no lines.
-
-    A step that all have counts unless it is long before that end: lines are interpolated there.
-    """
-    end = min((max(line) for line in lines), default=0)
+    """Returns the last position that all lines have; 0 for no lines."""
     common = set.intersection(*map(set, lines)) if lines and axis == STEP else set()
-    last = max(common, default=0)
-    return last if last >= _NEAR * end else end
+    return max(common, default=min((max(line) for line in lines), default=0))
 
 
 def _line(run: ComparedRun, metric: str, axis: str) -> _Line:
