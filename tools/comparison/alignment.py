@@ -29,6 +29,7 @@ AXES: Mapping[str, Callable[[Point], float | None]] = {
 
 _PATIENCE = "run.early_stopping.patience"
 _MOST_NAMED = 3
+_EARLY = 0.9  # a common step before this share of the earliest end hides too much of the curves
 _Line = Mapping[float, float]  # {position: value}, in order
 
 
@@ -88,6 +89,7 @@ def best_values(groups: Sequence[Group], metric: str, best: Best) -> Alignment:
 def equal_positions(groups: Sequence[Group], metric: str, axis: str | None = None) -> Alignment:
     """Returns the values at the last position that the compared runs have.
 
+    Steps: the last one that they have in common, unless it is well before the earliest end.
     A run that ended before its last step is left out, unless fewer than two groups would be left.
 
     Args:
@@ -164,9 +166,11 @@ def _deciding(usable: Sequence[Sequence[ComparedRun]]) -> list[ComparedRun]:
 
 
 def _place(lines: Sequence[_Line], axis: str) -> float:
-    """Returns the last position that all lines have; 0 for no lines."""
+    """Returns the last position that all lines have, or the earliest end; 0 for no lines."""
+    end = min((max(line) for line in lines), default=0)
     common = set.intersection(*map(set, lines)) if lines and axis == STEP else set()
-    return max(common, default=min((max(line) for line in lines), default=0))
+    last = max(common, default=end)
+    return last if last >= _EARLY * end else end
 
 
 def _line(run: ComparedRun, metric: str, axis: str) -> _Line:

@@ -133,7 +133,7 @@ def test_runs_that_were_evaluated_at_other_steps_are_compared_at_a_common_one(
 ) -> None:
     found = [
         write(tmp_path / "a", {30: 3.0, 60: 2.0, 90: 1.0}, steps=100),
-        write(tmp_path / "b", {20: 3.0, 60: 2.5, 80: 1.5}, steps=100, rate=0.3),
+        write(tmp_path / "b", {20: 3.0, 60: 2.5, 65: 1.5}, steps=100, rate=0.3),
     ]
     table = tables.results(runs.groups(found), "dev/loss")
     assert (table.title, [row[2] for row in table.rows]) == (
@@ -151,6 +151,21 @@ def test_runs_that_were_evaluated_at_other_steps_are_compared_at_a_common_one(
     )
 
 
+def test_a_common_step_long_before_the_ends_is_not_where_runs_are_compared(tmp_path: Path) -> None:
+    a = {step: 6000.0 - step for step in range(1000, 5001, 1000)}
+    b = {step: 1.0 for step in range(300, 4501, 300)}
+    found = [
+        write(tmp_path / "a", a, steps=5000),
+        write(tmp_path / "b", b, steps=4500, rate=0.3),
+    ]
+    table = tables.results(runs.groups(found), "dev/loss")  # both have step 3000
+    assert (table.title, [row[2] for row in table.rows]) == (
+        "dev/loss at step 4500", ["1500.0", "1.0000"]
+    )  # fmt: skip
+    note = f"{found[0].path} (initial_value=0.1) has no dev/loss at step 4500: interpolated."
+    assert note in table.notes
+
+
 def test_numbers_of_steps_that_are_compared_are_compared_at_their_ends(tmp_path: Path) -> None:
     found = [
         write(tmp_path / f"{steps}_{seed}", {40: 3.0, steps: 1.0 + seed}, steps=steps, seed=seed)
@@ -163,7 +178,8 @@ def test_numbers_of_steps_that_are_compared_are_compared_at_their_ends(tmp_path:
     )  # fmt: skip
     assert {"steps=60: dev/loss at step 60.", "steps=100: dev/loss at step 100."} < {*table.notes}
     at = tables.results(runs.groups(found), "dev/loss", axis="step")
-    assert (at.title, [row[2] for row in at.rows]) == ("dev/loss at step 40", ["3.0000", "3.0000"])
+    # The lines from 3 at step 40 to 1 and 2 at step 100.
+    assert (at.title, [row[2] for row in at.rows]) == ("dev/loss at step 60", ["1.5000", "2.5000"])
 
 
 def test_runs_are_compared_at_equal_tokens_or_times(tmp_path: Path) -> None:
