@@ -16,7 +16,7 @@ from tekso.framework.execution.state import Stored, checked_state
 from tekso.framework.learner import NonFiniteStepsError
 from tekso.framework.run import time_use
 from tekso.framework.run.checkpoints import Checkpoints, Description
-from tekso.framework.run.early_stopping import EarlyStoppingRule
+from tekso.framework.run.early_stopping_rule import EarlyStoppingRule
 from tekso.framework.run.logdir import Logdir
 from tekso.framework.run.report.console import PlainConsole
 from tekso.framework.run.report.report import Report

@@ -27,7 +27,7 @@ from tekso.framework.run.checkpoints import (
     DamagedCheckpointError,
     Description,
 )
-from tekso.framework.run.early_stopping import EarlyStoppingRule
+from tekso.framework.run.early_stopping_rule import EarlyStoppingRule
 from tekso.framework.run.evaluation import flat, step_figures
 from tekso.framework.run.incidents import Incidents
 from tekso.framework.run.label_limits import BatchCheck, LabelLimit

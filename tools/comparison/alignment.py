@@ -13,6 +13,7 @@ import bisect
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
+from tekso.framework.run.early_stopping_rule import EarlyStoppingRule
 from tekso.framework.run.metrics_log import TRAIN
 from tekso.framework.run.report.lines import duration, magnitude, number
 from tekso.tools.command_errors import UsageError
@@ -27,7 +28,7 @@ AXES: Mapping[str, Callable[[Point], float | None]] = {
 }
 """{name: the position of a point}: what is equal for all values that are compared."""
 
-_PATIENCE = "run.early_stopping.patience"
+_EARLY_STOPPING = "run.early_stopping"
 _MOST_NAMED = 3
 _EARLY = 0.9  # a common step before this share of the earliest end hides too much of the curves
 _Line = Mapping[float, float]  # {position: value}, in order
@@ -197,10 +198,38 @@ def _last_step(run: ComparedRun) -> int:
 
 
 def _is_complete(run: ComparedRun) -> bool:
-    """Returns whether a run reached its last step, or may have been ended by early stopping."""
+    """Returns whether a run reached its last step, or was ended by early stopping."""
     steps = run.params[STEPS].text if STEPS in run.params else ""
-    patience = run.params[_PATIENCE].text if _PATIENCE in run.params else "0"
-    return not steps.isdigit() or _last_step(run) >= int(steps) or patience != "0"
+    return not steps.isdigit() or _last_step(run) >= int(steps) or _ended_early(run)
+
+
+def _ended_early(run: ComparedRun) -> bool:
+    """Returns whether its evaluations are those at which early stopping ends a run."""
+
+    def field(name: str, default: str) -> str:
+        value = run.params.get(f"{_EARLY_STOPPING}.{name}")
+        return default if value is None or value.text == "None" else value.text.strip('"')
+
+    patience = int(field("patience", "0"))
+    if not patience:
+        return False
+    first = next((split for key in run.curves if (split := _split(key)) != TRAIN), "")
+    split, name = field("eval_input", first), field("metric", "loss")
+    goal = field("goal", "min" if name == "loss" else "")
+    steps = {p.step for key, points in run.curves.items() if _split(key) == split for p in points}
+    values = {point.step: point.value for point in run.curves.get(f"{split}/{name}", ())}
+    history = [(step, values.get(step)) for step in sorted(steps)]  # None: it was not finite
+    least = float(field("min_improvement", "0"))
+    rules: list[EarlyStoppingRule] = []
+    if goal != "max":  # without a goal, the task has it, which is not loaded here
+        rules.append(EarlyStoppingRule(f"{split}/{name}", "min", patience, least))
+    if goal != "min":
+        rules.append(EarlyStoppingRule(f"{split}/{name}", "max", patience, least))
+    return any(rule.reason(history) for rule in rules)
+
+
+def _split(curve: str) -> str:
+    return curve.partition("/")[0]
 
 
 def _unit(runs: Sequence[ComparedRun]) -> str:

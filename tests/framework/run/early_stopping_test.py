@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tekso.framework.experiment import EarlyStopping, Run, Tree
-from tekso.framework.run.early_stopping import EarlyStoppingRule, early_stopping_of
+from tekso.framework.run.early_stopping import early_stopping_of
+from tekso.framework.run.early_stopping_rule import EarlyStoppingRule
 from tekso.framework.task import Goal
 from tekso.models.mlp import Mlp
 from tekso.tasks.classification.task import Classification

@@ -26,10 +26,11 @@ def write(
     seed: int = 0,
     rate: float = 0.1,
     tokens: int = 8,
+    more: str = "",
 ) -> runs.ComparedRun:
     """Writes a run with a curve dev/loss, and reads it; a step has `tokens`, and takes a second."""
     folder.mkdir()
-    text = PARAMS.format(rate=rate, origin="--set", seed=seed)
+    text = PARAMS.format(rate=rate, origin="--set", seed=seed) + more
     (folder / "params.txt").write_text(text.replace("run.steps : 4", f"run.steps : {steps}"))
     rows = []
     for step, value in curve.items():
@@ -78,6 +79,29 @@ def test_a_shorter_run_makes_the_step_at_which_all_are_compared(tmp_path: Path) 
         "The runs are compared at step 40, although some go on: "
         f"{found[2].path} (initial_value=0.1) ends there."
     ) in table.notes
+
+
+@pytest.mark.parametrize(
+    ("goal", "is_complete"), [("None", True), ('"min"', True), ('"max"', False)]
+)
+def test_early_stopping_ended_a_run_only_after_evaluations_without_improvement(
+    tmp_path: Path, goal: str, is_complete: bool
+) -> None:
+    patience = "run.early_stopping.patience : 2  # --set\n"
+    curves = [{20: 3.0, 40: 2.0}, {20: 3.0, 40: 3.1, 60: 3.2}]  # the first run died
+    died, ended = (
+        write(
+            tmp_path / f"{i}", curve, rate=i, more=f"{patience}run.early_stopping.goal : {goal}\n"
+        )
+        for i, curve in enumerate(curves)
+    )
+    others = [write(tmp_path / f"{rate}", A[0], rate=rate) for rate in (0.3, 0.5)]
+    table = tables.results(runs.groups([died, *others]), "dev/loss")
+    assert table.title == "dev/loss at step 100"
+    note = f"{died.path} (initial_value=0) ended at step 40 of 100 and has no dev/loss at step 100"
+    assert f"{note}: left out." in table.notes
+    found = tables.results(runs.groups([ended, *others]), "dev/loss").title
+    assert found == f"dev/loss at step {60 if is_complete else 100}"
 
 
 def test_a_group_with_a_diverged_run_has_no_mean(tmp_path: Path) -> None:

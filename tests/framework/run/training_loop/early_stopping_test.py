@@ -11,7 +11,7 @@ import pytest
 from loop_runs import Run
 
 from tekso.framework.run.checkpoints import Checkpoints
-from tekso.framework.run.early_stopping import EarlyStoppingRule
+from tekso.framework.run.early_stopping_rule import EarlyStoppingRule
 from tekso.framework.run.training_loop import Outcome
 from tekso.framework.task import Scored
 
