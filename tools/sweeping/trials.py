@@ -7,7 +7,6 @@ import ctypes
 import dataclasses
 import json
 import math
-import os
 import re
 import signal
 import subprocess
@@ -70,27 +69,16 @@ class Trainer:
 
     def code(self, trial: SweepTrial) -> int | None:
         """Returns the exit code of a trial that is finished; None: it is not, or it failed."""
-        code = self._record(trial.name).get("exit_code")
-        return code if isinstance(code, int) and code != ExitCode.FAILED else None
+        return exit_code_of(self.logdir(trial))
 
     def has_failed(self, trial: SweepTrial) -> bool:
         """Returns whether the last attempt of a trial failed."""
-        return bool(self._record(trial.name).get("exit_code") == ExitCode.FAILED)
+        return bool(_record(self.logdir(trial)).get("exit_code") == ExitCode.FAILED)
 
     def recorded(self, name: str) -> SweepTrial:
         """Returns the trial of a folder, with settings and seed if it is finished or failed."""
-        record = self._record(name)
+        record = _record(files.join(self.folder, name))
         return SweepTrial(name, record.get("settings", {}), record.get("seed", 0))
-
-    def _record(self, name: str) -> Mapping[str, Any]:
-        """Returns how the last attempt of a trial ended; {}: unknown."""
-        path = files.join(self.folder, name, _FINISHED)
-        if files.exists(path):
-            with contextlib.suppress(ValueError):
-                found = bounded.parse_json(files.read(path))
-                if isinstance(found, dict):
-                    return found
-        return {}
 
     def records(self, trial: SweepTrial) -> list[dict[str, Any]]:
         """Returns the records of a trial so far."""
@@ -172,8 +160,19 @@ def _called(stops: Callable[[], bool], process: subprocess.Popen[Any]) -> bool:
 
 def exit_code_of(logdir: str) -> int | None:
     """Returns the exit code of a run, if it is a finished trial of a sweep; None: it is not."""
-    folder, name = os.path.split(logdir.rstrip("/"))
-    return Trainer(folder, ()).code(SweepTrial(name, {}, 0))
+    code = _record(logdir).get("exit_code")
+    return code if isinstance(code, int) and code != ExitCode.FAILED else None
+
+
+def _record(logdir: str) -> Mapping[str, Any]:
+    """Returns how the last attempt of a trial ended; {}: unknown."""
+    path = files.join(logdir, _FINISHED)
+    if files.exists(path):
+        with contextlib.suppress(ValueError):
+            found = bounded.parse_json(files.read(path))
+            if isinstance(found, dict):
+                return found
+    return {}
 
 
 def best_of(evaluations: Evaluations, goal: str) -> float | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tekso.tools.sweeping.trials import SweepTrial, Trainer, best_of, folder_name
+from tekso.tools.sweeping.trials import SweepTrial, Trainer, best_of, exit_code_of, folder_name
 
 
 def test_a_folder_has_the_settings_in_its_name() -> None:
@@ -20,6 +20,17 @@ def test_a_trial_without_a_result_is_not_finished(tmp_path: Path) -> None:
     for text in ("", "{", "[]", '{"exit_code": "x"}'):
         (tmp_path / "t" / "trial.json").write_text(text)
         assert trainer.code(trial) is None
+
+
+def test_the_exit_code_of_a_run_is_that_of_a_trial_that_is_finished(tmp_path: Path) -> None:
+    for text, code in (
+        ('{"exit_code": 3}', 3),
+        ('{"exit_code": 0}', 0),
+        ('{"exit_code": 1}', None),
+    ):
+        (tmp_path / "trial.json").write_text(text)
+        assert exit_code_of(str(tmp_path)) == exit_code_of(f"{tmp_path}/") == code
+    assert exit_code_of(str(tmp_path / "other")) is None
 
 
 def test_the_last_words_of_a_trial_are_its_error_and_not_its_place(tmp_path: Path) -> None:
