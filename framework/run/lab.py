@@ -105,8 +105,8 @@ class Lab:
     ) -> None:
         session_arguments.class_of(experiment, caller="Lab")
         self.session = Session(experiment, set, cpu_devices=cpu_devices)
-        self._records: list[dict[str, Any]] = []
-        self._num_recorded = 0  # steps
+        # The evaluations, each with the number of steps before it.
+        self._evaluations: list[tuple[int, dict[str, Any]]] = []
         self._title = experiment if isinstance(experiment, str) else key_of(experiment)
 
     if not TYPE_CHECKING:
@@ -128,10 +128,15 @@ class Lab:
     @property
     def records(self) -> list[dict[str, Any]]:
         """The figures of all steps and evaluations so far, as in `metrics.jsonl`."""
-        for figures in self.session.history[self._num_recorded :]:
-            self._num_recorded += 1
-            self._records.append({STEP: self._num_recorded, SPLIT: TRAIN, **figures})
-        return self._records
+        found: list[dict[str, Any]] = []
+        history, done = self.session.history, 0
+        for end, evaluation in (*self._evaluations, (len(history), None)):
+            steps = enumerate(history[done:end], start=done + 1)
+            found += ({STEP: step, SPLIT: TRAIN, **figures} for step, figures in steps)
+            if evaluation is not None:
+                found.append(evaluation)
+            done = end
+        return found
 
     @property
     def params(self) -> Shown:
@@ -219,15 +224,17 @@ class Lab:
         found: dict[str, dict[str, float]] = {}
         for name in names or tuple(self.session.eval_inputs):
             found[name] = self.session.evaluate(name, max_batches=max_batches)
-            self.records.append({STEP: self.session.step, SPLIT: name, **found[name]})
+            record = {STEP: self.session.step, SPLIT: name, **found[name]}
+            self._evaluations.append((len(self.session.history), record))
         return found
 
     def plot(self) -> Shown:
         """Returns the curves of all steps and evaluations so far."""
-        picture = curves.draw(self.records, title=self._title)
+        records = self.records
+        picture = curves.draw(records, title=self._title)
         if picture is None:
             return Shown("nothing to plot: call fit first")
-        last = next((r for r in reversed(self.records) if r[SPLIT] == TRAIN), None)
+        last = next((r for r in reversed(records) if r[SPLIT] == TRAIN), None)
         text = f"loss {lines.number(last['loss'])} at step {last[STEP]}" if last else "evaluations"
         return Shown(f"curves of {self._title}: {text}", png=picture)
 

@@ -9,7 +9,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,6 +20,16 @@ from tekso.framework.run.metrics_log import SECONDS, SEEN, SPLIT, STEP, TRAIN
 from tekso.framework.run.time_use import ACTIVITIES, COMPILE, START
 from tekso.framework.run.time_use import STEP as TRAINING_STEP
 from tekso.framework.task import Task
+
+
+class _Entry(NamedTuple):
+    """A record, without a dict of its own: a long session has one for each step."""
+
+    step: int
+    split: str
+    names: tuple[str, ...]  # one object for all records with these names
+    values: tuple[float, ...]
+    seconds: tuple[float, ...]  # of `ACTIVITIES`
 
 
 class SessionRecords:
@@ -37,7 +47,9 @@ class SessionRecords:
         self, task: Task, *, begin: float, clock: Callable[[], float] = time.perf_counter
     ) -> None:
         self._task, self._clock = task, clock
-        self._records: list[dict[str, Any]] = []
+        self._entries: list[_Entry | None] = []  # None: an evaluation that was replaced
+        self._evaluations: dict[tuple[int, str], int] = {}  # {(step, name): its entry}
+        self._names: dict[tuple[str, ...], tuple[str, ...]] = {}
         self._seconds = dict.fromkeys(ACTIVITIES, 0.0)
         self._seconds[START] = clock() - begin
         self._seen, self._unit = 0, ""
@@ -65,27 +77,40 @@ class SessionRecords:
         """Records a training step."""
         count, self._unit = task_results.count(self._task, batch)
         self._seen += count
-        self._records.append(self._record(step, TRAIN, {**figures, **self._units()}))
+        self._add(step, TRAIN, {**figures, **self._units()})
 
     def evaluation(self, step: int, name: str, figures: Mapping[str, float]) -> None:
         """Records a whole evaluation; it replaces an earlier one of the same step."""
-        self._records = [r for r in self._records if (r[STEP], r[SPLIT]) != (step, name)]
-        self._records.append(self._record(step, name, figures))
+        if (earlier := self._evaluations.get((step, name))) is not None:
+            self._entries[earlier] = None
+        self._evaluations[step, name] = len(self._entries)
+        self._add(step, name, figures)
 
     def write(self, logdir: Logdir, step: int) -> None:
         """Writes metrics.jsonl, and progress.jsonl, from which a run resumes time and units."""
-        mark = {STEP: step, SPLIT: TRAIN, **self._units(), SECONDS: self._spent()}
-        for path, records in ((logdir.metrics, self._records), (logdir.progress, [mark])):
-            text = "".join(f"{to_json(record)}\n" for record in records)
+        spent = _spent(tuple(self._seconds.values()))
+        mark = {STEP: step, SPLIT: TRAIN, **self._units(), SECONDS: spent}
+        records = (_record(entry) for entry in self._entries if entry is not None)
+        for path, found in ((logdir.metrics, records), (logdir.progress, [mark])):
+            text = "".join(f"{to_json(record)}\n" for record in found)
             files.write_atomically(path, text)
 
-    def _record(self, step: int, split: str, figures: Mapping[str, float]) -> dict[str, Any]:
-        spent = self._spent()
-        times = {"elapsed_seconds": math.fsum(spent.values()), SECONDS: spent}
-        return {STEP: step, SPLIT: split, **figures, **times}
+    def _add(self, step: int, split: str, figures: Mapping[str, float]) -> None:
+        names = tuple(figures)
+        names = self._names.setdefault(names, names)
+        seconds = tuple(self._seconds.values())
+        self._entries.append(_Entry(step, split, names, tuple(figures.values()), seconds))
 
     def _units(self) -> dict[str, int]:
         return {f"{self._unit}{SEEN}": self._seen} if self._unit else {}
 
-    def _spent(self) -> dict[str, float]:
-        return {name: round(value, 3) for name, value in self._seconds.items()}
+
+def _record(entry: _Entry) -> dict[str, Any]:
+    spent = _spent(entry.seconds)
+    times = {"elapsed_seconds": math.fsum(spent.values()), SECONDS: spent}
+    figures = zip(entry.names, entry.values, strict=True)
+    return {STEP: entry.step, SPLIT: entry.split, **dict(figures), **times}
+
+
+def _spent(seconds: tuple[float, ...]) -> dict[str, float]:
+    return {name: round(value, 3) for name, value in zip(ACTIVITIES, seconds, strict=True)}

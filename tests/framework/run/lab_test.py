@@ -108,8 +108,7 @@ def test_an_input_that_ends_before_the_run_is_named(
         return [{"loss": 1.0}] * steps
 
     session.train = train
-    lab.session, lab._records, lab._title = session, [], "m"  # type: ignore[assignment]
-    lab._num_recorded = 0
+    lab.session, lab._evaluations, lab._title = session, [], "m"  # type: ignore[assignment]
     with pytest.raises(SessionError, match=r"2 of run\.steps=9 .* the input has only 2 b"):
         lab.fit(5)
     session.input.num_batches = 5
@@ -165,8 +164,7 @@ def test_a_notebook_shows_the_curves_while_it_trains(monkeypatch: pytest.MonkeyP
             return self.history[-steps:]
 
     lab = Lab.__new__(Lab)
-    lab.session, lab._records, lab._title = Session(), [], "m"  # type: ignore[assignment]
-    lab._num_recorded = 0
+    lab.session, lab._evaluations, lab._title = Session(), [], "m"  # type: ignore[assignment]
     assert lab.fit(3).text == ""
     assert lab.session.asked == [1, 1, 1]  # type: ignore[attr-defined]
     assert all(isinstance(one, Shown) and one.png for one in shown) and len(shown) >= 2
@@ -175,7 +173,8 @@ def test_a_notebook_shows_the_curves_while_it_trains(monkeypatch: pytest.MonkeyP
         lab.fit(4)
     assert len(shown) > drawn and shown[-1].text.endswith("loss 0.2000 at step 5")
     lab.session.train(1)
-    assert [record["step"] for record in lab.records] == [1, 2, 3, 4, 5, 6]
+    lab._evaluations = [(0, {"step": 0}), (4, {"step": 4.5}), (6, {"step": 7})]
+    assert [record["step"] for record in lab.records] == [0, 1, 2, 3, 4, 4.5, 5, 6, 7]
     ipython.get_ipython = lambda: SimpleNamespace()  # a terminal
     assert lab_module._live_display() is None
 
