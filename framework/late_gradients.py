@@ -53,6 +53,7 @@ class LateGradients:
         self._transposed: list[tf.Tensor] = []
         self._stacks: list[tf.Tensor] = []
         self._graph: Any = None
+        self._is_traced = False
 
     def deferring(self, ctx: StepContext) -> StepContext:
         """Returns the context with which the body is traced; changes and returns `ctx`."""
@@ -64,6 +65,11 @@ class LateGradients:
         """Starts to trace an iteration, in the graph of the caller, with the zeros of each call."""
         self._calls, self._zeros = [], list(zeros)
         self._graph = tf.compat.v1.get_default_graph()
+        self._is_traced = False
+
+    def stop(self) -> None:
+        """Takes that the iteration is traced: only the loop asks for gradients from now on."""
+        self._is_traced = True
 
     def inputs(self) -> list[tf.Tensor]:
         """Returns the inputs of the projections of the iteration."""
@@ -106,13 +112,33 @@ class LateGradients:
         shape = [*leading, *w.shape[num_contracted:]]
         number = len(self._calls)
         self._calls.append(_Call(w, x, shape, num_inputs))
-        if not self._zeros:
-            return tf.zeros(shape, x.dtype)
+        if not self._zeros:  # the first trace, only for the shapes of what the body returns
+            return projection.project(x, w, b, num_contracted=num_contracted, fuse=ctx.fuse)
         matrix = tf.reshape(w, [num_inputs, -1])
         zeros = tf.reshape(self._zeros[number], [-1, matrix.shape[1]])
         rows = tf.reshape(x, [-1, num_inputs])
-        y = tf.reshape(_product(rows, zeros, matrix, self._transposed[number]), shape)
+        y = self._product(rows, zeros, matrix, self._transposed[number])
+        y = tf.reshape(y, shape)
         return y if b is None else y + b
+
+    def _product(self, x: tf.Tensor, zeros: tf.Tensor, w: tf.Tensor, transposed: tf.Tensor) -> Any:
+        """Returns x w; the zeros have its gradient, and the weight has none.
+
+        A tape of the body itself needs the gradient of the weight at once, and may differentiate
+        the gradient of x with regard to it.
+        """
+
+        @custom_gradient
+        def run(x: tf.Tensor, zeros: tf.Tensor, w: tf.Tensor, transposed: tf.Tensor) -> Any:
+            def grad(dy: tf.Tensor) -> list[tf.Tensor | None]:
+                if self._is_traced:
+                    return [tf.matmul(dy, transposed), dy, None, None]
+                dw = product(x, dy, transpose_a=True, fuse=self._fuse)
+                return [product(dy, w, transpose_b=True, fuse=self._fuse), dy, dw, None]
+
+            return tf.matmul(x, w), grad
+
+        return run(x, zeros, w, transposed)
 
     def _zero(self, number: int, num_iterations: int, call: _Call) -> tf.Tensor:
         @custom_gradient
@@ -135,9 +161,3 @@ def without_late_gradients(ctx: Context) -> Context:
     if isinstance(getattr(ctx.forms.get("project"), "__self__", None), LateGradients):
         ctx.forms = {name: form for name, form in ctx.forms.items() if name != "project"}
     return ctx
-
-
-@custom_gradient
-def _product(x: tf.Tensor, zeros: tf.Tensor, w: tf.Tensor, transposed: tf.Tensor) -> Any:
-    """Returns x w; the zeros have its gradient, and the weight has none."""
-    return tf.matmul(x, w), lambda dy: (tf.matmul(dy, transposed), dy, None, None)

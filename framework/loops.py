@@ -159,6 +159,7 @@ def _graph_loop(
             x = tf.nest.map_structure(lambda array: array.read(i), inputs)
             late.start([array.read(i) for array in products])
             new_state, y, more = run_iteration(i, state, x)
+            late.stop()
             places, found = len(arrays) + len(sums), len(tensors((y, more)))
             if found and not places:
                 raise _MoreTensorsError(y, more)

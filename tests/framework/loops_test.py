@@ -123,6 +123,20 @@ def nested(choice: str) -> Body:
         elif choice == "scan":
             inner = ops.scan(ctx, lambda t, s, x, c: (ops.project(c, s, t.w), None), theta, h, x)
             h += inner[0]
+        elif choice == "tape":
+            with tf.GradientTape() as tape:
+                tape.watch([theta.w, h])
+                energy = tf.reduce_sum(tf.tanh(ops.project(ctx, h, theta.w)) ** 2)
+            dw, dh = tape.gradient(energy, [theta.w, h])
+            h = h @ (theta.w - 0.3 * dw) + dh
+        elif choice == "tape of a tape":
+            with tf.GradientTape() as outer:
+                outer.watch(theta.w)
+                with tf.GradientTape() as tape:
+                    tape.watch(h)
+                    energy = tf.reduce_sum(tf.tanh(ops.project(ctx, h, theta.w)) ** 2)
+                norm = tf.reduce_sum(tape.gradient(energy, h) ** 2)
+            h = h @ outer.gradient(norm, theta.w)
         else:
             h += ops.rematerialize(ctx, lambda t, h, c: ops.project(c, h, t.w), theta, h)
         return h, h
@@ -130,7 +144,10 @@ def nested(choice: str) -> Body:
     return cond
 
 
-@pytest.mark.parametrize("choice", ["condition", "scan", "rematerialised"])
+CHOICES = ["condition", "scan", "tape", "tape of a tape", "rematerialised"]
+
+
+@pytest.mark.parametrize("choice", CHOICES)
 def test_gradients_of_weights_that_a_body_projects_with_are_those_written_out(choice: str) -> None:
     theta, state, xs = values()
     theta = Theta(w=theta.w, unused=theta.b)
