@@ -17,12 +17,14 @@ import tensorflow as tf
 from tekso.framework import loops
 from tekso.framework.context import Examples, StepContext
 from tekso.framework.execution.base import parts_of
+from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.mesh import step_context, unrolled
 from tekso.framework.execution.mesh.context import LayoutContext, MeshContext
 from tekso.framework.execution.mesh.layouts import MeshLayout
 from tekso.framework.execution.mesh.placement import Placement
 from tekso.framework.execution.mesh.program import MeshLoss
 from tekso.framework.execution.pipeline.spmd_loop import SpmdLoop, run_tick
+from tekso.framework.execution.workarounds import op_places
 from tekso.framework.execution.workarounds.tensors import loop_inputs
 from tekso.framework.nests import mapped
 from tekso.framework.pieces import Flow
@@ -89,7 +91,9 @@ class SpmdLoss(MeshLoss):
 
 
 def check_stages(loop: SpmdLoop, flow: Flow, specs: Mapping[str, WeightSpec], size: int) -> None:
-    """Traces a tick of one layer per stage, to find layers that TensorFlow cannot vectorize.
+    """Traces a tick of one layer per stage, to find layers that cannot be vectorized.
+
+    TensorFlow does not vectorize some ops, and vectorizes custom gradients without their gradient.
 
     Args:
       loop: the pipeline.
@@ -121,9 +125,17 @@ def check_stages(loop: SpmdLoop, flow: Flow, specs: Mapping[str, WeightSpec], si
     logger.setLevel(logging.CRITICAL)  # otherwise, it prints every op that it cannot vectorize
     try:
         function = tf.function(tick, autograph=False)
-        function.get_concrete_function(weights, state, side, on_stages((), tf.int32))
+        concrete = function.get_concrete_function(weights, state, side, on_stages((), tf.int32))
     finally:
         logger.setLevel(before)
+    for op in op_places.ops_of(concrete.graph):
+        if op_places.has_own_gradient(op):
+            raise ExecutionError(
+                f"{op_places.place_of(op)}: one program for all stages loses the gradient of "
+                "tf.custom_gradient, tf.grad_pass_through and tf.recompute_grad in the layers of "
+                "the stack: write x + tf.stop_gradient(y - x) for a value y with the gradient of "
+                "x, or use --execution=pipelined"
+            )
 
 
 def _scan(

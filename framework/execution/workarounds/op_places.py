@@ -7,6 +7,7 @@ an op of a step, and no line for an op of a stage.
 from __future__ import annotations
 
 import linecache
+import os
 import re
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,6 +21,8 @@ _NAME = re.compile(r'fused\["[^"]*", "(?:part/)?([^"@]+)@')
 _OPERATION = re.compile(r'see current operation: [^=]*= "tf\.(\w+)"')
 _SHAPE = re.compile(r"_global_shape = \[#tf_type\.shape<([\dx]*)>")
 _MOST_PLACES = 3
+_FRAMEWORK = os.path.dirname(graph_errors.__file__) + os.sep
+_SWISH = "/tensorflow/python/ops/nn_impl.py"
 TAPE = "gradient_tape/"
 """Begins the name of an op of a gradient; the name or the scope of the forward op follows."""
 
@@ -79,6 +82,18 @@ def is_of_layer(op: tf.Operation) -> bool:
     return frame is not None and not (
         graph_errors.is_library_file(frame.filename) or graph_errors.is_own_file(frame.filename)
     )
+
+
+def has_own_gradient(op: tf.Operation) -> bool:
+    """Returns whether an op is a custom gradient of a layer.
+
+    Those of Tekso's framework and TensorFlow's swish are the derivatives of the values, computed
+    with less work.
+    """
+    frame = _frame(op) if "_gradient_op_type" in op.node_def.attr else None
+    if op.type != "IdentityN" or frame is None or frame.filename.startswith(_FRAMEWORK):
+        return False
+    return not any(inner.filename.endswith(_SWISH) for inner in op.traceback)
 
 
 def described(message: str, graphs: Sequence[Any]) -> tuple[str, str] | None:

@@ -18,7 +18,7 @@ import small_models
 from equality_test import check
 from mesh_stages_test import run
 
-from tekso.framework import registry
+from tekso.framework import ops, registry
 from tekso.framework.context import ContextError, StepContext
 from tekso.framework.draws import DrawError
 from tekso.framework.execution import ExecutionError, SpmdPipelined
@@ -159,6 +159,43 @@ def test_layers_that_cannot_be_vectorized_are_refused(capfd: pytest.CaptureFixtu
     with pytest.raises(ExecutionError, match=r"^the layers of stack/.*Conv2D.* use --exec.*ed$"):
         execution.plan(task, batch, parts=1)
     assert not capfd.readouterr().err
+
+
+class Activated(Layer):
+    """Returns a function of its input and a weight."""
+
+    function: Any = None
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        self.weight("w", [small_models.DIM], dims=("embed",), init=Zeros.Params())
+
+    def fprop(self, theta: Theta, x: Any, ctx: Any, **side: Any) -> Any:
+        x = ops.layer_norm(ctx, x, theta.w, None, epsilon=1e-6)  # has its own gradient too
+        return Activated.function(x)
+
+
+@tf.custom_gradient
+def reversal(x: Any) -> Any:
+    return tf.identity(x), lambda dy: -dy
+
+
+@pytest.mark.parametrize("function", [reversal, tf.grad_pass_through(tf.sign)])
+def test_custom_gradients_of_layers_of_the_stack_are_refused_with_their_line(
+    monkeypatch: pytest.MonkeyPatch, function: Any
+) -> None:
+    stack = RepeatedStack.Params(num_layers=2, layer=Activated.Params())
+    task = small_models.language_model(stack).instantiate()
+    batch = signature_of(small_models.batch("dense", 0))
+    execution = SpmdPipelined.Params(num_stages=2, num_micro_batches=2).instantiate()
+    said = (
+        r"^\S+spmd_test\.py:\d+: return Activated.function\(x\): one program .* loses .*pipelined$"
+    )
+    monkeypatch.setattr(Activated, "function", function)
+    with pytest.raises(ExecutionError, match=said):
+        execution.plan(task, batch, parts=1)
+    monkeypatch.setattr(Activated, "function", tf.nn.silu)
+    execution.plan(task, batch, parts=1)
 
 
 def test_lists_of_a_loop_of_tensorflow_are_refused_with_their_line() -> None:
