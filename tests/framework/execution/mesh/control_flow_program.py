@@ -32,6 +32,7 @@ from tekso.models.layers.attention import MultiHeadAttention
 from tekso.models.layers.attention_positions import RotaryPositions
 from tekso.models.layers.expert_routing import SwitchRouter
 from tekso.models.layers.feed_forward import FeedForward
+from tekso.models.layers.linear import Linear
 from tekso.models.layers.mixture_of_experts import MixtureOfExperts
 from tekso.models.layers.normalization import BatchNorm, RMSNorm
 from tekso.models.layers.recurrent import Recurrent, RecurrentStack
@@ -58,6 +59,7 @@ class RecurrentLayer(Layer):
 
     recurrent: Recurrent
     norm: BatchNorm
+    gate: Linear
 
     def __init__(self, params: Any) -> None:
         super().__init__(params)
@@ -65,6 +67,7 @@ class RecurrentLayer(Layer):
         self.child("norm", BatchNorm.Params(dim=dim, dims=("embed",)))
         cell = GruCell.Params(input_dim=dim, hidden_dim=dim)
         self.child("recurrent", Recurrent.Params(cell=cell))
+        self.child("gate", Linear.Params(input_dim=dim, output_dim=dim, dims=("embed", None)))
 
     def fprop(self, theta: Theta, x: tf.Tensor, ctx: StepContext, **side: Any) -> tf.Tensor:
         """Returns x plus what loops make of it, backwards and forwards."""
@@ -74,8 +77,8 @@ class RecurrentLayer(Layer):
         forwards = workarounds.reverse(ctx, backwards, 0)
         summary = tf.tanh(tf.reduce_mean(x, 1))  # which the loop reads from outside
 
-        def gated(theta: Theta, h: tf.Tensor, y: tf.Tensor, ctx: StepContext) -> Any:
-            return 0.5 * h + summary * y, h
+        def gated(_: Theta, h: tf.Tensor, y: tf.Tensor, ctx: StepContext) -> Any:
+            return tf.tanh(self.gate.fprop(theta.gate, h, ctx)) + summary * y, h
 
         _, sums = ops.scan(ctx, gated, Theta(), tf.zeros_like(summary), y)
         forwards += sums
