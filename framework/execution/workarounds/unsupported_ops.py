@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 import tensorflow as tf
 
+from tekso.framework.costs.op_kinds import BRANCHES
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.workarounds.einsum_layouts import (
     contradiction,
@@ -104,6 +105,12 @@ def _problem(op: tf.Operation) -> str | None:
             )
     elif op.type == "Einsum":
         return _problem_of_einsum(op)
+    elif op.type in BRANCHES:
+        if any(output.dtype == tf.variant for output in op.outputs):
+            return (
+                "the gradient of tf.cond, tf.case or tf.switch_case does not compile: compute "
+                "all branches, and choose with tf.where"
+            )
     elif op.type in WITHOUT_LAYOUTS:
         if not all(map(_is_constant, op.inputs)):
             return f"{op.type} does not compile: use {WITHOUT_LAYOUTS[op.type]}"

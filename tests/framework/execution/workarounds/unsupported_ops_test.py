@@ -102,6 +102,21 @@ def test_of_the_gradient_of_a_matrix_the_line_of_the_layer_is_named() -> None:
         refuse_unsupported(graph(step))
 
 
+@pytest.mark.parametrize("differentiated", [True, False])
+def test_of_a_differentiated_condition_the_line_is_named(differentiated: bool) -> None:
+    def step(x: tf.Tensor) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = tf.cond(x[0, 0] > 0, lambda: tf.tanh(x), lambda: x)
+        return tape.gradient(y, x) if differentiated else y
+
+    if differentiated:
+        with pytest.raises(ExecutionError, match=r": y = tf\.cond\(.*: on a mesh, .*tf\.where$"):
+            refuse_unsupported(graph(step))
+    else:
+        refuse_unsupported(graph(step))
+
+
 def test_a_gradient_that_has_no_layout_is_refused_and_its_function_is_not() -> None:
     def step(x: tf.Tensor) -> Any:
         with tf.GradientTape() as tape:
