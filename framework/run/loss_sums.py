@@ -38,6 +38,8 @@ from tekso.framework.run.loss_trial import (
 
 _Value = Callable[[TrialSums], float]
 """Returns one of the sums, or what is reported of them."""
+_Metrics = Callable[[TrialSums], Mapping[str, tuple[float, float]]]
+"""Returns the metrics of the task, or those that layers collect."""
 
 _LOSSES: Mapping[str, _Value] = {
     "loss": operator.attrgetter("loss"),
@@ -216,29 +218,40 @@ def _mean(total: np.ndarray | float, weight: np.ndarray | float) -> np.ndarray:
 
 
 def _check_metrics(division: _Division) -> list[str]:
-    """Rejects a metric that depends on how a batch is divided; returns warnings about weights."""
+    """Rejects a metric that depends on how a batch is divided; returns warnings about weights.
+
+    A metric of a layer may have sums that depend on rounding, such as the number of examples of an
+    expert, so it is rejected only if its weight does not add up either.
+    """
     trial, warnings = division.trial, []
-    for metric, (total, weight) in division.together.metrics.items():
-        pairs = [part.metrics.get(metric, (np.nan, np.nan)) for part in division.parts]
-        together = _ratio(total, weight)
-        added = _ratio(*(sum(column) for column in zip(*pairs, strict=True)))
-        if trial.differ(together, added, scale=abs(together)):
-            _check_repeats(division, f"metric {metric!r}", _metric(metric), added)
-            raise LossError(
-                f"the metric {metric!r} of {task_results.source_of_loss(trial.task)} depends on "
-                f"how a batch is divided: for {division.size} examples together it is "
-                f"{together:g}, and from the sums of two parts {added:g}. Return it as (sum over "
-                "the examples, sum of their weights): the report divides them once, over the "
-                "global batch"
-            )
-        apart = [weight for _, weight in pairs]
-        if total == 0 and trial.differ(weight, sum(apart), scale=sum(map(abs, apart))):
-            warnings.append(
-                f"the weight of the metric {metric!r} does not add up: for {division.size} "
-                f"examples together it is {weight:g}, and for two parts of them {apart[0]:g} and "
-                f"{apart[1]:g}. Unless the metric is always 0, return the sum of the weights of "
-                "the examples"
-            )
+    of_task: _Metrics = operator.attrgetter("metrics")
+    of_layers: _Metrics = operator.attrgetter("of_layers")
+    source = task_results.source_of_loss(trial.task)
+    for where, metrics in ((source, of_task), ("ctx.collect_metric", of_layers)):
+        for metric, (total, weight) in metrics(division.together).items():
+            pairs = [metrics(part).get(metric, (np.nan, np.nan)) for part in division.parts]
+            together = _ratio(total, weight)
+            added = _ratio(*(sum(column) for column in zip(*pairs, strict=True)))
+            apart = [weight for _, weight in pairs]
+            adds_up = not trial.differ(weight, sum(apart), scale=sum(map(abs, apart)))
+            may_differ = metrics is of_layers and adds_up
+            if trial.differ(together, added, scale=abs(together)) and not may_differ:
+                value = _metric(metrics, metric)
+                _check_repeats(division, f"metric {metric!r}", value, added)
+                raise LossError(
+                    f"the metric {metric!r} of {where} depends on "
+                    f"how a batch is divided: for {division.size} examples together it is "
+                    f"{together:g}, and from the sums of two parts {added:g}. Return it as (sum "
+                    "over the examples, sum of their weights): the report divides them once, over "
+                    "the global batch"
+                )
+            if metrics is of_task and total == 0 and not adds_up:
+                warnings.append(
+                    f"the weight of the metric {metric!r} does not add up: for {division.size} "
+                    f"examples together it is {weight:g}, and for two parts of them {apart[0]:g} "
+                    f"and {apart[1]:g}. Unless the metric is always 0, return the sum of the "
+                    "weights of the examples"
+                )
     return warnings
 
 
@@ -304,8 +317,8 @@ def _auxiliary(name: str) -> _Value:
     return lambda sums: sums.auxiliary.get(name, 0.0)
 
 
-def _metric(name: str) -> _Value:
-    return lambda sums: _ratio(*sums.metrics.get(name, (np.nan, np.nan)))
+def _metric(metrics: _Metrics, name: str) -> _Value:
+    return lambda sums: _ratio(*metrics(sums).get(name, (np.nan, np.nan)))
 
 
 def _ratio(one: float, weight: float) -> float:

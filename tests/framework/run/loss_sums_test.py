@@ -296,3 +296,21 @@ def test_the_mean_of_a_statistic_is_that_of_the_global_batch(way: str) -> None:
     what = r"^the statistic 'sizes' of ctx.collect_statistic .* for 3 examples together, and "
     with pytest.raises(LossError, match=what):
         check(way, Collecting)
+
+
+class Measuring(Squares):
+    """Collects a sum over the examples, divided by their number or by one."""
+
+    def loss(self, theta: Any, batch: Any, ctx: StepContext) -> LossSums:
+        examples = tf.cast(tf.shape(batch["x"])[0], tf.float32)
+        weight = examples if self.params.way == "sums" else 1.0
+        ctx.collect_metric("norm", tf.reduce_sum(batch["x"] ** 2), weight)
+        ctx.collect_metric("scale", 3.0, 1.0)  # the same in every part
+        return super().loss(theta, batch, ctx)
+
+
+def test_a_metric_of_a_layer_has_to_be_sums_over_examples() -> None:
+    check("sums", Measuring)
+    what = r"^the metric 'norm' of ctx.collect_metric depends on how a batch is divided: for 3"
+    with pytest.raises(LossError, match=what):
+        check("one", Measuring)
