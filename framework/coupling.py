@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Iterable, Iterator
 
 from tekso.framework.context import StepContext
 from tekso.framework.execution.errors import ExecutionError
@@ -80,6 +81,34 @@ def refuse_unsummed(task: Task, ctx: StepContext) -> None:
                 "the layer with ops.sum_over_replicas(ctx, x, self), or use one device with "
                 "execution.towers=1"
             )
+
+
+@contextlib.contextmanager
+def weights_elsewhere(task: Task, own: Iterable[str], statistics: Iterable[str]) -> Iterator[None]:
+    """Names the layer whose `updated_statistics` lacks weights that another stage stores.
+
+    Args:
+      task: the task.
+      own: paths of the weights of the stage whose statistics the block updates.
+      statistics: paths of these statistics.
+
+    Raises:
+      ExecutionError: the block looks up a weight of a layer in another stage.
+    """
+    try:
+        yield
+    except (AttributeError, KeyError) as error:
+        owners, others = {s.rpartition("/")[0] for s in statistics}, task.specs().keys() - set(own)
+        for layer in task.walk():
+            head = f"{layer.path}/" if layer.path else ""
+            lacks = sorted(path for path in others if path.startswith(head))
+            if layer.path in owners and lacks:
+                raise ExecutionError(
+                    f"{named(layer)}.updated_statistics reads or returns a weight that another "
+                    f"stage stores, such as {lacks[0]!r} ({error}). A stage of a pipeline has only "
+                    "its own weights: use --execution=data_parallel, or fewer stages"
+                ) from error
+        raise
 
 
 def _is_inside(one: str, other: str) -> bool:

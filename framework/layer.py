@@ -382,7 +382,7 @@ class Layer(Configurable):
         """Returns {path: new value} of untrained weights: of this layer, or of layers inside of it.
 
         Args:
-          theta: the weights of this layer, before the step.
+          theta: the weights of this layer, before the step; in a pipeline, those of the stage.
           statistics: {name: mean over the global batch} of the values given to
             `ctx.collect_statistic`.
         """

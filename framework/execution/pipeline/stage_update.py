@@ -15,6 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from tekso.framework.collected import Pairs
+from tekso.framework.coupling import weights_elsewhere
 from tekso.framework.execution.pipeline.stage_backend import StageBackend
 from tekso.framework.execution.pipeline.stage_state import StageState
 from tekso.framework.learning_step import Decision, UpdateScalars
@@ -105,7 +106,8 @@ class StageUpdate:
         scalars = scalars._replace(finite=self._backend.condition(placed.finite))
         variables, slot_variables = self._state.stages[self._stage]
         weights = {path: variables[path].read_value() for path in self._specs}
-        changed = self._step.new_statistics(weights, statistics, scalars.finite)
+        with weights_elsewhere(self._step.task, self._specs, statistics):
+            changed = self._step.new_statistics(weights, statistics, scalars.finite)
         done = [self._assigned(variables[p], v, self._specs[p]) for p, v in changed.items()]
         for weight in self._trained:
             path, specs = weight.spec.path, {made.path: made for made in weight.slots.values()}

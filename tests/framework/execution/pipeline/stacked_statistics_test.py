@@ -1,4 +1,4 @@
-"""Moving statistics of a repeated stack whose layers are divided among the stages of a pipeline."""
+"""Moving statistics of layers that are divided among the stages of a pipeline."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from pipeline_chain import DIM, EXAMPLES, batch, build, learner
+from pipeline_chain import DIM, EXAMPLES, Chain, batch, build, learner
 
+from tekso.framework.execution import ExecutionError
 from tekso.framework.initializers import Normal
 from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece, rows_of_stack
 from tekso.framework.task import Task
@@ -70,3 +71,33 @@ def test_each_stage_moves_the_statistics_of_its_own_layers(
 
 
 MOVED = {"mean": lambda x: 0.25 * x.mean(0), "variance": lambda x: 0.75 + 0.25 * x.var(0)}
+
+
+class Slow(Chain):
+    """The last of two maps follows the first one."""
+
+    def _last(self, theta: Theta, flow: Flow, ctx: Any) -> Flow:
+        if ctx.is_training:
+            count = float(flow["x"].shape[0])
+            ctx.collect_statistic(self, "examples", count, count)
+        return super()._last(theta, flow, ctx)
+
+    def updated_statistics(self, theta: Theta, statistics: Any) -> dict[str, tf.Tensor]:
+        return {"maps/1/w": theta.maps[0].w}
+
+
+class SlowElsewhere(Slow):
+    """The first of two maps is set to a constant by the last stage."""
+
+    def updated_statistics(self, theta: Theta, statistics: Any) -> dict[str, tf.Tensor]:
+        return {"maps/0/w": tf.zeros([DIM, DIM], tf.float64)}
+
+
+@pytest.mark.parametrize("kind", [Slow, SlowElsewhere])
+def test_statistics_that_need_a_weight_of_another_stage_are_refused(kind: type[Chain]) -> None:
+    task = kind.Params(num_maps=2).instantiate()
+    build(task, 1, 2).train_step(batch(), 0)
+    cut = build(task, 2, 2)
+    what = rf"the task \({kind.__name__}\).updated_statistics .* another stage stores, .*'maps/0/w'"
+    with pytest.raises(ExecutionError, match=what):
+        cut.train_step(batch(), 0)
