@@ -53,6 +53,8 @@ class Collected:
     def add(self, kind: Kind, name: str, value: Any, weight: Any) -> None:
         """Adds a sum and its weight.
 
+        A scalar weight of a statistic is broadcast: loops stack both, and then divide them.
+
         Raises:
           ValueError: the value or weight of a loss or metric is not a scalar.
         """
@@ -64,6 +66,8 @@ class Collected:
                     f"collect_{kind}({name!r}): the {what} has the shape {list(given.shape)}, but "
                     "must be a scalar: sum over the examples with tf.reduce_sum"
                 )
+        if value.shape.rank and weight.shape.rank == 0:
+            weight += tf.zeros_like(value)
         before = self.sums[kind].get(name)
         if before is not None:
             value, weight = before[0] + value, before[1] + weight

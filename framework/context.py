@@ -275,7 +275,8 @@ class StepContext:
         """Adds a sum and its weight; `layer.updated_statistics` gets their mean after the step.
 
         Shapes:
-          value, weight: any shape, both the same
+          value: any shape
+          weight: that of the value, or []
         """
         path = f"{layer.path}{SEPARATOR}{name}" if layer.path else name
         self.collected.add("statistic", path, value, weight)

@@ -155,6 +155,7 @@ def test_metrics_and_statistics_are_sums_with_weights(tree: Tree) -> None:
     value, weight = ctx.collected.sums["metric"]["accuracy"]
     assert (float(value), float(weight), value.dtype) == (4.0, 6.0, tf.float32)
     assert list(ctx.collected.sums["statistic"]) == ["a/mean"]
+    np.testing.assert_array_equal(ctx.collected.sums["statistic"]["a/mean"], [[1, 2], [5, 5]])
 
 
 def test_attention_weights_are_those_of_the_last_layer_and_computed_on_request_alone() -> None:

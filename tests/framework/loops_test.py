@@ -107,7 +107,7 @@ def test_scan_is_the_loop_written_out_with_gradients_and_all_that_is_collected(h
         found = in_graph(scan, jit_compile=how == "compiled")(*values())
     value, weight = found.pop("statistic")
     assert value.shape == (TURNS, DIM)
-    np.testing.assert_array_equal(weight, [BATCH] * TURNS)
+    np.testing.assert_array_equal(weight, np.full([TURNS, DIM], BATCH))  # it was a scalar
     np.testing.assert_allclose(tf.reduce_sum(value, 0), total[0], rtol=1e-5)
     assert_same(found, expected)
 
