@@ -27,9 +27,9 @@ NO_CLASS = re.compile(
 LABEL_VALUES = re.compile(r"\.\s+Label values: ([-\d\s]*)")
 """In the same message: all labels that the op was given."""
 BEFORE_THAT = "before that, "
-"""Begin of a note of an error about a layer that returned before it."""
+"""Beginning of a note of an error about a layer that returned before it."""
 IN_PIECE = "in the piece "
-"""Begin of a note of an error about a name that a piece does not have."""
+"""Beginning of a note of an error about a name that a piece does not have."""
 _NAMES = re.compile(r"\{\{\w+ [^}]*\}\}\s*")
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 IN_LAYER = "in the layer "
-"""Begin of a note of an error: the path and the class of the innermost layer that was computed."""
+"""Beginning of a note of an error: the path and the class of the innermost computed layer."""
 
 
 def name_in_errors(cls: Any) -> None:

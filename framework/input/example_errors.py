@@ -16,7 +16,7 @@ from tekso.framework.params import Params
 Ints = npt.NDArray[np.int64]
 
 WHILE_BUILDING = "while building "
-"""Begin of a note of an error about the examples that were being built."""
+"""Beginning of a note of an error about the examples that were being built."""
 _MOST = 8  # indices in a note
 _MOST_SECONDS = 10.0  # for examples that are built alone
 

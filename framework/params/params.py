@@ -406,7 +406,7 @@ class Params(Node):
         return paths.join(self._path(), name)
 
     def _without(self, name: str) -> str:
-        """Returns the begin of a message about an unknown name, with the path of this node."""
+        """Returns the beginning of a message about an unknown name, with the path of this node."""
         path = self._path()
         what = f"{path} ({self._title()})" if path else self._title()
         return f"{what} has no field {name}"
