@@ -38,9 +38,9 @@ class _Bound:
     def __init__(self, fprop: Any) -> None:
         self._fprop = fprop
 
-    def __get__(self, layer: Any, cls: Any = None) -> Callable[..., Any]:
-        bound: Callable[..., Any] = self._fprop.__get__(layer, cls)
-        if layer is None:
+    def __get__(self, instance: Any, cls: Any = None) -> Callable[..., Any]:
+        bound: Callable[..., Any] = self._fprop.__get__(instance, cls)
+        if instance is None:
             return bound
 
         @functools.wraps(bound)
@@ -48,13 +48,13 @@ class _Bound:
             try:
                 return bound(*args, **kwargs)
             except Exception as error:
-                _add_note(error, layer)
+                _add_note(error, instance)
                 raise
 
         return run
 
 
-def _add_note(error: Exception, layer: Any) -> None:
+def _add_note(error: Exception, instance: Any) -> None:
     if not any(note.startswith(IN_LAYER) for note in getattr(error, "__notes__", ())):
-        kind = type(layer).__name__
-        error.add_note(f"{IN_LAYER}{f'{layer.path} ({kind})' if layer.path else kind}")
+        kind = type(instance).__name__
+        error.add_note(f"{IN_LAYER}{f'{instance.path} ({kind})' if instance.path else kind}")
