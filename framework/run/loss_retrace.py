@@ -59,7 +59,8 @@ def explaining(parts: Assembly, step: int, unchecked: Sequence[str]) -> Iterator
     except Exception as error:
         found = same_failure(parts.task, parts.input.batch(step), error) if unchecked else None
         for note in getattr(found, "__notes__", ()):
-            error.add_note(note)
+            if note not in getattr(error, "__notes__", ()):
+                error.add_note(note)
         raise
 
 

@@ -108,7 +108,8 @@ def test_an_error_of_the_loss_is_no_error_of_decoding_and_names_the_layer_before
     error = failing("half", tmp_path, decodes=decodes)
     assert "decode" not in str(error)
     assert error.__notes__ == [
-        "before that, rows/0 (Odd) returned the shape [3, 2] for inputs [3, 4]"
+        "in the layer rows/1/inner (Linear)",
+        "before that, rows/0 (Odd) returned the shape [3, 2] for inputs [3, 4]",
     ]
 
 
@@ -116,18 +117,19 @@ def test_the_layer_that_returned_none_is_named(tmp_path: Path) -> None:
     error = failing("none", tmp_path, decodes=True)
     assert "decode" not in str(error)
     said = "before that, rows/0 (Odd) returned None: is a return missing in its fprop?"
-    assert error.__notes__ == [said]
+    assert error.__notes__ == ["in the layer rows/1/inner (Linear)", said]
 
 
 @pytest.mark.parametrize(
     ("mistake", "kind"), [("if", "OperatorNotAllowedInGraphError"), ("late", "ValueError")]
 )
-def test_other_errors_and_children_of_the_layer_that_fails_have_no_note(
+def test_other_errors_and_children_of_the_layer_that_fails_name_no_layer_before(
     mistake: str, kind: str, tmp_path: Path
 ) -> None:
     error = failing(mistake, tmp_path, decodes=True)
     assert type(error).__name__ == kind
-    assert "decode" not in str(error) and not hasattr(error, "__notes__")
+    assert "decode" not in str(error)
+    assert [note for note in error.__notes__ if not note.startswith("in the layer ")] == []
 
 
 def test_an_error_at_another_place_is_not_that_of_the_loss() -> None:
