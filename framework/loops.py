@@ -43,7 +43,6 @@ def scan(
         own = tf.nest.map_structure(
             lambda w, t: tf.cast(w, t.dtype) if _is_16_bits(t) else w, wide, theta
         )
-        own = of_iteration(own, i)
         after, y = body(own, state, x, inner)
         tf.nest.map_structure(check_same, state, after)
         sums = inner.collected.sums
@@ -80,24 +79,6 @@ def compiles_loops(ctx: StepContext, xs: tf.Tensor) -> bool:
 
 def _is_16_bits(x: Any) -> bool:
     return bool(tf.is_tensor(x) and x.dtype.is_floating and x.dtype.size == 2)
-
-
-def of_iteration(weights: Any, i: Any) -> Any:
-    """Returns weights of which vectors and scalars depend on the number of the iteration.
-
-    TensorFlow 2.21 computes nothing, and its results have the shape [0], if a body adds a tensor
-    from outside twice to one result, as in (x w + b) + (h v + b). On a mesh, the step never ends.
-    Without its arithmetic optimizations, or if the tensor changes in an iteration, it is right.
-    """
-    if not isinstance(i, tf.Tensor) or isinstance(i, tf.__internal__.EagerTensor):
-        return weights
-    one = i >= 0
-
-    def changed(w: Any) -> Any:
-        is_bias = tf.is_tensor(w) and w.dtype.is_floating and w.shape.rank in (0, 1)
-        return w * tf.cast(one, w.dtype) if is_bias else w
-
-    return tf.nest.map_structure(changed, weights)
 
 
 def iterations_of(xs: Any) -> int:

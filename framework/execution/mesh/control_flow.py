@@ -48,7 +48,6 @@ def scan(
     ) -> tuple[Flat, Flat, Flat]:
         """Runs one iteration on flat lists; returns state, stacked and summed outputs."""
         weights = tf.nest.pack_sequence_as(theta, loop_inputs(theta_))
-        weights = loops.of_iteration(weights, index)
         x = tf.nest.pack_sequence_as(xs, x_)
         inner = ctx.iteration(index + first)
         inner.register_layouts(weights, theta_axes)
