@@ -16,4 +16,5 @@ def widen_half(x: tf.Tensor) -> tf.Tensor:
 
 def widen(x: tf.Tensor) -> tf.Tensor:
     """Casts x to float32; float64 and complex numbers are unchanged."""
-    return x if x.dtype == tf.float64 or x.dtype.is_complex else tf.cast(x, tf.float32)
+    dtype = tf.as_dtype(x.dtype)  # of a tensor or an array
+    return x if dtype == tf.float64 or dtype.is_complex else tf.cast(x, tf.float32)
