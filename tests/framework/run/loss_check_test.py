@@ -224,6 +224,11 @@ def test_a_metric_of_a_layer_that_counts_padding_is_a_warning() -> None:
     assert len(check("layer metric of the weights")) == 1  # the weight that is not used
 
 
+def test_a_metric_of_a_layer_that_is_a_mean_is_refused() -> None:
+    with pytest.raises(LossError, match=r"'mean square' of ctx\.collect_metric depends on how a"):
+        check("layer metric is a mean that counts")
+
+
 def check_restored(way: str) -> list[str]:
     task = Squares.Params(way=way).instantiate()
     inputs = {"eval_inputs.dev": Points.Params(batch_size=4, order="once").instantiate()}
