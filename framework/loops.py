@@ -21,6 +21,7 @@ from tekso.framework.primitives.fusion import XlaFusion
 from tekso.framework.primitives.precision import widen
 from tekso.framework.source_lines import place_of
 from tekso.framework.theta import Theta
+from tekso.framework.while_loops import while_loop
 
 
 def scan(
@@ -173,7 +174,7 @@ def _graph_loop(
             arrays = [a.write(i, value) for a, value in zip(arrays, tensors(y), strict=True)]
             return i + 1, new_state, arrays, tf.nest.map_structure(tf.add, sums, tensors(more))
 
-        _, last, arrays, sums = tf.while_loop(
+        _, last, arrays, sums = while_loop(
             lambda i, *_: i < num_iterations,
             loop_body,
             (tf.constant(0), state, arrays, sums),
@@ -266,11 +267,11 @@ def _recomputed(
             # Otherwise TensorFlow would merge it with the forward pass and save all activations.
             with tf.control_dependencies([g for g in gradients if g is not None]):
                 again = [tf.identity(a) for a in args]
-            others = [outer_tensors.inside(t) for t in outer]
             floats = [i for i, a in enumerate(again) if has_gradient(a)]
             with tf.GradientTape(watch_accessed_variables=False) as tape:
-                watched = [*(again[i] for i in floats), *others]
-                tape.watch(watched)
+                watched = [*(again[i] for i in floats), *outer]
+                tape.watch(watched[: len(floats)])
+                outer_tensors.watch(tape, outer)
                 outputs = run(again)
             pairs = [
                 (o, g)

@@ -6,12 +6,14 @@ become an argument. Python does not say what that is; the ops of the body do.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 from tensorflow.python.eager import record
 
+from tekso.framework import graph_errors, op_signatures
 from tekso.framework.nests import has_gradient
 from tekso.framework.user_mistakes import MistakeError
 
@@ -59,26 +61,29 @@ class Reads(NamedTuple):
       ops: all ops that it added to its graph.
       arguments: places of the arguments that it reads.
       outer: tensors from outside.
+      computed: what each op computes.
     """
 
     ops: Sequence[tf.Operation]
     arguments: frozenset[int]
     outer: list[Any]
+    computed: list[Hashable]
 
     @classmethod
     def of(cls, ops: Sequence[tf.Operation], arguments: Sequence[Any]) -> Reads:
         """Returns what the ops that a body added to its graph read."""
         place = {id(tensor): number for number, tensor in enumerate(arguments)}
         found = frozenset(place[id(t)] for op in ops for t in op.inputs if id(t) in place)
-        return cls(ops, found, read_by(ops, arguments))
+        computed = op_signatures.signatures(ops, arguments)
+        return cls(ops, found, read_by(ops, arguments), computed)
 
     def refuse_other(self, later: Reads, what: str) -> None:
-        """Raises a MistakeError if a body reads other arguments or tensors when it runs again.
+        """Raises a MistakeError if a body reads or computes something else when it runs again.
 
         Of tensors from outside, those of the graph of its first run are compared.
 
         Args:
-          later: what it reads then.
+          later: what it reads and computes then.
           what: the body, for the message.
         """
         graph = self.ops[0].graph if self.ops else None
@@ -86,6 +91,25 @@ class Reads(NamedTuple):
         more = [t for t in more if self._is_computed(t)]
         if more or self.arguments != later.arguments:
             refuse(more, what)
+        self.refuse_other_ops(later, what)
+
+    def refuse_other_ops(self, later: Reads, what: str) -> None:
+        """Raises a MistakeError if a body computes something else when it runs again.
+
+        What it computed the first time may be missing: it was kept.
+        """
+        known = Counter(self.computed)
+        for op, computed in zip(later.ops, later.computed, strict=True):
+            known[computed] -= 1
+            if computed is not None and known[computed] < 0:
+                frames = ((f.filename, f.lineno or 0, f.name) for f in op.traceback or ())
+                raise MistakeError(
+                    f"{what} is called again for the backward pass, and computes something else "
+                    f"then, by an op {op.type}. What it reads from outside, such as an attribute, "
+                    "a list, a dict or a counter, must not change until the gradients are "
+                    "computed: read it before, into a variable of the function around it"
+                    + graph_errors.place_in(frames)
+                )
 
     def _is_computed(self, tensor: Any) -> bool:
         """Returns False for a tensor that the first run made of constants, and kept for later."""
@@ -118,6 +142,19 @@ def refuse(more: Sequence[Any], what: str) -> None:
         "an attribute, must not change until the gradients are computed: pass the tensors as "
         "arguments"
     )
+
+
+def watch(tape: tf.GradientTape, outer: Iterable[Any]) -> None:
+    """Watches tensors of another graph. Call it in the block of the tape.
+
+    A tape knows such an input of an op as a tensor of the graph that is being traced, but that of a
+    call of a `tf.function` as it was passed.
+    """
+    for tensor in outer:
+        tape.watch(tensor)
+        own = inside(tensor)
+        if own is not tensor:
+            record.record_operation("captured_value", [own], [tensor], lambda d: [d])
 
 
 def inside(tensor: Any) -> Any:

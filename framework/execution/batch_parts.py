@@ -10,6 +10,7 @@ import tensorflow as tf
 from tekso.framework.batch_sums import Sums, added
 from tekso.framework.execution import tower_sums
 from tekso.framework.step import Flat
+from tekso.framework.while_loops import while_loop
 
 Gradients = list[Flat]
 """Gradients of several parts of a batch, not summed yet."""
@@ -70,7 +71,7 @@ def one_after_the_other(
     # Otherwise, TensorFlow begins a part before the one before has freed its tensors.
     with tf.control_dependencies(tf.nest.flatten(first)):
         second = tf.identity(1)
-    gradients, sums = tf.while_loop(
+    gradients, sums = while_loop(
         lambda i, *_: i < count,
         lambda i, total: (i + 1, tf.nest.map_structure(tf.add, total, part(i))),
         (second, first),

@@ -32,6 +32,7 @@ from tekso.framework.execution.state import ReadKey, chosen
 from tekso.framework.execution.workarounds.call_counts import counted_alone
 from tekso.framework.state import State
 from tekso.framework.step import Flat, Step
+from tekso.framework.while_loops import while_loop
 
 
 class DataParallelProgram(DeviceProgram):
@@ -172,7 +173,7 @@ class DataParallelProgram(DeviceProgram):
             new = (a.write(i, metrics[name]) for a, name in zip(arrays, names, strict=True))
             return i + 1, tuple(new)
 
-        _, arrays = tf.while_loop(
+        _, arrays = while_loop(
             lambda i, _: i < count, one, (tf.constant(0), arrays), parallel_iterations=1
         )
         columns = [tf.unstack(array.stack(), count) for array in arrays]

@@ -26,6 +26,7 @@ from tekso.framework import workarounds
 from tekso.framework.context import StepContext
 from tekso.framework.params import param
 from tekso.framework.theta import Theta
+from tekso.framework.while_loops import while_loop
 from tekso.models.decoding.decoder import Decoder, DecoderStep
 from tekso.models.decoding.hypothesis_score import HypothesisScore
 from tekso.models.decoding.paths import Paths
@@ -224,7 +225,7 @@ class _Run:
             inside, state = workarounds.capture(self._ctx, (given, _State(*flat)))
             return self._iteration(inside, state)
 
-        last = tf.while_loop(
+        last = while_loop(
             lambda *flat: ~tf.reduce_all(_State(*flat).is_done),
             iteration,
             self._begin(theta, batch, is_source_BS),

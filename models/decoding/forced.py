@@ -13,6 +13,7 @@ import tensorflow as tf
 from tekso.framework import workarounds
 from tekso.framework.context import StepContext
 from tekso.framework.theta import Theta
+from tekso.framework.while_loops import while_loop
 from tekso.models.decoding.decoder import Decoder, DecoderStep
 from tekso.models.decoding.hypothesis_score import HypothesisScore
 from tekso.models.decoding.search import check_ids, token_log_probs
@@ -83,7 +84,7 @@ def score_targets(
     none: Any = tf.zeros([longest, b * h, is_source_BS.shape[1]]) if has_attention else ()
     begin_N = tf.fill([b * h], tf.constant(end_id, tf.int32))
     begin = (tf.constant(0), begin_N, state, tf.zeros([longest, b * h]), none)
-    last = tf.while_loop(lambda t, *_: t < longest, iteration, begin, maximum_iterations=longest)
+    last = while_loop(lambda t, *_: t < longest, iteration, begin, maximum_iterations=longest)
     is_token_BHT = tf.range(longest) < tf.expand_dims(lengths_BH, 2)
     log_probs_BHT = tf.squeeze(_of_tokens(tf.expand_dims(last[3], 2), is_token_BHT), 3)
     log_probs_BH = tf.reduce_sum(log_probs_BHT, 2)

@@ -15,6 +15,7 @@ from tekso.framework import workarounds
 from tekso.framework.context import StepContext
 from tekso.framework.params import param
 from tekso.framework.theta import Theta
+from tekso.framework.while_loops import while_loop
 from tekso.models.decoding.sampling import check_sampling, sample
 from tekso.models.decoding.search import Prefix, Search, forced_tokens, token_log_probs
 
@@ -86,7 +87,7 @@ class Sampler(Search):
             is_open_N &= ~is_end_N & (t + 1 < limits_N)
             return t + 1, ids_N, step.state, ids_TN, log_probs_N, lengths_N, is_open_N
 
-        last = tf.while_loop(
+        last = while_loop(
             lambda *flat: tf.reduce_any(flat[-1]),
             iteration,
             (

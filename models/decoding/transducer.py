@@ -16,6 +16,7 @@ import tensorflow as tf
 from tekso.framework import workarounds
 from tekso.framework.context import StepContext
 from tekso.framework.theta import Theta
+from tekso.framework.while_loops import while_loop
 from tekso.models.decoding.prefix_scores import PrefixScores, PrefixTotals
 from tekso.models.layers.frames import FrameSequence
 from tekso.models.transducer import Transducer
@@ -95,7 +96,7 @@ def transducer_greedy(
         }
         return (next_,)
 
-    (last,) = tf.while_loop(
+    (last,) = while_loop(
         lambda now: tf.reduce_any(now["t"] < encoded.lengths),
         iteration,
         (begin,),

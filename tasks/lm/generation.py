@@ -25,6 +25,7 @@ import tensorflow as tf
 from tekso.framework import workarounds
 from tekso.framework.context import StepContext
 from tekso.framework.theta import Theta
+from tekso.framework.while_loops import while_loop
 from tekso.models.decoding.recomputation import extendable
 from tekso.models.decoding.sampling import sample
 from tekso.models.decoding.search import forbidding
@@ -166,7 +167,7 @@ class Generator:
             tf.zeros([batch_size], tf.bool),
             tf.identity(lengths_B),
         )
-        _, _, ids_TB, _, _, _, written_B = tf.while_loop(
+        _, _, ids_TB, _, _, _, written_B = while_loop(
             lambda t, origin, ids, logits, cache, done_B, written: ~tf.reduce_all(done_B),
             iteration,
             state,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import itertools
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -48,6 +50,13 @@ class Direct:
             state, y = body(theta, state, xs[i], isolated(ctx).fold(i))
             ys.append(y)
         return state, tf.nest.map_structure(lambda *y: tf.stack(y), *ys)
+
+
+class OfOneDevice:
+    """The forms of one device."""
+
+    rematerialize = staticmethod(loops.rematerialize)
+    scan = staticmethod(loops.scan)
 
 
 class Again:
@@ -103,6 +112,30 @@ def returned_as_it_is(form: Any, ctx: StepContext, theta: Theta, x: tf.Tensor) -
     return y + same**2 + ys[0] + ys[1] ** 2 + state[1] ** 3
 
 
+@case
+def a_function_reads_it(form: Any, ctx: StepContext, theta: Theta, x: tf.Tensor) -> tf.Tensor:
+    k, times = tf.exp(x[0, 0]), tf.function(lambda x, k: x * k, autograph=False)
+
+    def body(t: Theta, h: tf.Tensor, z: tf.Tensor, ctx: StepContext) -> Any:
+        one = lambda t, h, ctx: times(tf.tanh(h @ t.w), k) + times(h, m)  # noqa: E731
+        m = times(z, t.v[0]) + k
+        return form.rematerialize(ctx, one, t, h) + z, times(h, k)
+
+    return form.scan(ctx, body, theta, x[0], x)[1]
+
+
+@case
+def a_bias_is_added_twice(form: Any, ctx: StepContext, theta: Theta, x: tf.Tensor) -> tf.Tensor:
+    outer, sum_ = tf.exp(x[0, 0]), tf.function(lambda x, w, b: x @ w + b, autograph=False)
+    theta = Theta(**theta, b=tf.reduce_sum(theta.w, 0), s=tf.reduce_sum(theta.v))
+
+    def body(t: Theta, h: tf.Tensor, z: tf.Tensor, ctx: StepContext) -> Any:
+        h = tf.tanh((z @ t.w + t.b) + (h @ t.v + tf.stop_gradient(t.b)) + (t.s + t.s))
+        return h, sum_(h, t.v, outer) + sum_(z, t.w, outer)
+
+    return form.scan(ctx, body, theta, x[0], x)[1]
+
+
 def loss_and_gradients(name: str, form: Any, w: tf.Tensor, v: tf.Tensor, x: tf.Tensor) -> Any:
     ctx = OneDevice(mode="train", seed=4, num_examples=2)
     with tf.GradientTape() as tape:
@@ -112,12 +145,13 @@ def loss_and_gradients(name: str, form: Any, w: tf.Tensor, v: tf.Tensor, x: tf.T
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_gradients_are_those_of_one_call(name: str) -> None:
+@pytest.mark.parametrize("kind", [OfOneDevice, Again])
+def test_gradients_are_those_of_one_call(kind: Any, name: str) -> None:
     rng = np.random.default_rng(0)
     given = [tf.constant(rng.normal(size=size), tf.float32) for size in ([3, 3], [3, 3], [4, 2, 3])]
     found, expected = (
         tf.function(functools.partial(loss_and_gradients, name, form), autograph=False)(*given)
-        for form in (Again, Direct)
+        for form in (kind, Direct)
     )
     assert all(np.any(gradient) for gradient in expected)
     for a, b in zip(found, expected, strict=True):
@@ -147,6 +181,78 @@ def test_a_list_that_grows_until_the_gradients_is_an_error_with_the_line(form: s
     message = rf"ops.{form}: .*later_calls_test.py:\d+.* is called again .*Exp.*as arguments"
     with pytest.raises(MistakeError, match=message):
         run(tf.ones([3, 2]))
+
+
+def changed_number(own: Any) -> Any:
+    own.k = 1.0
+    yield lambda w, v, x: tf.tanh(x @ w) * own.k
+    own.k = 2.0
+
+
+def changed_weight(own: Any) -> Any:
+    own.name = "w"
+    yield lambda w, v, x: tf.tanh(x @ {"w": w, "v": v}[own.name]) + (v + w)[0]
+    own.name = "v"
+
+
+def changed_op(own: Any) -> Any:
+    own.function = [tf.tanh]
+    yield lambda w, v, x: own.function[0](x @ w)
+    own.function[0] = tf.sin
+
+
+def changed_variable_of_a_function_in_a_list(own: Any) -> Any:
+    k = 2.0
+    functions = [lambda x: x * k]
+    yield lambda w, v, x: functions[0](tf.tanh(x @ w))
+    k = 3.0
+
+
+def counted(own: Any) -> Any:
+    numbers = itertools.count(1.0)
+    yield lambda w, v, x: tf.tanh(x @ w) * next(numbers)
+
+
+def changed_branch(own: Any) -> Any:
+    own.k = 1.0
+    yield lambda w, v, x: tf.cond(x[0, 0] > 0, lambda: tf.tanh(x @ w) * own.k, lambda: x)
+    own.k = 2.0
+
+
+CHANGES = [
+    changed_number,
+    changed_weight,
+    changed_op,
+    changed_variable_of_a_function_in_a_list,
+    counted,
+    changed_branch,
+]
+
+
+def changing(form: str, change: Any, x: tf.Tensor, w: tf.Tensor, v: tf.Tensor) -> Any:
+    """Returns gradients of a body that reads something, which changes before they are computed."""
+    ctx = OneDevice(mode="train", seed=4, num_examples=2)
+    steps = change(types.SimpleNamespace())
+    function = next(steps)
+    with tf.GradientTape() as tape:
+        tape.watch([x, w, v])
+        if form == "rematerialize":
+            call = lambda theta, z, ctx: function(theta.w, theta.v, z)  # noqa: E731
+            y = loops.rematerialize(ctx, call, Theta(w=w, v=v), x[0])
+        else:
+            body = lambda theta, h, z, ctx: (function(theta.w, theta.v, h + z), h)  # noqa: E731
+            y, _ = control_flow.scan(ctx, body, Theta(w=w, v=v), x[0], x, 0)
+        assert next(steps, None) is None
+    return tape.gradient(y, [x, w, v])
+
+
+@pytest.mark.parametrize("form", ["rematerialize", "scan"])
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+def test_a_body_that_computes_something_else_later_is_an_error(form: str, change: Any) -> None:
+    run = tf.function(functools.partial(changing, form, change), autograph=False)
+    message = rf"(?s)ops.{form}: .*called again .*(other arguments|something else).*later_calls_te"
+    with pytest.raises(MistakeError, match=message):
+        run(tf.ones([4, 2, 3]), tf.ones([3, 3]), tf.ones([3, 3]))
 
 
 SMALL, LARGE = tf.constant([0.4, 0.5, 0.6]), tf.constant([[0.3] * 3] * 70)

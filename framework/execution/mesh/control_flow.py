@@ -23,6 +23,7 @@ from tekso.framework.nests import filled, has_gradient, tensors
 from tekso.framework.primitives.custom_gradient import custom_gradient
 from tekso.framework.primitives.precision import widen
 from tekso.framework.source_lines import place_of
+from tekso.framework.while_loops import while_loop
 
 Flat = list[tf.Tensor]
 
@@ -92,7 +93,7 @@ class Loop:
     ) -> None:
         self._ctx, self._iteration, self._num_iterations = ctx, iteration, num_iterations
         self._theta_axes, self._what = theta_axes, what
-        self._read: Flat = []  # tensors from outside
+        self._reads: outer_tensors.Reads  # of the first trace
         self._outer: Flat = []  # those of them that learn
 
     def run(self, theta: Flat, state: Flat, xs: Flat) -> tuple[Flat, Flat, Flat]:
@@ -126,13 +127,17 @@ class Loop:
 
         def probe() -> None:
             first = tf.constant(0)
-            after, stacked, summed = self._iteration(first, theta, state, read(xs, first))
+            inputs = [_made_here(flat) for flat in (theta, state, read(xs, first))]
+            graph = tf.compat.v1.get_default_graph()
+            before = len(graph.get_operations())
+            after, stacked, summed = self._iteration(first, *inputs)
             _made_here(after)
             found.append((_made_here(stacked), _made_here(summed)))
+            ops = graph.get_operations()[before:]
+            self._reads = outer_tensors.Reads.of(ops, [first, *joined(inputs)])
 
         graph = tf.function(probe, autograph=False).get_concrete_function().graph
         outside = [outer for outer, _ in graph.captures]
-        self._read = outside
         self._outer = outer_tensors.learned(outside, [*theta, *state, *xs])
         return found[0]
 
@@ -154,7 +159,7 @@ class Loop:
                 state, ys, more = self._iteration(i, theta, state, read(xs, i))
             return i + 1, state, saved, _write(stacks, i, ys), _add(sums, more)
 
-        _, state, saved, stacks, sums = tf.while_loop(
+        _, state, saved, stacks, sums = while_loop(
             lambda i, *_: i < self._num_iterations,
             body,
             (tf.constant(0), state, saved, stacks, sums),
@@ -189,15 +194,18 @@ class Loop:
         """Returns the results of an iteration, and the gradients of weights, state and x."""
         inputs = theta, state, x
         weights, *rest = (learning(flat) for flat in inputs)
-        watched = [[*weights, *map(outer_tensors.inside, self._outer)], *rest]
+        watched = [[*weights, *self._outer], *rest]
         with tf.GradientTape(watch_accessed_variables=False) as tape:
-            tape.watch(watched)
+            tape.watch([weights, rest])
+            outer_tensors.watch(tape, self._outer)
             graph = tf.compat.v1.get_default_graph()
             before = len(graph.get_operations())
             outputs = _made_here(joined(self._iteration(index, *inputs)))
-            found = outer_tensors.read_by(graph.get_operations()[before:], [index, *joined(inputs)])
-        if more := outer_tensors.new_reads(self._read, found):
+            ops = graph.get_operations()[before:]
+        later = outer_tensors.Reads.of(ops, [index, *joined(inputs)])
+        if more := outer_tensors.new_reads(self._reads.outer, later.outer):
             outer_tensors.refuse(more, self._what)
+        self._reads.refuse_other_ops(later, self._what)
         dtheta, dstate, dx = tape.gradient(
             learning(outputs),
             watched,
@@ -236,7 +244,7 @@ class Loop:
         weights = [*learning(theta), *self._outer]
         dtheta = [widen(tf.zeros_like(t)) for t in weights]
         dxs = [tf.zeros_like(t) for t in learning(xs)]
-        _, dtheta, dstate, dxs = tf.while_loop(
+        _, dtheta, dstate, dxs = while_loop(
             lambda i, *_: i >= 0,
             body,
             (tf.constant(self._num_iterations - 1), dtheta, dafter, dxs),

@@ -1,0 +1,62 @@
+"""What the ops of a trace compute, to find out whether a body computes the same when called again.
+
+The inputs of an op are compared only if they are arguments of the body. That is enough to find
+another weight, another constant such as the number of a draw, and another op.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Iterable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+_NOTHING = ("Identity", "IdentityN", "NoOp", "Placeholder")
+_NAMES = ("container", "shared_name")
+
+
+def signatures(ops: Sequence[tf.Operation], arguments: Iterable[Any]) -> list[Hashable]:
+    """Returns for each op what it computes; None: nothing.
+
+    Args:
+      ops: ops of one graph.
+      arguments: tensors whose places tell the inputs of ops apart.
+    """
+    places: dict[int, int] = {}
+    for place, tensor in enumerate(arguments):
+        places.setdefault(id(tensor), place)
+    captures = getattr(ops[0].graph, "captures", ()) if ops else ()
+    outside = {id(inner): id(outer) for outer, inner in captures}
+
+    def place_of(tensor: Any) -> int | None:
+        while (key := outside.get(id(tensor), id(tensor))) not in places:
+            if tensor.op.type not in ("Identity", "IdentityN"):
+                return None
+            tensor = tensor.op.inputs[tensor.value_index]
+        return places[key]
+
+    return [_signature(op, [place_of(t) for t in op.inputs]) for op in ops]
+
+
+def _signature(op: tf.Operation, places: Sequence[int | None]) -> Hashable:
+    if op.type in _NOTHING:
+        return None
+    attributes = op.node_def.attr
+    called = [value.func.name for value in attributes.values() if value.HasField("func")]
+    if called:
+        return (op.type, *places, *(_of_function(op, name) for name in called))
+    own = (
+        (name, hash(value.SerializeToString(deterministic=True)))
+        for name, value in sorted(attributes.items())
+        if not name.startswith("_") and name not in _NAMES
+    )
+    return (op.type, *places, *own)
+
+
+def _of_function(op: tf.Operation, name: str) -> Hashable:
+    """Returns what the ops of a function compute; None: it was not traced here."""
+    graph = getattr(op.graph._get_function(name), "graph", None)
+    if graph is None:
+        return None
+    return frozenset(Counter(signatures(graph.get_operations(), graph.inputs)).items())
