@@ -20,8 +20,8 @@ Function = Callable[..., Any]
 def frozen(function: Function) -> Function:
     """Returns a copy of a function that reads its outer variables as they are now.
 
-    So do the functions that it reads, or gets as defaults or arguments of a `partial`; those that
-    share a variable still do. Of lists, dicts and other objects, the copy reads the same ones: what
+    So do the functions within functions that it reads, or gets as defaults or arguments of a
+    `partial`; those that share a variable still do. Of lists, dicts and other objects, the copy reads the same ones: what
     they contain may still change.
     """
     return cast(Function, _Frozen().copy(function))
@@ -46,6 +46,8 @@ class _Frozen:
         if type(value) is tuple:
             return tuple(map(self.copy, value))
         if not isinstance(value, types.FunctionType):
+            return value
+        if "<locals>" not in value.__qualname__:  # of a module: it is compared with `is`
             return value
         if not (value.__closure__ or value.__defaults__ or value.__kwdefaults__):
             return value

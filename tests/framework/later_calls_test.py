@@ -335,6 +335,15 @@ def test_functions_in_arguments_and_defaults_are_frozen() -> None:
     assert given[0](x=1) == 200
 
 
+def test_functions_of_modules_are_the_same_in_frozen_functions() -> None:
+    relu, own = tf.nn.relu, frozen  # TensorFlow's functions have outer variables
+
+    def same() -> bool:
+        return relu is tf.nn.relu and own is frozen
+
+    assert frozen(same)()
+
+
 def test_frozen_methods_keep_their_object_and_unset_variables_stay_unset() -> None:
     class Counter:
         count = 0

@@ -22,6 +22,7 @@ _OPERATION = re.compile(r'see current operation: [^=]*= "tf\.(\w+)"')
 _SHAPE = re.compile(r"_global_shape = \[#tf_type\.shape<([\dx]*)>")
 _MOST_PLACES = 3
 _FRAMEWORK = os.path.dirname(graph_errors.__file__) + os.sep
+_DECORATOR = os.path.join(_FRAMEWORK, "primitives", "custom_gradient.py")
 _SWISH = "/tensorflow/python/ops/nn_impl.py"
 TAPE = "gradient_tape/"
 """Begins the name of an op of a gradient; the name or the scope of the forward op follows."""
@@ -90,8 +91,10 @@ def has_own_gradient(op: tf.Operation) -> bool:
     Those of Tekso's framework and TensorFlow's swish are the derivatives of the values, computed
     with less work.
     """
-    frame = _frame(op) if "_gradient_op_type" in op.node_def.attr else None
-    if op.type != "IdentityN" or frame is None or frame.filename.startswith(_FRAMEWORK):
+    if op.type != "IdentityN" or "_gradient_op_type" not in op.node_def.attr:
+        return False
+    frame = _frame(op)
+    if frame is None or frame.filename.startswith(_FRAMEWORK):
         return False
     return not any(inner.filename.endswith(_SWISH) for inner in op.traceback)
 
@@ -148,7 +151,11 @@ def _listed(found: Iterable[tf.Operation]) -> str:
 
 def _frame(op: tf.Operation) -> traceback.FrameSummary | None:
     # An op that was copied with its graph has no traceback.
-    own = [frame for frame in op.traceback or () if "/tensorflow/" not in frame.filename]
+    own = [
+        frame
+        for frame in op.traceback or ()
+        if "/tensorflow/" not in frame.filename and frame.filename != _DECORATOR
+    ]
     return own[-1] if own else None
 
 

@@ -29,6 +29,7 @@ from tekso.framework.foreign_variables import ForeignVariableError, refused
 from tekso.framework.initializers import Zeros
 from tekso.framework.layer import Layer
 from tekso.framework.pieces import LOSS_SUM, METRICS, Piece, rows_of_stack
+from tekso.framework.primitives.custom_gradient import custom_gradient
 from tekso.framework.run import pipeline_plan
 from tekso.framework.task import Task
 from tekso.framework.theta import Theta
@@ -180,7 +181,14 @@ def reversal(x: Any) -> Any:
     return tf.identity(x), lambda dy: -dy
 
 
-@pytest.mark.parametrize("function", [reversal, tf.grad_pass_through(tf.sign)])
+@custom_gradient
+def reversal_of_the_framework(x: Any) -> Any:
+    return tf.identity(x), lambda dy: -dy
+
+
+@pytest.mark.parametrize(
+    "function", [reversal, reversal_of_the_framework, tf.grad_pass_through(tf.sign)]
+)
 def test_custom_gradients_of_layers_of_the_stack_are_refused_with_their_line(
     monkeypatch: pytest.MonkeyPatch, function: Any
 ) -> None:
