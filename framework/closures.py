@@ -21,8 +21,8 @@ def frozen(function: Function) -> Function:
     """Returns a copy of a function that reads its outer variables as they are now.
 
     So do the functions within functions that it reads, or gets as defaults or arguments of a
-    `partial`; those that share a variable still do. Of lists, dicts and other objects, the copy reads the same ones: what
-    they contain may still change.
+    `partial`; those that share a variable still do. Of lists, dicts and other objects, the copy
+    reads the same ones: what they contain may still change.
     """
     return cast(Function, _Frozen().copy(function))
 
