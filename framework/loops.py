@@ -7,6 +7,7 @@ iterations, like the weights of the layers.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -39,7 +40,9 @@ def scan(
     # The loop sums the gradients of theta over iterations in the dtype of what its body captures.
     wide = tf.nest.map_structure(lambda t: widen(t) if _is_16_bits(t) else t, theta)
 
-    def run_iteration(i: Any, state: Any, x: Any) -> tuple[Any, Any, Any]:
+    def run_iteration(
+        i: Any, state: Any, x: Any, body: Callable[..., Any] = body
+    ) -> tuple[Any, Any, Any]:
         inner = late.deferring(isolated(ctx).fold(i + first))
         own = tf.nest.map_structure(
             lambda w, t: tf.cast(w, t.dtype) if _is_16_bits(t) else w, wide, theta
@@ -54,7 +57,9 @@ def scan(
     if tf.executing_eagerly():
         state, ys, summed = _python_loop(run_iteration, num_iterations, state, xs)
     else:
-        state, ys, summed = _graph_loop(run_iteration, num_iterations, state, xs, late)
+        run_again = functools.partial(run_iteration, body=closures.frozen(body))
+        runs = run_iteration, run_again
+        state, ys, summed = _graph_loop(runs, num_iterations, state, xs, late)
     y, statistics, projected = ys
     late.finish(projected)
     ctx.collected.merge(summed)
@@ -133,7 +138,7 @@ class _MoreTensorsError(Exception):
 
 
 def _graph_loop(
-    run_iteration: Callable[..., Any],
+    runs: tuple[Callable[..., Any], Callable[..., Any]],
     num_iterations: int,
     state: Any,
     xs: Any,
@@ -143,11 +148,11 @@ def _graph_loop(
 
     A loop is made with a place for each tensor that its body returns, before the body is traced. So
     the body is first assumed to return only its state, as most layers of a stack do. If it returns
-    more, it is traced a second time.
+    more, it is traced a second time, by the second of `runs`.
     """
     inputs = tf.nest.map_structure(_unstacked, xs)
 
-    def loop(stacked: Any, summed: Any) -> tuple[Any, Any, Any]:
+    def loop(run: Callable[..., Any], stacked: Any, summed: Any) -> tuple[Any, Any, Any]:
         products = [_unstacked(x) for x in late.zeros(num_iterations)]
         # No TensorArray for None: XLA cannot differentiate an array that is never written.
         arrays = [
@@ -159,7 +164,7 @@ def _graph_loop(
         def loop_body(i: Any, state: Any, arrays: Any, sums: Any) -> Any:
             x = tf.nest.map_structure(lambda array: array.read(i), inputs)
             late.start([array.read(i) for array in products])
-            new_state, y, more = run_iteration(i, state, x)
+            new_state, y, more = run(i, state, x)
             late.stop()
             places, found = len(arrays) + len(sums), len(tensors((y, more)))
             if found and not places:
@@ -184,10 +189,10 @@ def _graph_loop(
         return last, ys, filled(returned["summed"], sums)
 
     try:
-        return loop(None, None)
+        return loop(runs[0], None, None)
     except _MoreTensorsError as error:
         more = error.stacked, error.summed
-    return loop(*more)
+    return loop(runs[1], *more)
 
 
 def _unstacked(x: tf.Tensor) -> tf.TensorArray:

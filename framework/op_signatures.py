@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 _NOTHING = ("Identity", "IdentityN", "NoOp", "Placeholder")
-_NAMES = ("container", "shared_name")
+_NAMES = ("container", "shared_name", "token")
 
 
 def signatures(ops: Sequence[tf.Operation], arguments: Iterable[Any]) -> list[Hashable]:
@@ -42,13 +42,13 @@ def signatures(ops: Sequence[tf.Operation], arguments: Iterable[Any]) -> list[Ha
 def _signature(op: tf.Operation, places: Sequence[int | None]) -> Hashable:
     if op.type in _NOTHING:
         return None
-    attributes = op.node_def.attr
-    called = [value.func.name for value in attributes.values() if value.HasField("func")]
+    attributes = sorted(op.node_def.attr.items())
+    called = [f.name for _, value in attributes for f in (value.func, *value.list.func) if f.name]
     if called:
         return (op.type, *places, *(_of_function(op, name) for name in called))
     own = (
         (name, hash(value.SerializeToString(deterministic=True)))
-        for name, value in sorted(attributes.items())
+        for name, value in attributes
         if not name.startswith("_") and name not in _NAMES
     )
     return (op.type, *places, *own)

@@ -113,6 +113,43 @@ def returned_as_it_is(form: Any, ctx: StepContext, theta: Theta, x: tf.Tensor) -
 
 
 @case
+def calls_are_counted(form: Any, ctx: StepContext, theta: Theta, x: tf.Tensor) -> tf.Tensor:
+    count = 0.0
+
+    def one(t: Theta, h: tf.Tensor, ctx: StepContext) -> Any:
+        nonlocal count
+        count += 1
+        return tf.tanh(h @ t.w) * count
+
+    def body(t: Theta, h: tf.Tensor, z: tf.Tensor, ctx: StepContext) -> Any:
+        y = one(t, h, ctx)
+        return h, y + z @ t.v
+
+    x = x + form.rematerialize(ctx, one, theta, x)
+    x = x + form.scan(ctx, body, theta, x[0], x[:1])[1]  # Direct calls it for each row
+    return x * count
+
+
+@case
+def loops_and_branches(form: Any, ctx: StepContext, theta: Theta, x: tf.Tensor) -> tf.Tensor:
+    keys = tf.sin(x)
+
+    def one(t: Theta, h: tf.Tensor, ctx: StepContext) -> Any:
+        inner = lambda t, g, k, ctx: (tf.tanh(g @ t.v + k), g)  # noqa: E731
+        branches = [lambda: h @ t.v, lambda: h + tf.reduce_sum(keys), lambda: h]
+        return (
+            tf.switch_case(tf.cast(h[0, 0], tf.int32), branches)
+            + (form.scan(ctx, inner, t, h, keys)[1][1])
+        )
+
+    def body(t: Theta, h: tf.Tensor, z: tf.Tensor, ctx: StepContext) -> Any:
+        return tf.tanh(z + h), one(t, h, ctx)
+
+    x = x + form.rematerialize(ctx, lambda t, x, ctx: one(t, x[0], ctx) * x @ t.w, theta, x)
+    return x + form.scan(ctx, body, theta, x[0], x)[1]
+
+
+@case
 def a_function_reads_it(form: Any, ctx: StepContext, theta: Theta, x: tf.Tensor) -> tf.Tensor:
     k, times = tf.exp(x[0, 0]), tf.function(lambda x, k: x * k, autograph=False)
 

@@ -11,6 +11,7 @@ Saved and stacked values are therefore written into buffers, which take the layo
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -42,7 +43,9 @@ def scan(
     num_iterations = loops.iterations_of(xs)
     theta_axes = ctx.layouts_of(theta)
     structure: dict[str, Any] = {}
-    kept = closures.frozen(body)  # the backward pass calls it again
+    # Each call begins with the same variables; the changes of the first one stay.
+    kept = closures.frozen(body)
+    calls = itertools.chain([body], map(closures.frozen, itertools.repeat(kept)))
 
     def iteration(
         index: tf.Tensor, theta_: Flat, state_: Flat, x_: Flat
@@ -53,7 +56,7 @@ def scan(
         inner = ctx.iteration(index + first)
         inner.register_layouts(weights, theta_axes)
         before = tf.nest.pack_sequence_as(state, loop_inputs(state_))
-        after, y = kept(weights, before, x, inner)
+        after, y = next(calls)(weights, before, x, inner)
         tf.nest.map_structure(loops.check_same, before, after)
         sums = inner.collected.sums
         stacked = (y, {"statistic": sums["statistic"]})
