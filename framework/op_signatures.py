@@ -36,7 +36,24 @@ def signatures(ops: Sequence[tf.Operation], arguments: Iterable[Any]) -> list[Ha
             tensor = tensor.op.inputs[tensor.value_index]
         return places[key]
 
-    return [_signature(op, [place_of(t) for t in op.inputs]) for op in ops]
+    fetched = _fetched(ops[0].graph) if ops else set()
+    return [
+        None if _only_fetches(op, fetched) else _signature(op, [place_of(t) for t in op.inputs])
+        for op in ops
+    ]
+
+
+def _fetched(graph: Any) -> set[int]:
+    """Returns the ids of tensors by which a gradient of a loop or branch reads its forward pass."""
+    kinds = ("_indirect_captures", "_captured_constants")
+    return {id(tensor) for kind in kinds for tensor in getattr(graph, kind, {}).values()}
+
+
+def _only_fetches(op: tf.Operation, fetched: set[int]) -> bool:
+    if any(id(tensor) in fetched for tensor in op.outputs):
+        return True
+    readers = op.outputs[0].consumers() if op.type == "Const" else []
+    return bool(readers) and all(_only_fetches(reader, fetched) for reader in readers)
 
 
 def _signature(op: tf.Operation, places: Sequence[int | None]) -> Hashable:

@@ -150,6 +150,17 @@ def loops_and_branches(form: Any, ctx: StepContext, theta: Theta, x: tf.Tensor) 
 
 
 @case
+def a_loop_has_constants(form: Any, ctx: StepContext, theta: Theta, x: tf.Tensor) -> tf.Tensor:
+    def body(t: Theta, h: tf.Tensor, z: tf.Tensor, ctx: StepContext) -> Any:
+        c, k, first = tf.constant([0.5, 2.0, 3.0]), tf.sin(h), ops.dropout(ctx, h, 0.5, NOISE)
+        one = lambda t, h, ctx: c * ops.dropout(ctx, h @ t.w, 0.5, NOISE) + k * first  # noqa: E731
+        y = form.rematerialize(ctx.fold(1), one, t, h)
+        return z + y, y
+
+    return form.scan(ctx, body, theta, x[0] @ theta.v, x)[1]
+
+
+@case
 def a_function_reads_it(form: Any, ctx: StepContext, theta: Theta, x: tf.Tensor) -> tf.Tensor:
     k, times = tf.exp(x[0, 0]), tf.function(lambda x, k: x * k, autograph=False)
 
