@@ -61,6 +61,8 @@ def _cpu_s() -> float:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection(session: pytest.Session) -> Iterator[object]:
+    if session.config.getoption("numprocesses", None):
+        return (yield)  # the test processes collect and import; this one only distributes tests
     from tekso.framework.run import lazy_keras, quiet_tensorflow  # after the root conftest.py
 
     with quiet_tensorflow.without_collecting():
