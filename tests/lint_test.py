@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import os
 import shutil
 import subprocess
@@ -100,26 +101,49 @@ def test_no_file_is_too_long() -> None:
     assert not LONGER_FILES - set(long), "a name in LONGER_FILES is no longer needed"
 
 
-def function_lines(text: str) -> dict[str, int]:
+@dataclasses.dataclass
+class Module:
+    """What the tests of the sources read from a module, which is parsed once for all of them."""
+
+    function_lines: dict[str, int]
+    untyped_seams: list[str]
+    classes: list[str]
+
+
+def module(text: str) -> Module:
+    tree = ast.parse(text)
+    nodes = list(ast.walk(tree))
+    classes = [node.name for node in tree.body if isinstance(node, ast.ClassDef)]
+    return Module(function_lines(nodes), untyped_seams(nodes), classes)
+
+
+@pytest.fixture(scope="module")
+def modules() -> dict[Path, Module]:
+    """Returns the modules of Tekso and of the benchmarks by their paths."""
+    paths = [path for path in sources() if path.parts[0] in (*PACKAGES, "benchmarks")]
+    return {path: module((ROOT / path).read_text()) for path in paths}
+
+
+def function_lines(nodes: list[ast.AST]) -> dict[str, int]:
     """Returns {line and name of each function: its number of lines}."""
     return {
         f"{node.lineno}: {node.name}": node.end_lineno - node.lineno + 1
-        for node in ast.walk(ast.parse(text))
+        for node in nodes
         if isinstance(node, ast.FunctionDef) and node.end_lineno is not None
     }
 
 
-def test_no_function_is_too_long() -> None:
+def test_no_function_is_too_long(modules: dict[Path, Module]) -> None:
     found = {
         f"{path}:{place}": lines
-        for path in sources()
-        if path.parts[0] in (*PACKAGES, "benchmarks")
-        for place, lines in function_lines((ROOT / path).read_text()).items()
+        for path, read in modules.items()
+        for place, lines in read.function_lines.items()
     }
     assert len(found) > 3000
     long = {place: lines for place, lines in found.items() if lines > MAX_FUNCTION_LINES}
     assert not long, f"longer than {MAX_FUNCTION_LINES} lines: {long}"
-    assert function_lines("def f():\n    return (\n        1\n    )\n") == {"1: f": 4}
+    text = "def f():\n    return (\n        1\n    )\n"
+    assert module(text).function_lines == {"1: f": 4}
 
 
 def import_contracts(*options: str) -> subprocess.CompletedProcess[str]:
@@ -216,17 +240,16 @@ def _arguments(function: ast.FunctionDef | ast.Lambda) -> list[ast.arg]:
     return [*given.posonlyargs, *given.args, *given.kwonlyargs]
 
 
-def untyped_seams(text: str) -> list[str]:
+def untyped_seams(nodes: list[ast.AST]) -> list[str]:
     """Returns the arguments and results in a module that should have another type than Any."""
-    tree = ast.parse(text)
     found = [
         f"{argument.lineno}: {argument.arg}"
-        for function in ast.walk(tree)
+        for function in nodes
         if isinstance(function, ast.FunctionDef | ast.Lambda)
         for argument in _arguments(function)
         if argument.arg in SEAMS and _is_any(argument.annotation)
     ]
-    for kind in ast.walk(tree):
+    for kind in nodes:
         if isinstance(kind, ast.ClassDef) and kind.name in SEAM_CLASSES:
             for method in kind.body:
                 if not isinstance(method, ast.FunctionDef):
@@ -238,9 +261,8 @@ def untyped_seams(text: str) -> list[str]:
     return found
 
 
-def test_seams_name_their_types() -> None:
-    product = [path for path in sources() if path.parts[0] in PACKAGES]
-    found = {p: untyped_seams((ROOT / p).read_text()) for p in product}
+def test_seams_name_their_types(modules: dict[Path, Module]) -> None:
+    found = {p: read.untyped_seams for p, read in modules.items() if p.parts[0] in PACKAGES}
     flat = [one for each in found.values() for one in each]
     new = {p: extra for p, each in found.items() if (extra := set(each) - ANY_AT_SEAMS.keys())}
     assert not new, new
@@ -255,7 +277,7 @@ class Step:
 class Other:
     def loss(self, own: Any, task: Task) -> Any: ...
 """
-    assert untyped_seams(text) == [
+    assert module(text).untyped_seams == [
         "3: batch",
         "Step.loss: own",
         "Step.loss: batch",
@@ -269,13 +291,13 @@ SAME_NAMES = {
 }
 
 
-def test_no_two_classes_have_one_name() -> None:
+def test_no_two_classes_have_one_name(modules: dict[Path, Module]) -> None:
     homes: dict[str, list[str]] = {}
-    for path in sources():
+    for path, read in modules.items():
         if path.parts[0] in PACKAGES and path.parts[0] != "params":  # experiments are registered
-            for node in ast.parse((ROOT / path).read_text()).body:
-                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                    homes.setdefault(node.name, []).append(str(path))
+            for name in read.classes:
+                if not name.startswith("_"):
+                    homes.setdefault(name, []).append(str(path))
     twice = {name: found for name, found in homes.items() if len(found) > 1}
     assert set(twice) == set(SAME_NAMES), twice
 
