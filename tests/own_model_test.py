@@ -59,6 +59,8 @@ def test_two_devices_have_the_losses_of_one(folder: Path) -> None:
             ],
             cwd=folder,
             env=fork_server.UNCHECKED if devices == 1 else {},
+            optimized=False,
+            op_by_op=devices == 1,
         )
         assert done.returncode == 0, done.stderr
         assert "warning" not in done.stdout + done.stderr

@@ -80,7 +80,7 @@ def folder(tmp_path: Path) -> Path:
 def trainer(folder: Path, *flags: str, train: int, dev: int) -> subprocess.CompletedProcess[str]:
     (folder / "moved.json").write_text(f'{{"train": {train}, "dev": {dev}}}')
     command = ["-m", "tekso.tools.trainer", "--import=points", "--logdir=run", *flags]
-    return processes.run(command, cwd=folder)
+    return processes.run(command, cwd=folder, op_by_op=True)
 
 
 def test_what_is_doubtful_is_shown_and_only_data_that_is_used_must_be_unchanged(
