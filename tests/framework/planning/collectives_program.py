@@ -141,15 +141,22 @@ def set_speeds() -> None:
     vars(mesh_time)["measured_starts"] = lambda: {2: starts, 4: starts}
 
 
+MOST_DEVICES = 8
+"""The memory of more devices is not simulated, which takes longer than to compile the step."""
+
+
 def of_device(compiled: CompiledStep, devices: int) -> dict[str, Any]:
     """The graphs of one of the devices."""
     graphs = device_graphs(compiled, variables=1, arrays=1)
+    speed, cores = this_machine.only(), num_cores()
     return {
         "calls": graphs.calls,
         "collectives": len(graphs.collectives),
         "bytes": sum(graphs.collectives),
         "flops": graphs.flops(),
-        "peak_bytes": graphs.peak_bytes(this_machine.only(), devices=devices, cores=num_cores()),
+        "peak_bytes": graphs.peak_bytes(speed, devices=devices, cores=cores)
+        if devices <= MOST_DEVICES
+        else None,
     }
 
 
