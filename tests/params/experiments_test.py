@@ -39,8 +39,16 @@ NEEDS_DATA = {
 STORED = Path(__file__).with_name("stored")
 """What `make catalogue` wrote about every experiment."""
 
-LARGE = ("lm.gpipe.Layers1663",)
-"""Experiments whose shards or stages take more than a few seconds, in the slow tests."""
+DEEP = ("lm.gpipe.Layers1663", "image.imagenet.AmoebaNetDL72F512")
+"""Experiments that take seconds to build, in the slow tests; the quick ones have smaller sizes."""
+
+BETWEEN = {
+    *(f"lm.one_billion_words.MeshDff{4096 * 2**i}" for i in range(1, 6)),
+    *(f"mt.wmt14_en_fr.Dff{2048 * 2**i}" for i in range(1, 5)),
+    *(f"mt.gpipe.{size}" for size in ("T12H16384A32", "T24H8192A16", "T32H16384A32")),
+}
+"""Experiments whose shards or stages the slow tests compare; the quick ones have the smallest and
+the largest of the same model."""
 AMOEBANET = "image.imagenet.AmoebaNet"
 """Such experiments that only `make test-matrix` compares; each takes 14 to 55 s of CPU time. The
 slow tests of gpipe_tables_test.py trace one."""
@@ -63,7 +71,7 @@ def _without_placement(described: str) -> str:
 
 
 def _marks(key: str) -> list[Any]:
-    if key in LARGE:
+    if key in DEEP or key in BETWEEN:
         return [pytest.mark.slow]
     return [pytest.mark.matrix] if key.startswith(AMOEBANET) else []
 
@@ -110,7 +118,10 @@ def test_the_experiments_that_are_promised_are_there() -> None:
     assert any(key.startswith("lm.gpt.") for key in ENTRIES)
 
 
-@pytest.fixture(scope="module", params=ENTRIES)
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(k, marks=pytest.mark.slow) if k in DEEP else k for k in ENTRIES],
+)
 def key(request: pytest.FixtureRequest) -> Iterator[str]:
     """An experiment; its tests run one after the other, and build equal tasks once."""
     build = inspection.task_of
