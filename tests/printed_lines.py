@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -33,11 +34,17 @@ _ADVICE = "Look for a logarithm or a root of a number"  # of lines that are expl
 def printed(sources: Sequence[Path] = _SOURCES) -> Iterator[tuple[str, str]]:
     """Yields places and texts of lines, with "…" for what a run fills in."""
     for path in (path for source in sources for path in sorted(_files(source))):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes(path):
             for text in _printed_by(node):
                 words = re.findall(r"(?<!\S)[^\W\d_]{2,}", text)
                 if len(words) >= _FEWEST_WORDS and text not in _REST and _ADVICE not in text:
                     yield f"{path.name}:{getattr(node, 'lineno', 0)}", text
+
+
+@functools.cache
+def nodes(path: Path) -> list[ast.AST]:
+    """Returns all nodes of a Python file; a file is parsed once for several tests."""
+    return list(ast.walk(ast.parse(path.read_text())))
 
 
 def explained(*pages: str) -> list[re.Pattern[str]]:

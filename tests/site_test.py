@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,13 +23,21 @@ DOCS = ROOT / "docs"
 PACKAGES = ("framework", "models", "tasks", "params", "tools")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def nodes_are_freed() -> Iterator[None]:
+    """Frees the nodes of all sources after these tests."""
+    yield
+    printed_lines.nodes.cache_clear()
+    constants.cache_clear()
+
+
 @functools.cache
 def constants() -> set[str]:
     """Returns all texts in the sources; adjacent literals are one text."""
     found = set()
     for package in PACKAGES:
         for path in (ROOT / package).rglob("*.py"):
-            for node in ast.walk(ast.parse(path.read_text())):
+            for node in printed_lines.nodes(path):
                 if isinstance(node, ast.Constant) and isinstance(node.value, str):
                     found.add(" ".join(node.value.split()))
     return found
