@@ -125,8 +125,13 @@ def reference(
 
 
 @pytest.mark.parametrize("reset", [pytest.param(None, marks=pytest.mark.slow), RESET])
-@pytest.mark.parametrize("attention", ATTENTION)
-@pytest.mark.parametrize("feeding", FEEDING)
+@pytest.mark.parametrize(
+    ("feeding", "attention"),
+    sample(
+        [(feeding, attention) for feeding in FEEDING for attention in ATTENTION],
+        quick=[("context", "additive"), ("attentional", "general")],
+    ),
+)
 def test_equals_numpy_example_by_example(feeding: str, attention: str, reset: Any) -> None:
     layer = params(feeding, attention).instantiate()
     weights = random_weights(layer)
