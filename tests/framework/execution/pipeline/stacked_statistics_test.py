@@ -46,8 +46,10 @@ class NormedStack(Task):
 
 @pytest.mark.parametrize(
     ("micro_batches", "replicas", "parts"),
-    [(2, 1, 2), (1, 2, 1)],
-    ids=["micro-batches and accumulation", "replicas"],
+    [
+        pytest.param(2, 1, 2, id="micro-batches and accumulation"),
+        pytest.param(1, 2, 1, id="replicas", marks=pytest.mark.slow),
+    ],
 )
 def test_each_stage_moves_the_statistics_of_its_own_layers(
     micro_batches: int, replicas: int, parts: int
