@@ -15,6 +15,7 @@ import numpy as np
 import processes
 import pytest
 import tensorflow as tf
+from sampling import sample
 from tensorflow.python.eager import context
 
 from tekso.framework.costs import graph_work, machine_probes, op_kinds, probe_runs, this_machine
@@ -239,7 +240,7 @@ def test_tensorflow_does_not_merge_the_ops_of_a_probe(monkeypatch: pytest.Monkey
         tf.config.optimizer.set_experimental_options(before)
 
 
-@pytest.mark.parametrize("cores", [1, 2, 64])
+@pytest.mark.parametrize("cores", sample([1, 2, 64], quick=[1, 64]))
 def test_all_speeds_are_measured_on_any_number_of_cores(
     monkeypatch: pytest.MonkeyPatch, cores: int
 ) -> None:
