@@ -65,6 +65,7 @@ def test_pipelines_as_one_program_and_on_meshes_are_ranked(
 ) -> None:
     monkeypatch.setattr(layout_search, "MAX_TRIED", 40)  # meshes are not what is tested
     found = registry.get("lm.python_source.TinySpmdPipeline")().tree()
+    found.task.model.stack.layer = tree().task.model.stack.layer  # without attention
     found.set({"input.batch_size": 16, "input.length": 32})
     plan = planned(tmp_path, found, num_devices=4, searches=True)
     names = [step.name for step in plan.others]

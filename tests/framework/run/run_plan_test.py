@@ -200,7 +200,7 @@ def test_a_warm_start_that_does_not_fit_the_model_is_a_problem(tmp_path: Path) -
     save_fitting(tmp_path, tree(), 12)
     same = tree(**{"run.warm_start": {"main": WarmStart.Params(checkpoint=str(tmp_path))}})
     assert planned(tmp_path, same).problems == []
-    other = same.copy().set({"task.model.dim": 32})
+    other = same.copy().set({"task.model.dim": 32, "task.model.stack.layer.input_dim": 32})
     (problem,) = planned(tmp_path, other).problems
     assert problem.startswith("the warm start does not fit the model:\n  ")
     assert not (tmp_path / "none").exists()
@@ -367,12 +367,12 @@ def test_a_wrong_metric_of_the_best_checkpoint_is_a_problem(tmp_path: Path) -> N
 def test_too_little_memory_and_disk_are_problems(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    free = 20_000_000
+    free = 10_000_000
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(total=1, free=free))
     plan = planned(tmp_path, tree(**{"input.batch_size": 8 * 1024}))
     memory, disk = plan.problems
     assert "of memory per device, but cpu has 4 GB" in memory
-    assert "5 checkpoints need" in disk and "20 MB are free" in disk
+    assert "5 checkpoints need" in disk and "10 MB are free" in disk
     assert plan.free_bytes == free and plan.disk_bytes == 5 * plan.checkpoint_bytes
     # Checkpoints that are there already need no more space.
     save_fitting(tmp_path, tree(), *range(4))

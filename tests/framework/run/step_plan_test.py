@@ -53,7 +53,8 @@ def test_only_meshes_recompute_layers_that_are_repeated(tmp_path: Path) -> None:
     execution = {"execution": MeshSharded.Params(mesh="data:1", rules="batch:data")}
     on_mesh = planned(tmp_path, tree(**{"task.model.stack": layers, **execution})).step
     assert on_mesh is not None
-    assert 1.2 * of_loop.flops < on_mesh.flops < 4 / 3 * of_loop.flops
+    first_products = 2 * 2 * (8 * 128) * 128 * 512  # of two layers, which the gradients need
+    assert on_mesh.flops == of_loop.flops + first_products
     assert on_mesh.memory["activations"] < of_loop.memory["activations"]
 
 
