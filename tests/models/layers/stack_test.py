@@ -201,14 +201,17 @@ def test_layers_of_a_shared_stack_draw_different_numbers() -> None:
     assert np.abs(both - 2 * first).min() > 1e-6
 
 
-@pytest.mark.parametrize("kind", [Stack, RepeatedStack, SharedStack])
+STACKS = [Stack, RepeatedStack, SharedStack]
+
+
 @pytest.mark.parametrize(
-    ("wrap", "with_memory"),
+    ("kind", "wrap", "with_memory"),
     [
-        (False, False),
-        (True, False),
-        pytest.param(True, True, marks=pytest.mark.slow),
-        pytest.param(False, True, marks=pytest.mark.matrix),  # less than the one above
+        *((kind, False, False) for kind in STACKS),
+        *sample([(kind, True, False) for kind in STACKS], quick=[(RepeatedStack, True, False)]),
+        *(pytest.param(kind, True, True, marks=pytest.mark.slow) for kind in STACKS),
+        # less than those above
+        *(pytest.param(kind, False, True, marks=pytest.mark.matrix) for kind in STACKS),
     ],
 )
 def test_cache_gives_what_the_full_pass_gives(
