@@ -28,7 +28,7 @@ AXES: Mapping[str, Callable[[Point], float | None]] = {
 }
 """{name: the position of a point}: what is equal for all values that are compared."""
 
-_EARLY_STOPPING = "run.early_stopping"
+_EARLY_STOPPING, _KEEP_BEST = "run.early_stopping", "run.keep_best"
 _MOST_NAMED = 3
 _EARLY = 0.9  # a common step before this share of the earliest end hides too much of the curves
 _Line = Mapping[float, float]  # {position: value}, in order
@@ -206,8 +206,8 @@ def _is_complete(run: ComparedRun) -> bool:
 def _ended_early(run: ComparedRun) -> bool:
     """Returns whether its evaluations are those at which early stopping ends a run."""
 
-    def field(name: str, default: str) -> str:
-        value = run.params.get(f"{_EARLY_STOPPING}.{name}")
+    def field(name: str, default: str, *, of: str = _EARLY_STOPPING) -> str:
+        value = run.params.get(f"{of}.{name}")
         return default if value is None or value.text == "None" else value.text.strip('"')
 
     patience = int(field("patience", "0"))
@@ -215,17 +215,18 @@ def _ended_early(run: ComparedRun) -> bool:
         return False
     first = next((split for key in run.curves if (split := _split(key)) != TRAIN), "")
     split, name = field("eval_input", first), field("metric", "loss")
-    goal = field("goal", "min" if name == "loss" else "")
+    known = run.goal if name == field("metric", "loss", of=_KEEP_BEST) else ""
+    goal = field("goal", "min" if name == "loss" else known)
     steps = {p.step for key, points in run.curves.items() if _split(key) == split for p in points}
     values = {point.step: point.value for point in run.curves.get(f"{split}/{name}", ())}
     history = [(step, values.get(step)) for step in sorted(steps)]  # None: it was not finite
     least = float(field("min_improvement", "0"))
     rules: list[EarlyStoppingRule] = []
-    if goal != "max":  # without a goal, the task has it, which is not loaded here
+    if goal != "max":  # if it is unknown, both are required: a metric that improves meets one
         rules.append(EarlyStoppingRule(f"{split}/{name}", "min", patience, least))
     if goal != "min":
         rules.append(EarlyStoppingRule(f"{split}/{name}", "max", patience, least))
-    return any(rule.reason(history) for rule in rules)
+    return all(rule.reason(history) for rule in rules)
 
 
 def _split(curve: str) -> str:

@@ -19,8 +19,8 @@ from tekso.framework.run import missing_run, time_use
 from tekso.framework.run.logdir import PARAMS, DamagedParamsError, Logdir
 from tekso.framework.run.metrics_log import SECONDS, SEEN, SPLIT, STEP, TRAIN, MetricsLog
 from tekso.tools.command_errors import UsageError
-from tekso.tools.comparison import devices, samples
-from tekso.tools.comparison.devices import DEVICES
+from tekso.tools.comparison import newest_checkpoint, samples
+from tekso.tools.comparison.newest_checkpoint import DEVICES
 from tekso.tools.sweeping.trials import TRIALS, exit_code_of
 
 SEED = "run.seed"
@@ -99,6 +99,7 @@ class ComparedRun:
       samples: {name: decoded text}: samples.txt, and the newest text of every evaluation.
       damage: what is wrong with its metrics.jsonl; "": nothing.
       is_not_finite: whether it is a trial of a sweep that ended because steps were not finite.
+      goal: "min" or "max", of the metric of `run.keep_best`; "": unknown.
     """
 
     path: str
@@ -111,6 +112,7 @@ class ComparedRun:
     samples: Mapping[str, str]
     damage: str = ""
     is_not_finite: bool = False
+    goal: str = ""
 
     @property
     def seed(self) -> str:
@@ -161,11 +163,12 @@ def read(path: str) -> ComparedRun:
         samples=samples.read(logdir),
         damage=_damage(logdir.metrics),
         is_not_finite=exit_code_of(logdir.path) == ExitCode.NOT_FINITE,
+        goal=newest_checkpoint.goal(logdir),
     )
 
 
 def _devices(logdir: Logdir) -> dict[str, ParamValue]:
-    found = devices.read(logdir)
+    found = newest_checkpoint.devices(logdir)
     return {DEVICES: ParamValue(found, DEFAULT)} if found else {}
 
 

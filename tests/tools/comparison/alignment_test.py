@@ -27,8 +27,9 @@ def write(
     rate: float = 0.1,
     tokens: int = 8,
     more: str = "",
+    metric: str = "loss",
 ) -> runs.ComparedRun:
-    """Writes a run with a curve dev/loss, and reads it; a step has `tokens`, and takes a second."""
+    """Writes a run with a curve of dev, and reads it; a step has `tokens`, and takes a second."""
     folder.mkdir()
     text = PARAMS.format(rate=rate, origin="--set", seed=seed) + more
     (folder / "params.txt").write_text(text.replace("run.steps : 4", f"run.steps : {steps}"))
@@ -36,7 +37,7 @@ def write(
     for step, value in curve.items():
         both = {"step": step, "seconds": {"step": float(step)}}
         rows.append({**both, "split": "train", "tokens_seen": tokens * step})
-        rows.append({**both, "split": "dev", "loss": value})
+        rows.append({**both, "split": "dev", metric: value})
     (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     return runs.read(str(folder))
 
@@ -102,6 +103,35 @@ def test_early_stopping_ended_a_run_only_after_evaluations_without_improvement(
     assert f"{note}: left out." in table.notes
     found = tables.results(runs.groups([ended, *others]), "dev/loss").title
     assert found == f"dev/loss at step {60 if is_complete else 100}"
+
+
+@pytest.mark.parametrize(
+    ("curve", "stored_goal", "step"),
+    [
+        ({10: 0.1, 20: 0.2, 30: 0.3, 40: 0.4}, "", 100),  # it died
+        ({10: 0.1, 20: 0.2, 30: 0.3, 40: 0.4}, "max", 100),
+        ({10: 0.4, 20: 0.5, 30: 0.4, 40: 0.3}, "", 100),  # if small values are better, it died
+        ({10: 0.4, 20: 0.5, 30: 0.4, 40: 0.3}, "max", 40),
+        ({20: 0.4, 30: 0.4, 40: 0.4}, "", 40),  # an early end, whatever is better
+    ],
+)
+def test_the_goal_of_early_stopping_is_that_of_the_checkpoints_or_unknown(
+    tmp_path: Path, curve: Curve, stored_goal: str, step: int
+) -> None:
+    rules = "".join(f'run.{rule}.metric : "bleu"\n' for rule in ("early_stopping", "keep_best"))
+    more = f"{rules}run.early_stopping.patience : 2\n"
+    folder = tmp_path / "early" / "checkpoints" / "step_00000040"
+    run = write(tmp_path / "early", curve, metric="bleu", rate=3, more=more)
+    if stored_goal:
+        folder.mkdir(parents=True)
+        (folder / "checkpoint.json").write_text(json.dumps({"goal": stored_goal}))
+        run = runs.read(run.path)
+    others = [
+        write(tmp_path / f"{rate}", {40: 0.3, 100: 0.5}, metric="bleu", rate=rate)
+        for rate in (0.3, 0.5)
+    ]
+    found = alignment.equal_positions(runs.groups([run, *others]), "dev/bleu")
+    assert found.title == f"dev/bleu at step {step}"
 
 
 def test_a_group_with_a_diverged_run_has_no_mean(tmp_path: Path) -> None:
