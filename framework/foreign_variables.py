@@ -243,7 +243,8 @@ def _refuse_kept(
       error: what ended the trace.
     """
     for layer, name, tensor in kept:
-        is_named = error is not None and repr(tensor) in str(error)
+        # Each trace has tensors of the same names, so only its graph tells which one is named.
+        is_named = all(text in str(error) for text in (repr(tensor), str(tensor.graph)))
         if not is_named and not any(own for _, own in _captures(graph, [tensor])):
             continue
         place = traceback.extract_tb(error.__traceback__) if error else _place_of(graph, tensor)

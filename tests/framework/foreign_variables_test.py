@@ -314,6 +314,33 @@ class Keeps(Layer):
         return y
 
 
+class Shows(Layer):
+    """Keeps its last output for its user, and fails in its second call."""
+
+    last: Any = None
+
+    def fprop(self, theta: Any, x: Any, ctx: Any) -> Any:
+        y, before = x + 1.0, self.last
+        self.last = y
+        if before is not None:
+            raise ValueError(f"{y!r} is too small")
+        return y
+
+
+def test_an_error_about_a_tensor_of_the_same_name_is_not_one_about_an_attribute() -> None:
+    layer, ctx = Shows.Params().instantiate(), StepContext()
+
+    def step() -> None:
+        with foreign_variables.refused(layer):
+            layer.fprop({}, tf.ones([2]), ctx)
+
+    tf.function(step, autograph=False).get_concrete_function()
+    before = repr(layer.last)
+    with pytest.raises(ValueError, match=r"^<tf\.Tensor 'add:0' .*> is too small$"):
+        tf.function(step, autograph=False).get_concrete_function()
+    assert repr(layer.last) == before
+
+
 class HasKeeps(Squares):
     """Has a layer that keeps a tensor."""
 
