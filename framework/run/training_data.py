@@ -20,16 +20,17 @@ from tekso.framework.run.checkpoint_description import Description
 from tekso.framework.run.checkpoints import CheckpointError, DamagedCheckpointError
 
 if TYPE_CHECKING:  # as in `comparable`
-    from tekso.framework.input.input import Input
+    from tekso.framework.input.input import Batch, Input
     from tekso.framework.task import Task
 
 _DATA = "training_data"
+_EXAMPLES = "num_examples"  # in the first batch of an excerpt of examples
 _INPUT = "input"
 
 
 def described(input: Input) -> dict[str, Any]:
     """Returns an entry of a description: a digest of some training examples."""
-    return {_DATA: _digest(input)}
+    return {_DATA: digest_of(_excerpt(input))}
 
 
 def warning(trained: Description, tree: Tree.Params, input: Input, *, trains: bool) -> str:
@@ -49,7 +50,10 @@ def warning(trained: Description, tree: Tree.Params, input: Input, *, trains: bo
     if not changed or _DATA not in before:
         return ""
     try:
-        if before[_DATA] == _digest(input):
+        batches = _excerpt(input)
+        if _EXAMPLES not in batches[0] and _changes_batches(trained, tree):
+            return ""  # batches of other sizes, or in another order, differ for equal data
+        if before[_DATA] == digest_of(batches):
             return ""
     except Exception:
         if trains:
@@ -98,19 +102,28 @@ def explaining(trained: Description, tree: Tree.Params, task: Task) -> Iterator[
         raise
 
 
-def _digest(input: Input) -> str:
+def _excerpt(input: Input) -> list[Batch]:
     batches = input.excerpt()
-    return digest_of(batches if len(batches) > 1 else [input.batch(0)])
+    return batches if len(batches) > 1 else [input.batch(0)]
 
 
 def _changed(trained: Description, tree: Tree.Params) -> list[str]:
     """Returns the paths of the training input that changed since a checkpoint, but no sizes."""
+    paths = [path for path in _paths(trained, tree) if path.partition(".")[0] == _INPUT]
+    return [path for path in paths if path.rpartition(".")[2] != "batch_size"]
+
+
+def _changes_batches(trained: Description, tree: Tree.Params) -> bool:
+    """Returns whether the batches of equal data differ: their size, their order or the seed."""
+    fields = (f"{_INPUT}.batch_size", f"{_INPUT}.order", "run.seed")
+    return any(path in fields for path in _paths(trained, tree))
+
+
+def _paths(trained: Description, tree: Tree.Params) -> list[str]:
     try:
-        lines = _lines(trained, tree)
+        return [_path(line) for line in _lines(trained, tree)]
     except (ValueError, ImportError, AttributeError, TypeError):
         return []  # as the lines "changed since then" report
-    paths = [path for path in map(_path, lines) if path.partition(".")[0] == _INPUT]
-    return [path for path in paths if path.rpartition(".")[2] != "batch_size"]
 
 
 def _path(line: str) -> str:

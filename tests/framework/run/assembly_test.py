@@ -7,13 +7,15 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import processes
 import pytest
 import small_tasks
 
 from tekso.framework.execution.errors import ExecutionError
-from tekso.framework.experiment import Tree
+from tekso.framework.experiment import Run, Tree
 from tekso.framework.input.input import Batch, Input
+from tekso.framework.params import param
 from tekso.framework.run import assembly, training_data
 from tekso.framework.run.assembly import assemble
 from tekso.framework.run.checkpoint_description import Description
@@ -144,6 +146,43 @@ def test_training_data_that_only_the_warning_needs_may_be_gone() -> None:
         assert text.endswith("train in another --logdir") is trains
     with pytest.raises(OSError, match="no such file"):
         training_data.warning(trained, tree, Gone(Input.Params()), trains=True)
+
+
+class Batches(Input):
+    """Has its own `batch`."""
+
+    class Params(Input.Params):
+        """Params of Batches."""
+
+        batch_size: int = param("Examples in a batch.", default=2)
+        threads: int = param("Changes no data.", default=1)
+        ids: int = param("First id.", default=0)
+
+    @property
+    def num_batches(self) -> int:
+        return 3
+
+    def batch(self, step: int) -> Batch:
+        start = self.params.ids + step * self.params.batch_size
+        return {"ids": np.arange(start, start + self.params.batch_size)}
+
+
+def test_batches_of_another_size_or_order_are_not_taken_for_other_data() -> None:
+    before = Tree.Params(input=Batches.Params(), run=Run.Params())
+    trained = Description(
+        step=1, model="", params=before.to_text(),
+        input=training_data.described(before.input.instantiate()),
+    )  # fmt: skip
+
+    def warned(**changes: Any) -> bool:
+        tree = before.copy()
+        for name, value in changes.items():
+            tree.set({"run.seed" if name == "seed" else f"input.{name}": value})
+        return bool(training_data.warning(trained, tree, tree.input.instantiate(), trains=True))
+
+    assert not warned(threads=2)
+    assert not warned(threads=2, batch_size=3) and not warned(ids=1, seed=1)
+    assert warned(ids=1)
 
 
 def test_of_several_tasks_only_the_data_of_the_one_to_decode_with_is_read(
