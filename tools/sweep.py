@@ -21,7 +21,7 @@ from tekso.framework.run.metrics_log import TRAIN
 from tekso.framework.run.report.lines import number
 from tekso.tools import command_flags, experiment_flags
 from tekso.tools.command_errors import OK, UsageError
-from tekso.tools.sweeping import description, search, space
+from tekso.tools.sweeping import description, ignored_flags, search, space
 from tekso.tools.sweeping.halving import Judge
 from tekso.tools.sweeping.metric_check import MetricCheck
 from tekso.tools.sweeping.trials import TRIALS, SweepTrial, Trainer, best_of, folder_name
@@ -119,13 +119,15 @@ def _run(words: list[str]) -> int:
     varied = [space.parse(text) for text in FLAGS.sweep]
     if len({one.path for one in varied}) < len(varied):
         raise UsageError("--sweep gives a path twice: list all its values in one --sweep")
-    _check_once(varied)
     if not varied and not is_grid:
         raise UsageError("a search requires a setting to choose: --sweep path=low:high")
     combinations = space.grid(varied) if is_grid else []
     experiment_flags.load(FLAGS.model, FLAGS["import"].value or [])
     registered = experiment_flags.experiment(FLAGS.model)().tree()
     steps = _check_settings(registered, varied)
+    ignored_flags.check(
+        _tree(registered, {}), [one.path for one in varied], settings=FLAGS.set, steps=FLAGS.steps
+    )
     check = _check_parts(registered, varied)
     folder = os.path.expanduser(FLAGS.logdir)
     if not files.is_local(folder):
@@ -175,18 +177,6 @@ def _check_search(*, is_grid: bool) -> None:
             raise UsageError(f"--search={FLAGS.search} requires --{name}")
     if FLAGS.search == "halving" and FLAGS.seeds > 1:
         raise UsageError("--search=halving ends trials by one curve each: it requires --seeds=1")
-
-
-def _check_once(varied: Sequence[space.Varied]) -> None:
-    """Checks that no field is set in two ways, of which one would be ignored."""
-    settings = {text.partition("=")[0].strip(): f"--set {text}" for text in FLAGS.set}
-    given = [(one.path, f"--sweep {one.path}") for one in varied] + list(settings.items())
-    if FLAGS.steps is not None:
-        given.append(("run.steps", f"--steps={FLAGS.steps}"))
-    flags: dict[str, str] = {}
-    for path, flag in given:
-        if (other := flags.setdefault(path, flag)) != flag:
-            raise UsageError(f"{other} and {flag} set the same field: leave out one of them")
 
 
 def _check_settings(registered: Any, varied: Sequence[space.Varied]) -> int:

@@ -149,7 +149,16 @@ def test_a_damaged_description_is_named(
             ["--steps=40", "--sweep=run.steps=20,30"],
             "--sweep run.steps and --steps=40 set the same",
         ),
-        ([f"--set={RATE}=1e-3"], f"--sweep {RATE} and --set {RATE}=1e-3 set the same field"),
+        ([f"--set={RATE}=1e-3"], f"--set {RATE}=1e-3 and --sweep {RATE} set the same field"),
+        (["--set=*.initial_value=1e-3"], f"--set *.initial_value=1e-3 and --sweep {RATE} set the"),
+        (
+            ["--set=run.seed=0", "--set=task.model.stack.num_layers=1", "--sweep=*.num_layers=1,2"],
+            "--set task.model.stack.num_layers=1 and --sweep *.num_layers set the same field",
+        ),
+        (
+            ["--set=run.log_every_steps=1", "--set=run.log_every_steps=2"],
+            "--set run.log_every_steps=1 and --set run.log_every_steps=2 set the same field",
+        ),
         (["--trials=4"], "--trials requires --search="),
         (["more"], "'more' is not a flag"),
         (["--metric=valid/loss"], "--metric=valid/loss: expected evaluation/metric, as in dev/l"),
