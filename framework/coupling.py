@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+import traceback
+from collections.abc import Iterable, Iterator, Set
 
 from tekso.framework.context import StepContext
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.layer import Layer
 from tekso.framework.task import Task
+from tekso.framework.theta import Theta
+
+_UPDATES = Layer.new_statistics.__code__  # calls `updated_statistics`
+_LOOKUPS = (Theta.__getattr__.__code__, Theta.__missing__.__code__)
 
 
 def coupling(task: Task) -> list[Layer]:
@@ -98,17 +103,43 @@ def weights_elsewhere(task: Task, own: Iterable[str], statistics: Iterable[str])
     try:
         yield
     except (AttributeError, KeyError) as error:
-        owners, others = {s.rpartition("/")[0] for s in statistics}, task.specs().keys() - set(own)
-        for layer in task.walk():
-            head = f"{layer.path}/" if layer.path else ""
-            lacks = sorted(path for path in others if path.startswith(head))
-            if layer.path in owners and lacks:
-                raise ExecutionError(
-                    f"{named(layer)}.updated_statistics reads or returns a weight that another "
-                    f"stage stores, such as {lacks[0]!r} ({error}). A stage of a pipeline has only "
-                    "its own weights: use --execution=data_parallel, or fewer stages"
-                ) from error
-        raise
+        others = sorted(task.specs().keys() - set(own))
+        layer, lacks = _lacking(task, error, others, {s.rpartition("/")[0] for s in statistics})
+        if not lacks:
+            raise
+        raise ExecutionError(
+            f"{named(layer)}.updated_statistics reads or returns a weight that another "
+            f"stage stores, such as {lacks[0]!r} ({error}). A stage of a pipeline has only "
+            "its own weights: use --execution=data_parallel, or fewer stages"
+        ) from error
+
+
+def _lacking(
+    task: Task, error: Exception, others: Iterable[str], owners: Set[str]
+) -> tuple[Layer, list[str]]:
+    """Returns the layer whose `updated_statistics` failed, and which of some weights it may lack.
+
+    Args:
+      task: the task.
+      error: what `LearningStep.new_statistics` raised.
+      others: paths of weights that are not there.
+      owners: paths of the layers with statistics.
+    """
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    updating = [f.f_locals["layer"] for f in frames if f.f_code is _UPDATES]
+    if updating:
+        layer = updating[-1]
+        names = {str(f.f_locals["name"]) for f in frames if f.f_code in _LOOKUPS}
+        below = (path for path in others if path.startswith(_head(layer)))
+        return layer, [path for path in below if names & {*path.split("/")}]
+    lacks = [path for path in others if path in error.args]  # it returned the weight
+    layers = [one for one in task.walk() if one.path in owners]
+    above = [one for one in layers if lacks and lacks[0].startswith(_head(one))]
+    return above[-1] if above else task, lacks
+
+
+def _head(layer: Layer) -> str:
+    return f"{layer.path}/" if layer.path else ""
 
 
 def _is_inside(one: str, other: str) -> bool:

@@ -9,16 +9,18 @@ import tensorflow as tf
 from coupled_losses import Gathered
 from wrong_losses import OnHost, Points
 
+from tekso.framework import coupling
 from tekso.framework.context import StepContext
 from tekso.framework.execution.errors import ExecutionError
 from tekso.framework.execution.pipeline import piece_coupling
-from tekso.framework.initializers import Normal
+from tekso.framework.initializers import Normal, Zeros
+from tekso.framework.layer import Layer
 from tekso.framework.learner import Learner
 from tekso.framework.optimizers.sgd import Momentum
 from tekso.framework.run import divided_losses, loss_check
 from tekso.framework.run.divided_losses import Division
 from tekso.framework.schedules import Constant
-from tekso.framework.task import LossSums
+from tekso.framework.task import LossSums, Task
 
 
 class Queue(Gathered):
@@ -62,3 +64,75 @@ def test_a_gather_of_a_task_with_state_is_none_over_accumulation_steps() -> None
     assert divided_losses.problem([trial], batch, division=Division(2), mode="train") == ""
     text = divided_losses.problem([trial], batch, division=Division(1, 2), mode="train")
     assert "in two parts with 3 examples each" in text
+
+
+UPDATES: dict[str, Any] = {}
+"""{name of a class: its `updated_statistics`}."""
+
+
+class Inner(Layer):
+    """Has two weights that its statistics change."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        for name in ("a", "b"):
+            self.weight(name, [2], dims=(None,), init=Zeros.Params(), trainable=False)
+
+    def updated_statistics(self, theta: Any, statistics: Any) -> dict[str, tf.Tensor]:
+        found: dict[str, tf.Tensor] = UPDATES["Inner"](theta)
+        return found
+
+
+class Outer(Task):
+    """Has a weight that its statistics change, and a layer with such weights."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        self.child("inner", Inner.Params())
+        self.weight("c", [2], dims=(None,), init=Zeros.Params(), trainable=False)
+
+    def updated_statistics(self, theta: Any, statistics: Any) -> dict[str, tf.Tensor]:
+        found: dict[str, tf.Tensor] = UPDATES["Outer"](theta)
+        return found
+
+
+@pytest.mark.parametrize(
+    ("layer", "update", "error", "message"),
+    [
+        (
+            "Inner",
+            lambda theta: {"a": theta.b},
+            ExecutionError,
+            r"^inner \(Inner\).*'inner/b'",
+        ),
+        (
+            "Inner",
+            lambda theta: {"b": theta.a},
+            ExecutionError,
+            r"^inner \(Inner\).*'inner/b'",
+        ),
+        (
+            "Outer",
+            lambda theta: {"c": theta.inner["b"]},
+            ExecutionError,
+            r"^the task \(Outer\)",
+        ),
+        ("Inner", lambda theta: {"a": theta.c}, AttributeError, r"^theta has no 'c'"),
+        ("Inner", lambda theta: {"a": {}["b"]}, KeyError, r"^'b'$"),
+    ],
+)
+def test_only_the_layer_that_lacks_a_weight_of_another_stage_is_named(
+    layer: str, update: Any, error: type[Exception], message: str
+) -> None:
+    UPDATES.update(Inner=lambda theta: {"a": theta.a}, Outer=lambda theta: {"c": theta.c})
+    task = Outer.Params().instantiate()
+    weights = {path: tf.zeros([2]) for path in ("inner/a", "c")}
+
+    def new_values() -> list[tf.Tensor]:
+        with coupling.weights_elsewhere(task, weights, weights):
+            return [weights[path] for path in task.new_statistics(weights, weights)]
+
+    assert len(new_values()) == 2
+    UPDATES[layer] = update
+    with pytest.raises(error, match=message):
+        new_values()
