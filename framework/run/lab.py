@@ -105,7 +105,9 @@ class Lab:
     ) -> None:
         session_arguments.class_of(experiment, caller="Lab")
         self.session = Session(experiment, set, cpu_devices=cpu_devices)
-        # The evaluations, each with the number of steps before it.
+        self._records: list[dict[str, Any]] = []
+        self._num_recorded = 0  # steps
+        # Evaluations that are not in the records yet, each with the number of steps before it.
         self._evaluations: list[tuple[int, dict[str, Any]]] = []
         self._title = experiment if isinstance(experiment, str) else key_of(experiment)
 
@@ -127,16 +129,15 @@ class Lab:
 
     @property
     def records(self) -> list[dict[str, Any]]:
-        """The figures of all steps and evaluations so far, as in `metrics.jsonl`."""
-        found: list[dict[str, Any]] = []
-        history, done = self.session.history, 0
+        """The figures of all steps and evaluations so far, as in `metrics.jsonl`, in one list."""
+        history = self.session.history
         for end, evaluation in (*self._evaluations, (len(history), None)):
-            steps = enumerate(history[done:end], start=done + 1)
-            found += ({STEP: step, SPLIT: TRAIN, **figures} for step, figures in steps)
-            if evaluation is not None:
-                found.append(evaluation)
-            done = end
-        return found
+            steps = enumerate(history[self._num_recorded : end], start=self._num_recorded + 1)
+            self._records += ({STEP: step, SPLIT: TRAIN, **figures} for step, figures in steps)
+            self._records += [evaluation] if evaluation is not None else []
+            self._num_recorded = end
+        self._evaluations.clear()
+        return self._records
 
     @property
     def params(self) -> Shown:

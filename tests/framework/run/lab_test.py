@@ -45,6 +45,14 @@ class Outline(HTMLParser):
             self.wanted = ""
 
 
+def lab_of(session: Any) -> Lab:
+    """Returns a lab with a session that is not built."""
+    lab = Lab.__new__(Lab)
+    lab.session, lab._title = session, "m"
+    lab._records, lab._num_recorded, lab._evaluations = [], 0, []
+    return lab
+
+
 def test_params_are_nested_and_show_values_origins_and_docs() -> None:
     outline = Outline()
     outline.feed(params_html(RECORD))
@@ -93,7 +101,6 @@ def test_an_input_that_ends_before_the_run_is_named(
 ) -> None:
     monkeypatch.setattr(lab_module.task_results, "count", lambda task, batch: (1, "examples"))
     asked: list[int] = []
-    lab = Lab.__new__(Lab)
     session = SimpleNamespace(
         step=2,
         task=None,
@@ -108,7 +115,7 @@ def test_an_input_that_ends_before_the_run_is_named(
         return [{"loss": 1.0}] * steps
 
     session.train = train
-    lab.session, lab._evaluations, lab._title = session, [], "m"  # type: ignore[assignment]
+    lab = lab_of(session)
     with pytest.raises(SessionError, match=r"2 of run\.steps=9 .* the input has only 2 b"):
         lab.fit(5)
     session.input.num_batches = 5
@@ -163,8 +170,7 @@ def test_a_notebook_shows_the_curves_while_it_trains(monkeypatch: pytest.MonkeyP
                 raise KeyboardInterrupt
             return self.history[-steps:]
 
-    lab = Lab.__new__(Lab)
-    lab.session, lab._evaluations, lab._title = Session(), [], "m"  # type: ignore[assignment]
+    lab = lab_of(Session())
     assert lab.fit(3).text == ""
     assert lab.session.asked == [1, 1, 1]  # type: ignore[attr-defined]
     assert all(isinstance(one, Shown) and one.png for one in shown) and len(shown) >= 2
@@ -173,10 +179,35 @@ def test_a_notebook_shows_the_curves_while_it_trains(monkeypatch: pytest.MonkeyP
         lab.fit(4)
     assert len(shown) > drawn and shown[-1].text.endswith("loss 0.2000 at step 5")
     lab.session.train(1)
-    lab._evaluations = [(0, {"step": 0}), (4, {"step": 4.5}), (6, {"step": 7})]
-    assert [record["step"] for record in lab.records] == [0, 1, 2, 3, 4, 4.5, 5, 6, 7]
+    assert [record["step"] for record in lab.records] == [1, 2, 3, 4, 5, 6]
     ipython.get_ipython = lambda: SimpleNamespace()  # a terminal
     assert lab_module._live_display() is None
+
+
+def test_records_are_in_the_order_of_the_steps_and_made_once() -> None:
+    session = SimpleNamespace(
+        step=0,
+        history=[],
+        eval_inputs={"dev": None},
+        evaluate=lambda *args, **kwargs: {"loss": 2.0},
+    )
+
+    def train(steps: int) -> None:
+        session.step += steps
+        session.history += [{"loss": 1.0}] * steps
+
+    lab = lab_of(session)
+    lab.evaluate()
+    train(2)
+    lab.evaluate()
+    train(1)
+    before = [*lab.records]
+    train(1)
+    lab.evaluate()
+    assert [(record["step"], record["split"]) for record in lab.records] == [
+        (0, "dev"), (1, "train"), (2, "train"), (2, "dev"), (3, "train"), (4, "train"), (4, "dev")
+    ]  # fmt: skip
+    assert all(one is same for one, same in zip(before, lab.records, strict=False))
 
 
 def test_only_a_result_without_content_has_no_output_in_a_notebook() -> None:
