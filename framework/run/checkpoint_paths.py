@@ -7,15 +7,15 @@ A file or folder that exists under such a path comes first. Nothing of the run i
 
 from __future__ import annotations
 
-import ast
 import os
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 from tekso.framework import files
 from tekso.framework.run.checkpoint_description import Description, describe
 from tekso.framework.run.checkpoint_errors import CheckpointError, DamagedCheckpointError
 from tekso.framework.run.ranking import Ranking
+from tekso.framework.run.stored_rules import stored_rule, texts
 
 LAST, BEST = "last", "best"
 FOLDER, STEP = "checkpoints", "step_"
@@ -88,39 +88,11 @@ def _rule(newest: Description) -> tuple[str, Literal["min", "max"]]:
     It reads the text of Params and resolves no class in it. The description has the goal that the
     class of the task declares.
     """
-    params = newest.params
-    rule = {name: _literal(params, f"run.keep_best.{name}") for name in ("metric", "goal")}
-    eval_input = _literal(params, "run.keep_best.eval_input") or _first_key(params, "eval_inputs")
-    metric = rule["metric"] or "loss"
-    found = rule["goal"] or newest.goal
-    if not found and metric != "loss":
+    stored = stored_rule(texts(newest.params), "keep_best", best_goal=newest.goal)
+    if stored.goal is None:
         raise CheckpointError(
             "the best checkpoint is unknown: the checkpoints are of an earlier version, which did "
-            f"not store whether larger values of {metric} are better, and this command imports no "
-            "classes. Give the step instead"
+            f"not store whether larger values of {stored.metric} are better, and this command "
+            "imports no classes. Give the step instead"
         )
-    goal: Literal["min", "max"] = "max" if found == "max" else "min"
-    return f"{eval_input}/{metric}" if eval_input else "", goal
-
-
-def _literal(params: str, path: str) -> Any:
-    node = _node(params, path)
-    return node.value if isinstance(node, ast.Constant) else None
-
-
-def _first_key(params: str, path: str) -> Any:
-    node = _node(params, path)
-    keys = node.keys if isinstance(node, ast.Dict) else []
-    return keys[0].value if keys and isinstance(keys[0], ast.Constant) else None
-
-
-def _node(params: str, path: str) -> ast.expr | None:
-    """Returns the syntax of the literal at a path; None: there is none."""
-    start = f"{path} : "
-    for line in params.splitlines():
-        if line.startswith(start):
-            try:
-                return ast.parse(line.removeprefix(start), mode="eval").body
-            except (SyntaxError, ValueError, RecursionError, MemoryError):
-                return None
-    return None
+    return f"{stored.evaluation}/{stored.metric}" if stored.evaluation else "", stored.goal

@@ -12,13 +12,18 @@ from __future__ import annotations
 import bisect
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from tekso.framework.run.early_stopping_rule import EarlyStoppingRule
 from tekso.framework.run.metrics_log import TRAIN
 from tekso.framework.run.report.lines import duration, magnitude, number
+from tekso.framework.run.stored_rules import literal, stored_rule
 from tekso.tools.command_errors import UsageError
 from tekso.tools.comparison import statistics
 from tekso.tools.comparison.runs import STEPS, Best, ComparedRun, Group, Point
+
+if TYPE_CHECKING:  # loads TensorFlow
+    from tekso.framework.task import Goal
 
 STEP, SEEN, SECONDS = "step", "seen", "seconds"
 AXES: Mapping[str, Callable[[Point], float | None]] = {
@@ -28,7 +33,7 @@ AXES: Mapping[str, Callable[[Point], float | None]] = {
 }
 """{name: the position of a point}: what is equal for all values that are compared."""
 
-_EARLY_STOPPING, _KEEP_BEST = "run.early_stopping", "run.keep_best"
+_EARLY_STOPPING = "run.early_stopping"
 _MOST_NAMED = 3
 _EARLY = 0.9  # a common step before this share of the earliest end hides too much of the curves
 _Line = Mapping[float, float]  # {position: value}, in order
@@ -205,27 +210,19 @@ def _is_complete(run: ComparedRun) -> bool:
 
 def _ended_early(run: ComparedRun) -> bool:
     """Returns whether its evaluations are those at which early stopping ends a run."""
-
-    def field(name: str, default: str, *, of: str = _EARLY_STOPPING) -> str:
-        value = run.params.get(f"{of}.{name}")
-        return default if value is None or value.text == "None" else value.text.strip('"')
-
-    patience = int(field("patience", "0"))
+    params = {path: value.text for path, value in run.params.items()}
+    patience = literal(params, f"{_EARLY_STOPPING}.patience") or 0
     if not patience:
         return False
-    first = next((split for key in run.curves if (split := _split(key)) != TRAIN), "")
-    split, name = field("eval_input", first), field("metric", "loss")
-    known = run.goal if name == field("metric", "loss", of=_KEEP_BEST) else ""
-    goal = field("goal", "min" if name == "loss" else known)
+    stored = stored_rule(params, "early_stopping", best_goal=run.goal)
+    split, metric = stored.evaluation, f"{stored.evaluation}/{stored.metric}"
     steps = {p.step for key, points in run.curves.items() if _split(key) == split for p in points}
-    values = {point.step: point.value for point in run.curves.get(f"{split}/{name}", ())}
+    values = {point.step: point.value for point in run.curves.get(metric, ())}
     history = [(step, values.get(step)) for step in sorted(steps)]  # None: it was not finite
-    least = float(field("min_improvement", "0"))
-    rules: list[EarlyStoppingRule] = []
-    if goal != "max":  # if it is unknown, both are required: a metric that improves meets one
-        rules.append(EarlyStoppingRule(f"{split}/{name}", "min", patience, least))
-    if goal != "min":
-        rules.append(EarlyStoppingRule(f"{split}/{name}", "max", patience, least))
+    least = literal(params, f"{_EARLY_STOPPING}.min_improvement") or 0.0
+    # If the goal is unknown, both are required: a metric that improves meets one of them.
+    goals: Sequence[Goal] = ("min", "max") if stored.goal is None else (stored.goal,)
+    rules = [EarlyStoppingRule(metric, goal, patience, least) for goal in goals]
     return all(rule.reason(history) for rule in rules)
 
 

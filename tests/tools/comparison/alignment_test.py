@@ -16,6 +16,7 @@ from tekso.tools.command_errors import UsageError
 from tekso.tools.comparison import alignment, runs, tables
 
 Curve = Mapping[int, float | None]
+DEV = 'eval_inputs : {"dev": Params("lm.some:Dev")}  # params/lm/some.py:9\n'
 
 
 def write(
@@ -31,7 +32,7 @@ def write(
 ) -> runs.ComparedRun:
     """Writes a run with a curve of dev, and reads it; a step has `tokens`, and takes a second."""
     folder.mkdir()
-    text = PARAMS.format(rate=rate, origin="--set", seed=seed) + more
+    text = PARAMS.format(rate=rate, origin="--set", seed=seed) + DEV + more
     (folder / "params.txt").write_text(text.replace("run.steps : 4", f"run.steps : {steps}"))
     rows = []
     for step, value in curve.items():
