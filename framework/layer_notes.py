@@ -23,11 +23,7 @@ def name_in_errors(cls: Any) -> None:
 
     @functools.wraps(fprop)
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return fprop(self, *args, **kwargs)
-        except Exception as error:
-            _add_note(error, self)
-            raise
+        return _noted(self, fprop, self, *args, **kwargs)
 
     cls.fprop = run
 
@@ -45,16 +41,17 @@ class _Bound:
 
         @functools.wraps(bound)
         def run(*args: Any, **kwargs: Any) -> Any:
-            try:
-                return bound(*args, **kwargs)
-            except Exception as error:
-                _add_note(error, instance)
-                raise
+            return _noted(instance, bound, *args, **kwargs)
 
         return run
 
 
-def _add_note(error: Exception, instance: Any) -> None:
-    if not any(note.startswith(IN_LAYER) for note in getattr(error, "__notes__", ())):
-        kind = type(instance).__name__
-        error.add_note(f"{IN_LAYER}{f'{instance.path} ({kind})' if instance.path else kind}")
+def _noted(instance: Any, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """Returns the result of a call, whose error gets a note about a layer if it has none yet."""
+    try:
+        return call(*args, **kwargs)
+    except Exception as error:
+        if not any(note.startswith(IN_LAYER) for note in getattr(error, "__notes__", ())):
+            kind = type(instance).__name__
+            error.add_note(f"{IN_LAYER}{f'{instance.path} ({kind})' if instance.path else kind}")
+        raise
