@@ -26,6 +26,7 @@ class FakeTrainer:
         self.codes: dict[str, int] = {}
         self.evaluates = True
         self.splits = ["dev"]  # of the records of a trial
+        self.metric = "loss"
         self.ended: list[str] = []
 
         real = subprocess.Popen
@@ -41,7 +42,7 @@ class FakeTrainer:
             (logdir / "params.txt").write_text(text)
             loss = 100 * float(rate) + int(flags["seed"])
             records = [
-                {"step": 9 - len(self.splits) + i, "split": split, "loss": loss}
+                {"step": 9 - len(self.splits) + i, "split": split, self.metric: loss}
                 for i, split in enumerate(self.splits)
             ]
             if not self.evaluates:

@@ -17,14 +17,13 @@ from tekso.framework import files
 from tekso.framework.commands import typed
 from tekso.framework.counting import counted
 from tekso.framework.exit_codes import ExitCode, signal_of
-from tekso.framework.run.metrics_log import TRAIN
 from tekso.framework.run.report.lines import number
 from tekso.tools import command_flags, experiment_flags
 from tekso.tools.command_errors import OK, UsageError
-from tekso.tools.sweeping import description, ignored_flags, search, space
+from tekso.tools.sweeping import description, ignored_flags, metric_check, search, space
 from tekso.tools.sweeping.halving import Judge
 from tekso.tools.sweeping.metric_check import MetricCheck
-from tekso.tools.sweeping.trials import TRIALS, SweepTrial, Trainer, best_of, folder_name
+from tekso.tools.sweeping.trials import ENDS, TRIALS, SweepTrial, Trainer, best_of, folder_name
 
 PROGRAM = "tekso-sweep"
 USAGE = (
@@ -83,8 +82,8 @@ def _define() -> None:
         flag_values=f,
     )  # fmt: skip
     flags.DEFINE_enum(
-        "goal", "min", ("min", "max"), "Whether the smallest or largest metric is best.",
-        flag_values=f,
+        "goal", None, ("min", "max"), "Whether the smallest or the largest metric is best in a "
+        "search by Optuna; by default as the task declares.", flag_values=f,
     )  # fmt: skip
     command_flags.define_common(f)
 
@@ -132,10 +131,13 @@ def _run(words: list[str]) -> int:
     folder = os.path.expanduser(FLAGS.logdir)
     if not files.is_local(folder):
         raise UsageError(f"--logdir={folder}: a sweep requires a folder on a local file system")
-    _describe(folder)
+    goal = None
+    if not is_grid:
+        goal = FLAGS.goal or metric_check.goal_of(_tree(registered, {}), FLAGS.metric)
+    _describe(folder, goal)
     trainer = Trainer(files.join(folder, TRIALS), _flags_of_trials())
     study: search.Study | None = None
-    if is_grid:
+    if goal is None:
         trials = [
             SweepTrial(folder_name(i, seed, settings), settings, seed)
             for i, settings in enumerate(combinations)
@@ -147,19 +149,22 @@ def _run(words: list[str]) -> int:
             if not _train(trainer, trial, f"{number}/{len(trials)}", Judge(), check)
         ]
     else:
-        study = search.Study(folder, FLAGS.search, varied, goal=FLAGS.goal, seed=0, steps=steps)
+        study = search.Study(folder, FLAGS.search, varied, goal=goal, seed=0, steps=steps)
         trials, failed = _search(trainer, study, registered, check)
     code = _compare(folder, trainer, trials, failed, study)
     if study is not None and study.best is not None:
-        _show_best(folder, trainer, *study.best)
+        _show_best(folder, trainer, study.goal, *study.best)
     return code
 
 
-def _show_best(folder: str, trainer: Trainer, settings: Mapping[str, str], value: float) -> None:
+def _show_best(
+    folder: str, trainer: Trainer, goal: str, settings: Mapping[str, str], value: float
+) -> None:
     """Prints the best setting of a search, and how to train with it."""
     texts = [f"{path}={text}" for path, text in settings.items()]
-    mean = f", the mean of {counted(FLAGS.seeds, 'seed')}" if FLAGS.seeds > 1 else ""
-    print(f"\nbest setting: {', '.join(texts)}\n  {FLAGS.metric} {number(value)}{mean}")
+    mean = f"; the mean of {counted(FLAGS.seeds, 'seed')}" if FLAGS.seeds > 1 else ""
+    found = f"{FLAGS.metric} {number(value)} ({ENDS[goal]} is best{mean})"
+    print(f"\nbest setting: {', '.join(texts)}\n  {found}")
     words = [*trainer.flags, *(f"--set={text}" for text in texts)]
     logdir = f"--logdir={files.join(folder, 'best')}"
     print(f"train with it:\n  {typed('tekso-trainer')} {shlex.join([*words, logdir])}", flush=True)
@@ -190,7 +195,7 @@ def _check_settings(registered: Any, varied: Sequence[space.Varied]) -> int:
         experiment_flags.change(tree, execution=FLAGS.execution, settings=FLAGS.set, flags=flags)
         if tree.run.seed != registered.run.seed:
             raise UsageError("the seeds of a sweep are set by --seeds, not by run.seed")
-        _check_metric(list(tree.eval_inputs))
+        metric_check.check_split(FLAGS.metric, list(tree.eval_inputs))
         steps = max(steps, tree.run.steps)
     return steps
 
@@ -221,16 +226,6 @@ def _check_parts(registered: Any, varied: Sequence[space.Varied]) -> MetricCheck
     return metric
 
 
-def _check_metric(evaluations: Sequence[str]) -> None:
-    """Checks that --metric is of an evaluation, or of training."""
-    split, slash, name = (FLAGS.metric or f"{TRAIN}/loss").partition("/")
-    if not (slash and name and split in (*evaluations, TRAIN)):
-        raise UsageError(
-            f"--metric={FLAGS.metric}: expected evaluation/metric, as in dev/loss; the evaluations "
-            f"are {', '.join(evaluations) or 'none'}, and {TRAIN}"
-        )
-
-
 def _flags_of_trials() -> list[str]:
     named = {"model": FLAGS.model, "execution": FLAGS.execution, "steps": FLAGS.steps}
     found = [f"--{name}={value}" for name, value in named.items() if value is not None]
@@ -238,14 +233,14 @@ def _flags_of_trials() -> list[str]:
     return found + [f"--set={setting}" for setting in FLAGS.set]
 
 
-def _describe(folder: str) -> None:
+def _describe(folder: str, goal: str | None) -> None:
     """Writes what the sweep does, or checks that the sweep in the folder does the same."""
     # More trials, or seeds of a grid, continue a sweep, and so does a search with another metric
     # until it has judged a trial; other changes would mix up trials.
     names = ["model", "sweep", "set", "execution", "steps", "search"]
     if FLAGS.search != "grid":  # a grid uses the metric for its comparison only
         names += ["metric", "goal", "seeds"]
-    flags = {name: FLAGS[name].value for name in names}
+    flags = {name: goal if name == "goal" else FLAGS[name].value for name in names}
 
     def may_change(changed: Set[str]) -> bool:
         return changed <= {"metric", "goal"} and search.begin_again(folder)
@@ -328,7 +323,7 @@ def _search(
             if not evaluations and trainer.code(trial) != ExitCode.NOT_FINITE:
                 known = ", ".join(trainer.metrics(trial))
                 raise UsageError(f"no evaluation has --metric={FLAGS.metric}; there are {known}")
-            values.append(best_of(evaluations, FLAGS.goal))
+            values.append(best_of(evaluations, study.goal))
         found = [value for value in values if value is not None]
         return math.fsum(found) / len(found) if len(found) == len(values) else math.nan
 
@@ -375,7 +370,7 @@ def _compare(
     if study is not None:
         numbers = {f"{number:03d}": end for number, end in study.ends.items()}
         ends = {t.name: numbers.get(t.name.partition("_")[0]) for t in trials}
-        best = Best(FLAGS.goal, {name: end for name, end in ends.items() if end is not None})
+        best = Best(study.goal, {name: end for name, end in ends.items() if end is not None})
     output = files.join(folder, "comparison.html")
     compare.compare(done, output=output, metric=FLAGS.metric, best=best)
     for trial in failed:

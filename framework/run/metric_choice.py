@@ -1,6 +1,6 @@
 """Finds the metric that a rule of a run compares, and whether larger or smaller values are better.
 
-The rules are `run.keep_best` and `run.early_stopping`.
+The rules are `run.keep_best` and `run.early_stopping`; searches of tekso-sweep use the same goals.
 """
 
 from __future__ import annotations
@@ -76,26 +76,55 @@ def goal_of(tree: Any, rule: Rule) -> Goal:
     Raises:
       ValueError: neither is set.
     """
-    choice, task = tree.run.get(rule), tree.task.owner
+    choice = tree.run.get(rule)
     if choice.goal is not None:
         goal: Goal = choice.goal
         return goal
-    known: dict[str, Goal] = {LOSS: "min"}
-    if hasattr(task, "goals_of"):
-        known |= task_results.goals_of(tree.task)
-    name = metric = choice.metric
+    metric = choice.metric
+    found = declared_goal(tree, metric)
+    if found:
+        return found
+    raise ValueError(
+        undeclared(
+            tree, metric, f"{where(tree, rule)} is {metric!r}, and", f"--set run.{rule}.goal"
+        )
+    )
+
+
+def declared_goal(tree: Any, metric: str) -> Goal | None:
+    """Returns "min" or "max", as the task declares for a metric; None: it does not declare it."""
+    known, name = _goals(tree), metric
     while name:  # "bleu/de": BLEU of one language
         if name in known:
             return known[name]
         name = name.rpartition("/")[0]
-    name = getattr(task, "__name__", "the task")
+    return None
+
+
+def undeclared(tree: Any, metric: str, what: str, setting: str) -> str:
+    """Returns a message that the task does not declare the goal of a metric, and what to write.
+
+    Args:
+      tree: the Params of the experiment.
+      metric: the metric, without the evaluation.
+      what: the beginning of the message, up to the name of the task.
+      setting: what sets the goal, "--goal".
+    """
+    known, name = _goals(tree), getattr(tree.task.owner, "__name__", "the task")
     goals = ", ".join(f"{metric} ({goal})" for metric, goal in sorted(known.items()))
     longer = [one for one in known if one.endswith(f"_{metric}") or one.startswith(f"{metric}_")]
     close = close_matches(metric, known, count=1) or longer
     hint = f"did you mean {close[0]}? Otherwise " if close else ""
-    raise ValueError(
-        f"{where(tree, rule)} is {metric!r}, and {name} does not declare whether larger or smaller "
-        f"values are better: {hint}--set run.{rule}.goal=min if smaller values are better, as of "
-        f"an error, else max; or declare it in {name}, with goals = {{{metric!r}: …}}, where … is "
-        f"'min' or 'max'; the declared ones are {goals}"
+    return (
+        f"{what} {name} does not declare whether larger or smaller values are better: {hint}"
+        f"{setting}=min if smaller values are better, as of an error, else max; or declare it in "
+        f"{name}, with goals = {{{metric!r}: …}}, where … is 'min' or 'max'; the declared ones are "
+        f"{goals}"
     )
+
+
+def _goals(tree: Any) -> dict[str, Goal]:
+    known: dict[str, Goal] = {LOSS: "min"}
+    if hasattr(tree.task.owner, "goals_of"):
+        known |= task_results.goals_of(tree.task)
+    return known

@@ -21,6 +21,7 @@ from tekso.framework.run.stored_rules import literal, stored_rule
 from tekso.tools.command_errors import UsageError
 from tekso.tools.comparison import statistics
 from tekso.tools.comparison.runs import STEPS, Best, ComparedRun, Group, Point
+from tekso.tools.sweeping.trials import ENDS
 
 if TYPE_CHECKING:  # loads TensorFlow
     from tekso.framework.task import Goal
@@ -89,7 +90,7 @@ def best_values(groups: Sequence[Group], metric: str, best: Best) -> Alignment:
                     f"The last {metric} of {run.path} is not finite; the table has its best value, "
                     f"of step {point.step}."
                 )
-    return Alignment(f"best {metric}", found, notes)
+    return Alignment(f"best {metric} ({ENDS[best.goal]})", found, notes)
 
 
 def equal_positions(groups: Sequence[Group], metric: str, axis: str | None = None) -> Alignment:

@@ -14,10 +14,38 @@ import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from tekso.framework.run import metric_choice
 from tekso.framework.run.metrics_log import SPLIT, STEP, TRAIN
 from tekso.framework.spelling import close_matches
+from tekso.framework.task import Goal
 from tekso.tools.command_errors import UsageError
 from tekso.tools.sweeping import value_checks
+
+
+def check_split(metric: str | None, evaluations: Sequence[str]) -> None:
+    """Checks that --metric is of an evaluation, or of training.
+
+    Raises:
+      UsageError: it is not.
+    """
+    split, slash, name = (metric or f"{TRAIN}/loss").partition("/")
+    if not (slash and name and split in (*evaluations, TRAIN)):
+        raise UsageError(
+            f"--metric={metric}: expected evaluation/metric, as in dev/loss; the evaluations "
+            f"are {', '.join(evaluations) or 'none'}, and {TRAIN}"
+        )
+
+
+def goal_of(tree: Any, metric: str) -> Goal:
+    """Returns "min" or "max", as the task declares for --metric.
+
+    Raises:
+      UsageError: it does not declare it.
+    """
+    name = metric.partition("/")[2]
+    if goal := metric_choice.declared_goal(tree, name):
+        return goal
+    raise UsageError(metric_choice.undeclared(tree, name, f"--metric={metric}:", "--goal"))
 
 
 class MetricCheck:

@@ -90,7 +90,7 @@ class Study:
       folder: folder of the sweep, on a local file system.
       search: one of `SEARCHES`.
       varied: the settings to choose.
-      goal: "min" or "max".
+      goal: "min" or "max": which value of a trial is best; also an attribute.
       seed: seed of the search; the number of each trial is added to it, so that a search that was
         killed chooses the settings that it would have chosen anyway.
       steps: training steps of a trial.
@@ -110,7 +110,7 @@ class Study:
         steps: int,
     ) -> None:
         self._optuna: Any = importlib.import_module("optuna")
-        self._varied, self._seed, self._is_max = varied, seed, goal == "max"
+        self._varied, self._seed, self.goal = varied, seed, goal
         samplers = self._optuna.samplers
         self._sampler = samplers.TPESampler if search == "tpe" else samplers.RandomSampler
         self._halves = search == "halving"
@@ -144,7 +144,7 @@ class Study:
         ]
         if not found:
             return None
-        value, settings = (max if self._is_max else min)(found, key=lambda one: one[0])
+        value, settings = (max if self.goal == "max" else min)(found, key=lambda one: one[0])
         return settings, value
 
     @property
@@ -192,7 +192,7 @@ class Study:
         judge = halving.HalvingJudge(self._study, trial) if self._halves else halving.Judge()
         value = train(trial.number, settings, judge)
         if value is not None and not math.isfinite(value):
-            value = -math.inf if self._is_max else math.inf
+            value = -math.inf if self.goal == "max" else math.inf
         self._report(trial, value)
         return True
 

@@ -27,6 +27,9 @@ _ERROR = "tekso-trainer: "  # begins an error; the lines below it are indented
 TRIALS = "trials"
 """Name of the folder of all trials in the folder of a sweep."""
 
+ENDS = {"min": "smallest", "max": "largest"}
+"""{goal: the values that are best, in words}."""
+
 Evaluations = Sequence[tuple[int, float | None]]
 """The step and the value of every evaluation; None: it was not finite."""
 

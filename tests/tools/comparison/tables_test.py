@@ -44,13 +44,13 @@ def test_the_best_values_of_a_search_are_compared_up_to_the_step_at_which_it_end
     tmp_path: Path,
 ) -> None:
     groups = runs.groups([runs.read(path) for path in two_groups(tmp_path, [1.0], [5.0])])
-    for goal, ends, means in (
-        ("min", {}, ["1.0000", "5.0000"]),
-        ("max", {}, ["3.0000", "7.0000"]),  # at step 2, of 4
-        ("min", {"a0": 3, "other": 1}, ["3.0000", "5.0000"]),
+    for goal, which, ends, means in (
+        ("min", "smallest", {}, ["1.0000", "5.0000"]),
+        ("max", "largest", {}, ["3.0000", "7.0000"]),  # at step 2, of 4
+        ("min", "smallest", {"a0": 3, "other": 1}, ["3.0000", "5.0000"]),
     ):
         found = tables.results(groups, "dev/loss", runs.Best(goal, ends))
-        assert found.title == "best dev/loss"
+        assert found.title == f"best dev/loss ({which})"
         assert [row[2] for row in found.rows] == means
     assert tables.results(groups, "dev/loss").title == "dev/loss at step 4"
 

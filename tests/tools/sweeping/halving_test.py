@@ -70,7 +70,7 @@ def test_halving_ends_the_same_trials_when_it_is_killed_or_late(
         printed = capsys.readouterr().out
         ended = f"\n  ended early after step {first}: others were better by then\n"
         assert printed.count(ended) == 4
-        table = printed.partition("best dev/loss\n")[2]
+        table = printed.partition("best dev/loss (smallest)\n")[2]
         assert re.search(rf" 6 +{means} ", table), table
 
 

@@ -43,7 +43,8 @@ def test_optuna_searches_and_resumes(
     assert "5 trials finished" in output
     rate = study.best_params[RATE]
     settings = f"{RATE}={rate!r}, run.log_every_steps={study.best_params['run.log_every_steps']}"
-    assert f"\nbest setting: {settings}\n  dev/loss {lines.number(study.best_value)}\n" in output
+    value = lines.number(study.best_value)
+    assert f"\nbest setting: {settings}\n  dev/loss {value} (smallest is best)\n" in output
     last = output.rstrip().split("\n")[-1]
     assert f"tekso-trainer {TINY} --set={RATE}={rate!r} --set=run.log_every_steps=" in last
     assert last.endswith(f" --logdir={tmp_path}/best")
@@ -61,7 +62,7 @@ def test_another_metric_continues_a_search_until_a_trial_has_a_value(
              f"--sweep={RATE}=1e-4:1e-2:log",
              "--set=eval_inputs.dev.changes={'source.files': 'a.txt'}"]  # fmt: skip
     metric = f"--metric={splits[0]}"
-    assert sweep.main([*words, f"{metric}/nope"]) == ExitCode.WRONG_USAGE
+    assert sweep.main([*words, f"{metric}/nope", "--goal=max"]) == ExitCode.WRONG_USAGE
     assert f"--metric={splits[0]}/nope: " in capsys.readouterr().err
     (first,) = fake.trained
     assert sweep.main([*words, "--steps=9", f"{metric}/loss"]) == ExitCode.WRONG_USAGE
@@ -71,9 +72,55 @@ def test_another_metric_continues_a_search_until_a_trial_has_a_value(
     names = {name.name for name in (tmp_path / "trials").iterdir()}
     assert names == set(fake.trained) and len(names) == 2
     rates = [float(name.split("initial_value=")[1].split("_")[0]) for name in names]
-    assert f"\n  {splits[0]}/loss {lines.number(100 * max(rates))}\n" in capsys.readouterr().out
+    found = f"\n  {splits[0]}/loss {lines.number(100 * max(rates))} (largest is best)\n"
+    assert found in capsys.readouterr().out
     assert sweep.main([*words, f"{metric}/nope", "--goal=max"]) == ExitCode.WRONG_USAGE
     assert f'(--metric was "{splits[0]}/loss")' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "best"),
+    [
+        (["--metric=dev/accuracy"], max),  # as Classification declares
+        (["--metric=dev/accuracy", "--goal=min"], min),
+        (["--metric=dev/loss"], min),
+    ],
+)
+def test_the_task_declares_which_values_of_a_metric_are_best(
+    flags: list[str], best: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    pytest.importorskip("optuna", reason="the extra `sweep` is not installed")
+    fake = FakeTrainer(monkeypatch)
+    fake.metric = flags[0].rpartition("/")[2]
+    words = ["tekso-sweep", "--model=image.digits.Mlp", f"--logdir={tmp_path}", "--search=random",
+             "--trials=3", f"--sweep={RATE}=1e-3,2e-3,3e-3"]  # fmt: skip
+    assert sweep.main([*words, *flags]) == ExitCode.OK
+    output, which = capsys.readouterr().out, {min: "smallest", max: "largest"}[best]
+    rate = best("1e-3", "3e-3")
+    assert f"\nbest dev/{fake.metric} ({which})\n" in output
+    value = lines.number(100 * float(rate))
+    expected = f"best setting: {RATE}={rate}\n  dev/{fake.metric} {value} ({which} is best)\n"
+    assert expected in output
+
+
+@pytest.mark.parametrize(
+    ("metric", "hint"), [("top_9", "better: --goal=min"), ("acuracy", "did you mean accuracy?")]
+)
+def test_a_search_by_a_metric_without_a_declared_goal_requires_one(
+    metric: str, hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    pytest.importorskip("optuna", reason="the extra `sweep` is not installed")
+    fake = FakeTrainer(monkeypatch)
+    words = ["tekso-sweep", "--model=image.digits.Mlp", f"--logdir={tmp_path}/sweep",
+             "--search=random", "--trials=2", f"--sweep={RATE}=1e-3,2e-3",
+             f"--metric=train/{metric}"]  # fmt: skip
+    assert sweep.main(words) == ExitCode.WRONG_USAGE
+    expected = f"--metric=train/{metric}: ImageClassification does not declare whether larger or "
+    error = capsys.readouterr().err
+    assert expected in error and hint in error
+    assert fake.trained == [] and not (tmp_path / "sweep").exists()
 
 
 @pytest.mark.parametrize(("state", "is_removed"), [("COMPLETE", 0), ("PRUNED", 0), ("FAIL", 1)])
