@@ -27,6 +27,7 @@ from tekso.framework.run.loss_causes import (
     is_stateless,
     reject_stateless,
 )
+from tekso.framework.run.loss_couplings import combination
 from tekso.framework.run.loss_trial import (
     Batch,
     Trial,
@@ -169,12 +170,23 @@ def _cause(division: _Division, method: str, together: float, *, is_mean: bool, 
         )
     if method == "loss" and is_penalty(division.trial, division.examples, division.mode, together):
         return f"It contains a number that does not depend on the examples. {PENALTY}"
+    found = combination(division.trial, division.examples, division.mode)
+    if found is not None and found.is_draw:
+        return (
+            "Random numbers of ctx whose shape does not begin with the batch differ between its "
+            "parts. Draw them with shared=True, as in ctx.uniform(self, shape, shared=True), or "
+            f"for each example{found.place}"
+        )
     name = type(division.trial.task).__name__
+    where = f"{name}, or in the layer that couples them"
+    if found is not None and found.layer:
+        where = found.layer
+    combined = " The examples are first combined at the line below." if found is not None else ""
     return (
         "What one example adds depends on the other examples, or on their number: look for random "
-        "numbers that are not from ctx, and for batch statistics, which the layer BatchNorm has. "
-        f"If examples are coupled on purpose, set couples_examples = True in {name}, or in the "
-        "layer that couples them"
+        f"numbers that are not from ctx, and for batch statistics, which the layer BatchNorm has."
+        f"{combined} If examples are coupled on purpose, set couples_examples = True in {where}"
+        f"{found.place if found is not None else ''}"
     )
 
 

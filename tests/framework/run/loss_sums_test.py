@@ -57,6 +57,12 @@ class Wrong(Squares):
             return LossSums(tf.reduce_sum(batch["weights"] * y**2))
         if self.params.way == "stateless noise":
             error += tf.random.stateless_uniform(tf.shape(error), [1, 2])
+        if self.params.way == "centered":
+            error -= tf.reduce_mean(error)
+        if self.params.way == "sorted":
+            error += tf.sort(error, 0)
+        if self.params.way == "shared noise":
+            error = tf.reduce_sum(batch["x"] * ctx.uniform(self, [3]), 1)
         if self.params.way == "product":
             return LossSums(tf.reduce_sum(error) ** 2)
         if self.params.way == "if" and tf.reduce_sum(y) > 0:
@@ -103,6 +109,31 @@ def test_a_loss_that_couples_examples_is_told_how_to_say_so() -> None:
     what = rf"\d\. What one .* {causes}.* set couples_examples = True in Wrong, or in the layer"
     with pytest.raises(LossError, match=what):
         check("product", Wrong)
+
+
+@pytest.mark.parametrize(
+    ("way", "line"),
+    [("centered", "error -= tf.reduce_mean(error)"), ("sorted", "error += tf.sort(error, 0)")],
+)
+def test_the_line_that_combines_examples_is_named(way: str, line: str) -> None:
+    with pytest.raises(LossError) as error:
+        check(way, Wrong)
+    what = (
+        r"The examples are first combined at the line below\. If .* couples_examples = True in "
+        "Wrong, or in the layer that couples them"
+    )
+    place = rf"\n  \(at {__file__}:\d+, in loss\)\n    {re.escape(line)}"
+    assert re.search(rf"{what}{place}$", str(error.value))
+
+
+def test_random_numbers_without_a_batch_dimension_are_told_to_be_shared() -> None:
+    with pytest.raises(LossError) as error:
+        check("shared noise", Wrong)
+    what = (
+        r"Draw them with shared=True, as in ctx\.uniform\(self, shape, shared=True\), or for each"
+    )
+    place = rf" example\n  \(at {__file__}:\d+, in loss\)\n    error = .*ctx.uniform\(self, \[3\]\)"
+    assert re.search(what + place, str(error.value))
 
 
 def test_stateless_noise_is_named_with_its_line() -> None:
