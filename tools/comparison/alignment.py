@@ -20,7 +20,14 @@ from tekso.framework.run.report.lines import duration, magnitude, number
 from tekso.framework.run.stored_rules import literal, stored_rule
 from tekso.tools.command_errors import UsageError
 from tekso.tools.comparison import statistics
-from tekso.tools.comparison.runs import STEPS, Best, ComparedRun, Group, Point
+from tekso.tools.comparison.runs import (
+    STEPS,
+    Best,
+    ComparedRun,
+    Group,
+    Point,
+    schedules_differ,
+)
 from tekso.tools.sweeping.trials import ENDS
 
 if TYPE_CHECKING:  # loads TensorFlow
@@ -151,6 +158,7 @@ def _aligned(groups: Sequence[Group], metric: str, axis: str) -> Alignment:
     if axis != STEP and any(one.values for one in found):
         notes.append("Values between two points of a curve are interpolated linearly.")
     notes += _first_ends(groups, found, lines, at, where)
+    notes += _schedules([run for one in found for run, _ in one.values], where)
     return Alignment(f"{metric} {where}".rstrip(), found, notes)
 
 
@@ -281,6 +289,18 @@ def _diverged_notes(group: Group, found: ComparedGroup, metric: str, where: str)
             f"{number(one.mean)}{f' {where}' if where else ''}."
         )
     return notes
+
+
+def _schedules(compared: Sequence[ComparedRun], where: str) -> list[str]:
+    """Returns a warning about runs whose schedules end at different steps."""
+    if not schedules_differ(compared):
+        return []
+    steps = {run.params[STEPS].text for run in compared if STEPS in run.params}
+    texts = ", ".join(sorted(steps, key=lambda text: (len(text), text)))
+    return [
+        f"The runs have {STEPS}={texts}, with which their schedules end, so {where} their learning "
+        "rates differ. Set total_steps of the schedules to compare them there."
+    ]
 
 
 def _first_ends(

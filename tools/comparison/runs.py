@@ -19,14 +19,13 @@ from tekso.framework.run import missing_run, time_use
 from tekso.framework.run.logdir import PARAMS, DamagedParamsError, Logdir
 from tekso.framework.run.metrics_log import SECONDS, SEEN, SPLIT, STEP, TRAIN, MetricsLog
 from tekso.tools.command_errors import UsageError
-from tekso.tools.comparison import newest_checkpoint, samples
+from tekso.tools.comparison import group_names, newest_checkpoint, samples
 from tekso.tools.comparison.newest_checkpoint import DEVICES
 from tekso.tools.sweeping.trials import TRIALS, exit_code_of
 
 SEED = "run.seed"
 STEPS = "run.steps"
 _LINE = re.compile(r"(.+?) : (.*?)(?:  # ([^\"']*))?")
-_REFERENCE, _CLASS = re.compile(r'^Params\("[\w.]+:([\w.]+)"\)$'), r"\1"
 _LENGTH = {  # fields that say for how long a run goes, not what is trained
     STEPS,
     "run.log_every_steps",
@@ -37,6 +36,7 @@ _LENGTH = {  # fields that say for how long a run goes, not what is trained
     "run.decode_at_end",
     "run.weight_figures_every_steps",
 }
+_END = ".total_steps"  # of a decay; if it is not set, it is `run.steps`
 DEFAULT = "default"
 """The origin of a value that nothing sets."""
 
@@ -321,19 +321,20 @@ def groups(runs: Sequence[ComparedRun]) -> list[Group]:
     """Returns the runs in groups whose Params differ in the seed only, in order.
 
     If runs with the same seed differ in their number of steps or their devices only, these are
-    compared, so they make groups too.
+    compared, so they make groups too. So do numbers of steps with which a schedule ends.
     """
     different = [d for d in differences(runs) if d.path not in {SEED, DEVICES, *_LENGTH}]
     found = _equal(runs, different)
     for path in (STEPS, DEVICES):
         pairs = [{(r.seed, _text(r, path)) for r in one} for one in found.values()]
-        if any(len({seed for seed, _ in one}) < len(one) for one in pairs):
+        repeats = any(len({seed for seed, _ in one}) < len(one) for one in pairs)
+        if repeats or (path == STEPS and any(map(schedules_differ, found.values()))):
             different += [d for d in differences(runs) if d.path == path]
             found = _equal(runs, different)
     common = [one for one in different if None not in one.values]  # fields that all runs have
-    names = _names(list(_equal(runs, common)), common) if common else []
+    names = _names(_equal(runs, common), common) if common else []
     if len(names) < len(found):  # they do not distinguish all groups
-        names = _names(list(found), different)
+        names = _names(found, different)
     result = []
     by_steps = any(one.path == STEPS for one in different)
     for name, members in zip(names, found.values(), strict=True):
@@ -343,18 +344,17 @@ def groups(runs: Sequence[ComparedRun]) -> list[Group]:
     return result
 
 
-def _names(keys: Sequence[Any], different: Sequence[DifferentField]) -> list[str]:
-    """Returns the settings of each group, "" for none or more than 3; keys are of `_equal`."""
-    short = _short_names([one.path for one in different])
-    result = []
-    for _, *texts in keys:
-        named = [
-            f"{name}={_REFERENCE.sub(_CLASS, text)}"
-            for name, text in zip(short, texts, strict=True)
-            if text is not None
-        ]
-        result.append(", ".join(named) if len(named) <= 3 else "")
-    return result
+def _names(found: Mapping[Any, Any], different: Sequence[DifferentField]) -> list[str]:
+    return group_names.names(list(found), [one.path for one in different])
+
+
+def schedules_differ(runs: Sequence[ComparedRun]) -> bool:
+    """Returns whether runs have different numbers of steps, with which a schedule of one ends."""
+    return len({_text(run, STEPS) for run in runs}) > 1 and any(
+        path.startswith("learner.") and path.endswith(_END) and value.text == "REQUIRED"
+        for run in runs
+        for path, value in run.params.items()
+    )
 
 
 def _text(run: ComparedRun, path: str) -> str:
@@ -371,17 +371,6 @@ def _equal(
         key = (run.model, *(value.text if value else None for value in values))
         found.setdefault(key, []).append(run)
     return found
-
-
-def _short_names(paths: Sequence[str]) -> list[str]:
-    """Returns the shortest ends of paths that are distinct."""
-    short = []
-    for path in paths:
-        parts = path.split(".")
-        ends = [".".join(parts[-n:]) for n in range(1, len(parts) + 1)]
-        alone = (e for e in ends if sum(p == e or p.endswith(f".{e}") for p in paths) == 1)
-        short.append(next(alone, path))
-    return short
 
 
 def main_metric(runs: Sequence[ComparedRun]) -> str:

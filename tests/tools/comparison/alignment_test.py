@@ -263,3 +263,48 @@ def test_a_metric_that_is_never_finite_is_no_unknown_curve(
     assert compare.main(["tekso-compare", run.path, "--metric=dev/loss", output]) == ExitCode.OK
     assert "diverged (1 of 1)" in capsys.readouterr().out
     assert "no dev/loss of it is finite" in (tmp_path / "c.html").read_text()
+
+
+COSINE = 'learner.schedule : Params("s:Cosine")\nlearner.schedule.total_steps : {}\n'
+
+
+def with_longer(tmp_path: Path, total: str, other_rate: float) -> list[runs.ComparedRun]:
+    """Returns two runs of 100 steps, and one of 200 with another seed."""
+    more = COSINE.format(total)
+    curves = [*A, {100: 0.5, 200: 0.2}]
+    return [
+        write(
+            tmp_path / str(i), curve, seed=i, steps=200 if i == 2 else 100,
+            rate=other_rate if i == 2 else 0.1, more=more,
+        )
+        for i, curve in enumerate(curves)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("total", "expected"),
+    [
+        ("REQUIRED", [("steps=100", [1.0, 1.1]), ("steps=200", [0.2])]),
+        ("200", [("some", [1.0, 1.1, 0.5])]),
+    ],
+)
+def test_a_schedule_that_ends_with_the_run_divides_a_group_by_its_steps(
+    tmp_path: Path, total: str, expected: list[tuple[str, list[float]]]
+) -> None:
+    groups = runs.groups(with_longer(tmp_path, total, 0.1))
+    found = alignment.equal_positions(groups, "dev/loss")
+    compared = [[value for _, value in one.values] for one in found.groups]
+    names = [name for name, _ in expected]
+    assert [g.name for g in groups][: len(names)] == names or len(groups) == 1
+    assert compared == [values for _, values in expected]
+
+
+@pytest.mark.parametrize(("total", "is_warned"), [("REQUIRED", True), ("200", False)])
+def test_groups_of_other_schedules_at_a_step_are_a_warning(
+    tmp_path: Path, total: str, is_warned: bool
+) -> None:
+    groups = runs.groups(with_longer(tmp_path, total, 0.3))
+    found = alignment.equal_positions(groups, "dev/loss")
+    assert found.title == "dev/loss at step 100"
+    expected = "The runs have run.steps=100, 200, with which their schedules end, so at step 100 "
+    assert any(note.startswith(expected) for note in found.notes) == is_warned
