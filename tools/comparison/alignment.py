@@ -42,6 +42,7 @@ AXES: Mapping[str, Callable[[Point], float | None]] = {
 """{name: the position of a point}: what is equal for all values that are compared."""
 
 _EARLY_STOPPING = "run.early_stopping"
+_TRAIN_LOSS = f"{TRAIN}/loss"
 _MOST_NAMED = 3
 _EARLY = 0.9  # a common step before this share of the earliest end hides too much of the curves
 _Line = Mapping[float, float]  # {position: value}, in order
@@ -138,6 +139,7 @@ def _aligned(groups: Sequence[Group], metric: str, axis: str) -> Alignment:
     ]
     at = _place([lines[run.path] for run in _deciding(usable)], axis)
     where, found, notes = _text(at, axis, unit), [], []
+    late: list[ComparedRun] = []  # that begin later
     for group, own in zip(groups, usable, strict=True):
         values = []
         for run in group.runs:
@@ -148,7 +150,12 @@ def _aligned(groups: Sequence[Group], metric: str, axis: str) -> Alignment:
                 what = f"{metric} with its {axis}" if run.curves.get(metric) else metric
                 notes.append(f"{run.path} has no {what}, and is left out.")
             elif (value := _value(lines[run.path], at)) is None:
-                notes.append(f"{name} {_end(run, metric)} and has no {metric} {where}: left out.")
+                begins = min(lines[run.path])
+                why = f"{_end(run, metric)} and has no {metric} {where}"
+                if begins > at:
+                    why = f"has its first {metric} {_text(begins, axis, unit)}"
+                    late.append(run)
+                notes.append(f"{name} {why}: left out.")
             else:
                 values.append((run, value))
                 if axis == STEP and at not in lines[run.path]:
@@ -157,6 +164,8 @@ def _aligned(groups: Sequence[Group], metric: str, axis: str) -> Alignment:
         notes += _diverged_notes(group, found[-1], metric, where)
     if axis != STEP and any(one.values for one in found):
         notes.append("Values between two points of a curve are interpolated linearly.")
+    if late:
+        notes += _overlaps([run for own in usable for run in own], metric, axis)
     notes += _first_ends(groups, found, lines, at, where)
     notes += _schedules([run for one in found for run, _ in one.values], where)
     return Alignment(f"{metric} {where}".rstrip(), found, notes)
@@ -167,7 +176,7 @@ def has_diverged(run: ComparedRun, metric: str) -> bool:
     return (
         metric in run.not_finite
         or run.is_not_finite
-        or (f"{TRAIN}/loss" in run.not_finite and not _is_complete(run))
+        or (_TRAIN_LOSS in run.not_finite and not _is_complete(run))
     )
 
 
@@ -289,6 +298,16 @@ def _diverged_notes(group: Group, found: ComparedGroup, metric: str, where: str)
             f"{number(one.mean)}{f' {where}' if where else ''}."
         )
     return notes
+
+
+def _overlaps(runs: Sequence[ComparedRun], metric: str, axis: str) -> list[str]:
+    """Returns a sentence about another curve or axis by which all runs can be compared."""
+    by_step = ("--axis=step", metric, STEP)
+    for flag, curve, other in (by_step, (f"--metric={_TRAIN_LOSS}", _TRAIN_LOSS, axis)):
+        lines = [_line(run, curve, other) for run in runs]
+        if all(lines) and max(map(min, lines)) <= min(map(max, lines)):
+            return [f"{flag} compares all of them."]
+    return []
 
 
 def _schedules(compared: Sequence[ComparedRun], where: str) -> list[str]:

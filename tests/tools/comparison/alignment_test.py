@@ -308,3 +308,30 @@ def test_groups_of_other_schedules_at_a_step_are_a_warning(
     assert found.title == "dev/loss at step 100"
     expected = "The runs have run.steps=100, 200, with which their schedules end, so at step 100 "
     assert any(note.startswith(expected) for note in found.notes) == is_warned
+
+
+@pytest.mark.parametrize(
+    ("late", "axis", "advice"),
+    [
+        ({70: 1.0, 100: 0.5}, "seconds", "--axis=step compares all of them."),
+        ({150: 0.5}, "step", "--metric=train/loss compares all of them."),
+    ],
+)
+def test_a_run_that_begins_after_the_place_is_said_to(
+    tmp_path: Path, late: Curve, axis: str, advice: str
+) -> None:
+    found = [*group(tmp_path, "a", 0.1, A), write(tmp_path / "late", late, steps=max(late), rate=1)]
+    for run in found:
+        file = Path(run.path, "metrics.jsonl")
+        rows = [json.loads(line) for line in file.read_text().splitlines()]
+        slow = 3 if run is found[-1] else 1
+        for row in rows:
+            row["seconds"]["step"] *= slow
+        first = {"step": 1, "seconds": {"step": 1.0 * slow}, "split": "train", "loss": 1.0}
+        last = {**rows[-1], "split": "train", "loss": 1.0}
+        file.write_text("".join(f"{json.dumps(row)}\n" for row in (first, *rows, last)))
+    found = [runs.read(run.path) for run in found]
+    notes = alignment.equal_positions(runs.groups(found), "dev/loss", axis).notes
+    where = "3m30s" if axis == "seconds" else "step 150"
+    left_out = f"{found[-1].path} (initial_value=1) has its first dev/loss at {where}: left out."
+    assert left_out in notes and advice in notes
