@@ -14,6 +14,7 @@ import numpy as np
 
 from tekso.framework import foreign_methods, graph_errors
 from tekso.framework.batch_part import example_of
+from tekso.framework.error_answers import ANSWERS, TYPES_OF_ARRAYS
 from tekso.framework.label_advice import COMPUTED, OF_DATA, label_advice
 from tekso.framework.params.origins import hide_from_origins
 
@@ -33,87 +34,15 @@ _NAMES_OF_TENSORFLOW = (
 
 _NARROW = re.compile(r"\b(bfloat16|float16|half)\b")
 _WIDE = re.compile(r"\b(float32|float)\b")
-_TYPES_OF_ARRAYS = (
-    "The arrays of a batch have the types that load returned, except for float64, which becomes "
-    "float32"
-)
 _MIXED_TYPES = (
     "with run.activation_dtype=bfloat16 or float16, the outputs of layers have that type: compute "
-    f"the loss in float32, logits = tf.cast(logits, tf.float32). {_TYPES_OF_ARRAYS}: the layer "
+    f"the loss in float32, logits = tf.cast(logits, tf.float32). {TYPES_OF_ARRAYS}: the layer "
     "that reads them casts them, x = tf.cast(x, theta.w.dtype)"
 )
 _MISSING_PARAMS = re.compile(
     r"(\w+)\.__init__\(\) missing 1 required positional argument: 'params'"
 )
 _TWO_TYPES = re.compile(r"(?:has type |have types \[)(\w+)(?: that does not match type |, )(\w+)")
-_ANSWERS = (
-    (
-        re.compile(r"fprop\(\) got an unexpected keyword argument '(mask|positions)'"),
-        "a stack passes mask and positions to each layer: def fprop(self, theta, x, ctx, *, "
-        "mask=None, positions=None)",
-    ),
-    (
-        re.compile(r"\.weight\(\) (got an unexpected keyword argument|missing \d+ required)"),
-        "declare a weight as self.weight(name, shape, dims=(None, …), init=Normal.Params()): dims "
-        "has a name or None for each dim; optional are fan_in, fan_out, trainable, dtype, scale "
-        "and most",
-    ),
-    (
-        re.compile(
-            r"Dimensions must be equal, but are|must have the same shape, received|"
-            r"Incompatible shapes: |Dimension \d+ in both shapes must be equal|"
-            r"Dimensions of inputs should match|Shapes of all inputs must match|"
-            r"to broadcast a tensor of shape|Input to reshape is a tensor with|"
-            r"Cannot reshape a tensor with"
-        ),
-        "the number of examples in a shape may be below batch_size, because a step computes a "
-        "batch in parts",
-    ),
-    (
-        re.compile(r"\.fprop\(\) missing 1 required positional argument: 'ctx'"),
-        "theta, the weights of the layer, comes first: self.child.fprop(theta.child, x, ctx)",
-    ),
-    (
-        re.compile(r"^None values not supported|Attempt to convert a value \(None\)"),
-        "is a return missing in the fprop of a layer, or in a function?",
-    ),
-    (
-        re.compile(
-            r"(Using a symbolic .* as a Python .bool.|Iterating over a symbolic \S+) is not allowed"
-        ),
-        "the code runs once, before any tensor has a value: write tf.where(condition, a, b) "
-        "instead of if, tf.maximum instead of max, and loop over a Python range",
-    ),
-    (
-        re.compile(
-            r"'SymbolicTensor' object has no attribute '(numpy|item)'|not '?SymbolicTensor'?$|"
-            r"'SymbolicTensor' object cannot be|"
-            r"Cannot convert a symbolic \S+ \(.*\) to a numpy array"
-        ),
-        "the code runs once, before any tensor has a value: compute with ops of TensorFlow, "
-        "such as tf.exp and tf.reduce_mean, not with NumPy, float() or .numpy()",
-    ),
-    (
-        re.compile(r"len is not well defined for a symbolic Tensor"),
-        "a fixed size is x.shape[0], any other is tf.shape(x)[0]. In loss_weight, sum the weights "
-        'of the examples: tf.reduce_sum(batch["weights"])',
-    ),
-    (
-        re.compile(r"to parameter '(\w+)' has DataType \w+ not in list of allowed values: (\w+)"),
-        rf"cast it, as in tf.cast(\1, tf.\2). {_TYPES_OF_ARRAYS}",
-    ),
-    (
-        re.compile(r"`labels.shape.rank` must equal `logits.shape.rank - 1`"),
-        "labels are numbers of classes, without a dim of classes: tf.squeeze(labels, 1) turns "
-        "[batch, 1] into [batch]; tf.nn.softmax_cross_entropy_with_logits takes one-hot labels",
-    ),
-    (
-        re.compile(r"Expected u?int\d+, but got \S+ of type 'float'"),
-        "the tensor has whole numbers, as a step does: tf.cast(step, tf.float32)",
-    ),
-)
-"""[(pattern of a message, advice)]; the advice may refer to groups of the pattern."""
-
 _NO_METHOD = re.compile(r"Tensor'? object has no attribute '(\w+)'")
 
 
@@ -312,12 +241,13 @@ def advice(error: BaseException) -> str:
         return _advice_for_types(*found.groups())
     if found := _MISSING_PARAMS.search(text):
         return _advice_for_params(found[1], _line_of(error))
-    for pattern, answer in _ANSWERS:
+    for pattern, answer in ANSWERS:
         if found := pattern.search(text):
             return found.expand(answer)
     if (found := _NO_METHOD.search(text)) and (hint := foreign_methods.tensor_hint(found[1])):
         return hint
-    if hint := foreign_methods.fprop_hint(error) or advice_for_ids(text):
+    of_fprop = foreign_methods.fprop_hint(error) or foreign_methods.theta_hint(error)
+    if hint := of_fprop or advice_for_ids(text):
         return hint
     if isinstance(error, MissingArrayError):
         return ""
@@ -330,7 +260,7 @@ def _advice_for_types(of_input: str, of_others: str) -> str:
     """Returns advice about two tensors of different types: to keep the float, if one is a float."""
     wanted = of_input if "float" in of_input or of_others == "bool" else of_others
     wanted = "float32" if wanted == "float64" else wanted
-    return f"cast one of them, as in tf.cast(y, tf.{wanted}). {_TYPES_OF_ARRAYS}"
+    return f"cast one of them, as in tf.cast(y, tf.{wanted}). {TYPES_OF_ARRAYS}"
 
 
 def _advice_for_params(name: str, line: str) -> str:

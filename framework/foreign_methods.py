@@ -151,6 +151,22 @@ def fprop_hint(error: BaseException) -> str:
     )
 
 
+def theta_hint(error: BaseException) -> str:
+    """Returns advice if a layer was given a tensor for its weights, which come first, or ""."""
+    place = error.__traceback__
+    while isinstance(error, AttributeError) and place is not None:
+        found = place.tb_frame.f_locals
+        layer, theta = found.get("self"), found.get("theta")
+        if _is_layer(layer) and type(theta).__name__.endswith("Tensor"):
+            name = type(layer).__name__
+            return (
+                f"{name}.fprop was given a tensor as theta: the weights of the layer come first, "
+                "self.child.fprop(theta.child, x, ctx)"
+            )
+        place = place.tb_next
+    return ""
+
+
 def _is_layer(value: object) -> bool:
     """Returns whether an object is a layer that was built."""
     kinds = type(value).__mro__

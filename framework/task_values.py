@@ -165,10 +165,19 @@ def scalar(value: Any, what: str, want: str, *, most_dims: int = 0) -> tf.Tensor
     return tensor
 
 
+def is_matrix(value: Any, size: int) -> bool:
+    """Returns whether a value is a tensor [batch, size]."""
+    is_known = tf.is_tensor(value) and value.shape.rank is not None
+    return is_known and list(value.shape)[1:] == [size]
+
+
 def shown(value: Any) -> str:
     """Returns a value as it is shown in a message."""
     if isinstance(value, tf.Tensor):
-        return f"a {value.dtype.name} tensor of shape {list(value.shape)}"
+        shape = "unknown shape (tf.ensure_shape gives it one)"
+        if value.shape.rank is not None:
+            shape = f"shape {list(value.shape)}"
+        return f"a {value.dtype.name} tensor of {shape}"
     if value is None or isinstance(value, (bool, int, float)):
         return repr(value)
     size = f" of length {len(value)}" if hasattr(value, "__len__") else ""

@@ -20,7 +20,14 @@ import traceback
 from collections.abc import Callable
 from types import FrameType
 
-from tekso.framework import error_advice, files, graph_errors, out_of_memory, out_of_space
+from tekso.framework import (
+    error_advice,
+    files,
+    foreign_methods,
+    graph_errors,
+    out_of_memory,
+    out_of_space,
+)
 from tekso.framework.exit_codes import ExitCode, exit_code_of
 from tekso.framework.input.example_errors import WHILE_BUILDING
 from tekso.framework.params import Configurable
@@ -109,9 +116,9 @@ def _is_of_wrong_use(error: BaseException) -> bool:
     if frames and _is_users(frames[-1]):
         return True
     of_values = isinstance(error, (TypeError, ValueError)) or (
-        type(error).__module__.startswith("tensorflow")
+        type(error).__module__.startswith("tensorflow") or foreign_methods.theta_hint(error)
     )
-    return of_values and any(_is_users(frame) or _layer_path(frame) for frame in frames)
+    return bool(of_values) and any(_is_users(frame) or _layer_path(frame) for frame in frames)
 
 
 def _text(error: BaseException) -> str:

@@ -21,7 +21,7 @@ from tekso.framework.primitives.precision import widen
 from tekso.framework.symbolic import specs_of
 from tekso.framework.task import Batch, Decoded, LossSums, Program, Task
 from tekso.framework.task_results import loss_sums
-from tekso.framework.task_values import shown
+from tekso.framework.task_values import is_matrix, shown
 from tekso.framework.theta import Theta
 from tekso.models.layers.stack import pieces_of_model
 from tekso.models.mlp import Mlp
@@ -284,7 +284,7 @@ class Classification(Task):
           ValueError: its shape is not [batch, num_classes].
         """
         num_classes = self.params.num_classes
-        if not tf.is_tensor(logits) or list(logits.shape)[1:] != [num_classes]:
+        if not is_matrix(logits, num_classes):
             raise ValueError(
                 f"{type(self.model).__name__}.fprop returns {shown(logits)}, but must return a "
                 f"tensor [batch, {num_classes}]: task.num_classes is {num_classes}"

@@ -18,7 +18,7 @@ from tekso.framework.pieces import LOSS_SUM, METRICS, Flow, Piece
 from tekso.framework.primitives.precision import widen
 from tekso.framework.task import Batch, Decoded, LossSums, Program, Task
 from tekso.framework.task_results import loss_sums
-from tekso.framework.task_values import shown
+from tekso.framework.task_values import is_matrix, shown
 from tekso.framework.theta import Theta
 from tekso.models.layers.stack import pieces_of_model
 from tekso.models.layers.standardization import Standardization
@@ -260,7 +260,7 @@ class Regression(Task):
         Raises:
           ValueError: their shape is not [batch, targets].
         """
-        if not tf.is_tensor(outputs) or list(outputs.shape)[1:] != [self.num_targets]:
+        if not is_matrix(outputs, self.num_targets):
             raise ValueError(
                 f"{type(self.model).__name__}.fprop returns {shown(outputs)}, but must return a "
                 f"tensor [batch, {self.num_targets}]: a number for each target"

@@ -300,3 +300,48 @@ def test_a_projection_of_another_size_names_input_dim_and_parts_of_a_batch() -> 
     )
     with pytest.raises(ValueError, match=what):
         layer.fprop(layer.init(), tf.ones([5, 4]), StepContext())
+
+
+def advice_in_a_trace(function: Callable[[tf.Tensor], Any]) -> str:
+    """Returns the message of the error of a function of a tensor [None, 3]."""
+    with pytest.raises(Exception, match=r".") as caught:
+        tf.function(function, autograph=False).get_concrete_function(tf.TensorSpec([None, 3]))
+    return error_advice.text_of(caught.value)
+
+
+def set_item(x: Any) -> None:
+    x[:, 0] = 0.0
+
+
+@pytest.mark.parametrize(
+    ("function", "instead"),
+    [
+        (set_item, r"item assignment; a tensor cannot be changed: .* tf\.where\(mask, value, x\)"),
+        (
+            lambda x: list(tf.py_function(lambda v: v, [x], tf.float32).shape),
+            r"; a tensor has no shape, as .* of tf\.py_function: .* tf\.ensure_shape\(y, \[None, ",
+        ),
+        (
+            lambda x: tf.Variable(tf.zeros([3])) * x,
+            r"creates no variables .*, which __init__ declares with self\.child\(name, LayerNorm",
+        ),
+    ],
+)
+def test_code_that_a_trace_rejects_is_told_what_to_write(
+    function: Callable[[Any], Any], instead: str
+) -> None:
+    assert re.search(instead, advice_in_a_trace(function))
+
+
+def test_theta_and_the_input_in_the_wrong_places_are_told_the_right_ones() -> None:
+    layer = Linear.Params(input_dim=3, output_dim=3).instantiate()
+    theta, ctx = layer.init(), StepContext()
+    found = advice_in_a_trace(lambda x: layer.fprop(x, theta, ctx))  # type: ignore[arg-type]
+    assert found.endswith(
+        "; Linear.fprop was given a tensor as theta: the weights of the layer come first, "
+        "self.child.fprop(theta.child, x, ctx)"
+    )
+    parts: Any = CallsChild.Params(inner=Right.Params()).instantiate().theta({})
+    found = advice_in_a_trace(lambda x: parts.parts(x))
+    assert found.endswith("not callable; theta.name has the weights of the child; the child "
+                          "computes: self.name.fprop(theta.name, x, ctx)")  # fmt: skip

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tekso.framework import task_results
+from tekso.framework import task_results, task_values
 from tekso.framework.context import StepContext
 from tekso.framework.exports import ExportedFunction
 from tekso.framework.pieces import Piece
@@ -406,3 +406,18 @@ def test_the_source_of_a_loss_is_the_method_that_a_user_overrides() -> None:
     task = OwnSums.Params(num_classes=3, model=model).instantiate()
     line = inspect.getsourcelines(OwnSums.sums)[1]
     assert task_results.source_of_loss(task) == f"OwnSums.sums ({__file__}:{line})"
+
+
+def test_a_tensor_without_a_rank_is_no_matrix_and_is_told_to_get_a_shape() -> None:
+    found: list[str] = []
+
+    @tf.function(autograph=False)
+    def run(x: Any) -> Any:
+        y = tf.py_function(lambda v: v, [x], tf.float32)
+        assert not task_values.is_matrix(y, 3) and task_values.is_matrix(x, 3)
+        assert not task_values.is_matrix(x, 2) and not task_values.is_matrix("x", 2)
+        found.append(task_values.shown(y))
+        return y
+
+    run.get_concrete_function(tf.TensorSpec([None, 3]))
+    assert found == ["a float32 tensor of unknown shape (tf.ensure_shape gives it one)"]

@@ -300,6 +300,7 @@ def test_common_mistakes_are_answered_with_what_to_write(
         "def mixed():\n    return tf.ones([2], tf.bfloat16) * tf.ones([2])\n"
         "def traced():\n    return tf.function(mixed, autograph=False)()\n"
         "def order():\n    return linear.fprop(tf.ones([1, 2]), None)\n"
+        "def swapped():\n    return linear.fprop(tf.ones([1, 2]), linear.init(), None)\n"
         "def nothing():\n    return tf.ones([2]) + tf.constant(None)\n"
         "def named():\n    batch = {'x': 1, 'labels': 2}\n    return batch['y']\n"
         "def sizes():\n    return tf.ones([2, 3]) @ tf.ones([5, 7])\n"
@@ -314,6 +315,7 @@ def test_common_mistakes_are_answered_with_what_to_write(
             "Linear is not called: its weights are an argument, so write layer.fprop(theta, x",
         ),
         ("order", "; theta, the weights of the layer, comes first: self.child.fprop(theta.child"),
+        ("swapped", "; Linear.fprop was given a tensor as theta: the weights of the layer come fi"),
         ("nothing", "; is a return missing"),
         ("named", "KeyError: 'y'; the batch has 'x', 'labels'"),
         ("row", "indices[1] = -1 is not in [0, 2); the data has the id -1, but the table,"),
