@@ -77,7 +77,8 @@ def result_of(logdir: Logdir, registered: Params) -> dict[str, Any]:
         )
     spent: Mapping[str, Any] = next((r[SECONDS] for r in reversed(records) if SECONDS in r), {})
     seconds = {name: round(value, 1) for name, value in time_use.valid(spent).items()}
-    unit, seen = _seen(records)
+    progress = [r for r in MetricsLog(logdir.progress).read() if r[STEP] == found.step]
+    unit, seen = _seen([*records, *progress])  # not every step is in the records
     tree = _portable(registered, tree)
     load = machine_load.longest(r.get(MACHINE) for r in records)
     training = seconds.get(time_use.STEP, 0.0) + seconds.get(time_use.INPUT, 0.0)

@@ -172,7 +172,14 @@ def test_a_run_that_ended_early_is_finished(tmp_path: Path) -> None:
     with (tmp_path / "run" / "metrics.jsonl").open("w") as file:
         for step, loss in ((1, 1.0), (3, 2.0)):
             file.write(json.dumps({"step": step, "split": "dev", "loss": loss}) + "\n")
-    assert stored.result_of(logdir, registered)["step"] == 3
+            seen = {"step": 1, "split": "train", "tokens_seen": 200.0}
+            file.write(json.dumps(seen) + "\n")
+    with (tmp_path / "run" / "progress.jsonl").open("w") as file:
+        for step in (2, 3, 4):  # the last one is of steps that were lost
+            seen = {"step": step, "split": "train", "tokens_seen": 200.0 * step}
+            file.write(json.dumps(seen) + "\n")
+    result = stored.result_of(logdir, registered)
+    assert (result["step"], result["seen"]) == (3, 600.0)  # which no logged step has
 
 
 def test_the_list_shows_it_and_says_when_params_changed(
