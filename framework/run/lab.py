@@ -175,6 +175,10 @@ class Lab:
             of = "run.steps" if left == limit - done else "the input"
             print(f"fit({steps}) trains {counted(left, 'step')}: {of} ends at {done + left}")
             steps = left
+        with self.session._records.rest():  # the pictures and the lines
+            return self._fit(steps)
+
+    def _fit(self, steps: int) -> Shown:
         update = _live_display()
         unit = task_results.count(self.session.task, self.session.input.batch(0))[1]
         every, end, drawn = -(-steps // _LINES_OF_FIT), self.session.step + steps, -_PLOT_EVERY_S

@@ -141,8 +141,13 @@ class Session:
         if self.step + steps > min(ends):
             text = session_batches.too_many(steps, self.step, *ends)
             raise SessionError(text)
-        check = self._check_task()
         first = len(self.history)
+        with self._records.rest():
+            self._train(steps)
+        return self.history[first:]
+
+    def _train(self, steps: int) -> None:
+        check = self._check_task()
         for _ in range(steps):
             with self._records.during(INPUT):
                 batch = self.input.batch(self.step)
@@ -156,7 +161,6 @@ class Session:
             self.learner.check(metrics)
             self._warn(self._unchecked)
             self._unchecked = []
-        return self.history[first:]
 
     def _check_task(self) -> BatchCheck:
         """Checks the task, the first time; returns the check of batches."""

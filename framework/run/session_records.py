@@ -17,7 +17,7 @@ from tekso.framework import files, task_results
 from tekso.framework.json_text import to_json
 from tekso.framework.run.logdir import Logdir
 from tekso.framework.run.metrics_log import SECONDS, SEEN, SPLIT, STEP, TRAIN
-from tekso.framework.run.time_use import ACTIVITIES, COMPILE, START
+from tekso.framework.run.time_use import ACTIVITIES, COMPILE, OTHER, START
 from tekso.framework.run.time_use import STEP as TRAINING_STEP
 from tekso.framework.task import Task
 
@@ -63,6 +63,16 @@ class SessionRecords:
             yield
         finally:
             self._seconds[activity] += self._clock() - begin
+
+    @contextlib.contextmanager
+    def rest(self) -> Iterator[None]:
+        """Attributes the time of a block that no activity in it gets to "other"."""
+        begin, before = self._clock(), math.fsum(self._seconds.values())
+        try:
+            yield
+        finally:
+            known = math.fsum(self._seconds.values()) - before
+            self._seconds[OTHER] += max(0.0, self._clock() - begin - known)
 
     @contextlib.contextmanager
     def stepping(self, batch: Mapping[str, Any]) -> Iterator[None]:

@@ -5,7 +5,7 @@ import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import processes
 import pytest
@@ -13,6 +13,7 @@ import pytest
 from tekso.framework.run import lab as lab_module
 from tekso.framework.run.lab import Lab, Shown, params_html
 from tekso.framework.run.session_batches import SessionError
+from tekso.framework.run.session_records import SessionRecords
 
 RECORD = {
     "model": "lm.some.Model",
@@ -49,6 +50,7 @@ def lab_of(session: Any) -> Lab:
     """Returns a lab with a session that is not built."""
     lab = Lab.__new__(Lab)
     lab.session, lab._title = session, "m"
+    session._records = SessionRecords(cast(Any, None), begin=0.0)
     lab._records, lab._num_recorded, lab._evaluations = [], 0, []
     return lab
 
@@ -178,6 +180,7 @@ def test_a_notebook_shows_the_curves_while_it_trains(monkeypatch: pytest.MonkeyP
     with pytest.raises(KeyboardInterrupt):
         lab.fit(4)
     assert len(shown) > drawn and shown[-1].text.endswith("loss 0.2000 at step 5")
+    assert lab.session._records._seconds["other"] > 0.0  # the time of the pictures
     lab.session.train(1)
     assert [record["step"] for record in lab.records] == [1, 2, 3, 4, 5, 6]
     ipython.get_ipython = lambda: SimpleNamespace()  # a terminal

@@ -41,6 +41,27 @@ def test_an_evaluation_replaces_an_earlier_one_of_the_same_step(tmp_path: Path) 
     assert found[2]["accuracy"] == 0.5 and found[0]["gradient_norm"] == 1.1
 
 
+def test_time_of_a_call_in_no_activity_is_other(tmp_path: Path) -> None:
+    now = [0.0]
+    kept = SessionRecords(TASK, begin=0.0, clock=lambda: now[0])
+
+    def wait(seconds: float) -> None:
+        now[0] += seconds
+
+    wait(100.0)  # between the calls
+    with kept.rest():  # of a lab
+        wait(1.0)
+        with kept.rest():  # of a session
+            with kept.during("step"):
+                wait(2.0)
+            wait(4.0)
+        wait(8.0)
+    wait(100.0)
+    kept.write(Logdir(str(tmp_path)), 1)
+    spent = json.loads((tmp_path / "progress.jsonl").read_text())["seconds"]
+    assert {name: value for name, value in spent.items() if value} == {"step": 2.0, "other": 13.0}
+
+
 def test_a_step_costs_little_memory_and_an_evaluation_does_not_copy_all_records() -> None:
     kept, steps = records(), 20_000
     history = [figures(step) for step in range(1, steps + 1)]
