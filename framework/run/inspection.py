@@ -297,10 +297,13 @@ def list_text(rows: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+_PLACE = re.compile(r" \(\S+\.py:\d+\)")
+
+
 def _reason(row: Mapping[str, Any]) -> str:
     """Returns a short reason why the weights were not counted; --format=json has all of it."""
-    first = re.match(r"(?:\w+(?:Error|Exception): )?[^:;]+", row.get("problem", ""))
-    return textwrap.shorten(first[0] if first else "unknown", 60, placeholder=" …")
+    first = re.match(r"(?:[\w.]+: )*[^:;]+", _PLACE.sub("", row.get("problem", "")))
+    return textwrap.shorten(first[0] if first else "unknown", 80, placeholder=" …")
 
 
 def relative(path: str) -> str:

@@ -167,7 +167,7 @@ class Lab:
         done, limit = self.session.step, self.session.tree.run.steps
         batches = self.session.input.num_batches
         left = (limit if batches is None else min(limit, batches)) - done
-        if not isinstance(steps, int | np.integer) or steps < 0:
+        if isinstance(steps, bool) or not isinstance(steps, int | np.integer) or steps < 0:
             self.session.train(steps)  # raises an error that says why
         if steps > left == 0:
             raise SessionError(too_many(steps, done, limit, batches, session="lab.session"))

@@ -136,7 +136,7 @@ class Session:
           NonFiniteStepsError: too many steps in a row were not finite.
         """
         ends = [n for n in (self.tree.run.steps, self.input.num_batches) if n is not None]
-        if not isinstance(steps, int | np.integer) or steps < 0:
+        if isinstance(steps, bool) or not isinstance(steps, int | np.integer) or steps < 0:
             raise SessionError(f"steps is {shown(steps)}, but must be a whole number of at least 0")
         if self.step + steps > min(ends):
             text = session_batches.too_many(steps, self.step, *ends)

@@ -12,6 +12,7 @@ import pytest
 from line_experiments import EXPERIMENTS, LINE, command, main
 
 from tekso.framework import commands, registry
+from tekso.framework.run import inspection
 from tekso.framework.run.logdir import Logdir
 
 
@@ -67,6 +68,24 @@ def test_a_list_has_a_dash_and_the_reason_where_weights_cannot_be_counted(
     assert main("--list=lines.*Faulty") == 0
     first = capsys.readouterr().out.splitlines()[0]
     assert first.endswith("(-, - weights: ZeroDivisionError: division by zero)")
+
+
+@pytest.mark.parametrize(
+    ("problem", "reason"),
+    [
+        (
+            "TypeError: steps: must be int, given 'many'",
+            "TypeError: steps: must be int, given 'many'",
+        ),
+        (
+            "TypeError: Mine: task (/my/own.py:285) must be Params, given the class T: write T.P()",
+            "TypeError: Mine: task must be Params, given the class T",
+        ),
+        ("task.dim is not set: the width", "task.dim is not set"),
+    ],
+)
+def test_the_reason_in_a_list_is_not_cut_at_a_name_or_a_place(problem: str, reason: str) -> None:
+    assert inspection._reason({"problem": problem}) == reason
 
 
 def test_inspect_params_shows_values_docs_and_origins(

@@ -106,6 +106,11 @@ def _warnings(groups: Sequence[Group], compared: Sequence[ComparedGroup], metric
                 f"Several runs of {group.name} have the same seed ({', '.join(repeated)}). They "
                 "are not independent, so its spread and p are too small."
             )
+        elif len(one.values) > 1 and len({value for _, value in one.values}) == 1:
+            found.append(
+                f"All runs of {group.name} have the same {metric}, although their seeds differ, so "
+                "its spread of 0 and p say nothing: does the seed change anything?"
+            )
     return found
 
 

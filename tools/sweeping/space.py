@@ -16,6 +16,7 @@ from tekso.tools.command_errors import UsageError
 
 _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 _RANGE = re.compile(rf"({_NUMBER}):({_NUMBER})(:log)?")
+_LIKE_RANGE = re.compile(rf"{_NUMBER}:{_NUMBER}:(?:[a-z].*|)")
 _LARGEST = 1e18  # a whole number of 64 bits
 _OPEN, _CLOSED = "([{", ")]}"
 
@@ -86,6 +87,8 @@ def parse(text: str) -> Varied:
                 f"most {_LARGEST:g}"
             )
         return Varied(path.strip(), (), Range(low, high, bool(found[3])))
+    if _LIKE_RANGE.fullmatch(values.strip()):
+        raise UsageError(f"--sweep {text:.80}: a range is low:high or low:high:log")
     found_values = _split(values)
     if "" in found_values:
         raise UsageError(f"--sweep {text}: a value is empty; quote an empty text: ''")

@@ -118,6 +118,7 @@ def arguments(found: dict[str, Any], session: Session) -> None:
     found["instance"] = error(Session, Mine())
     found["class"] = error(Session, int)
     found["minus"] = error(session.train, -1)
+    found["true"] = error(session.train, True)
     found["batches"] = [error(session.evaluate, "dev", max_batches=n) for n in (0, -1, "1", 1.5)]
     found["names"] = error(session.evaluate, ["dev"])
 

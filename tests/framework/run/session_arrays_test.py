@@ -71,6 +71,7 @@ def test_arguments_without_sense_are_sentences(found: Any) -> None:
     assert "given an instance of Mine: Session(" in found["instance"]
     assert "given the class int: Session(" in found["class"]
     assert found["minus"] == "SessionError: steps is -1, but must be a whole number of at least 0"
+    assert found["true"].startswith("SessionError: steps is True, but must be a whole number")
     assert all("must be None or a whole number > 0" in text for text in found["batches"])
     assert "no evaluation input ['dev']; there are: " in found["names"]
 

@@ -40,6 +40,15 @@ def test_a_difference_that_is_less_than_its_error_may_be_none(tmp_path: Path) ->
     assert note.endswith(": there is no difference (p = 1).")
 
 
+def test_runs_of_other_seeds_with_equal_values_are_a_warning(tmp_path: Path) -> None:
+    found = [runs.read(path) for path in two_groups(tmp_path, [1.0, 1.0], [1.5, 1.6])]
+    notes = [n for n in tables.results(runs.groups(found), "dev/loss").notes if "same dev/" in n]
+    assert notes == [
+        "All runs of initial_value=0.1 have the same dev/loss, although their seeds differ, so its "
+        "spread of 0 and p say nothing: does the seed change anything?"
+    ]
+
+
 def test_the_best_values_of_a_search_are_compared_up_to_the_step_at_which_it_ended_a_run(
     tmp_path: Path,
 ) -> None:

@@ -51,6 +51,12 @@ def test_what_is_no_setting_is_an_error_that_repeats_it(text: str) -> None:
         space.parse(text)
 
 
+@pytest.mark.parametrize("values", ["16:64:lin", "16:64:log:2", "1e-4:1e-2:"])
+def test_a_range_with_an_unknown_end_is_told_the_two_forms(values: str) -> None:
+    with pytest.raises(UsageError, match=r": a range is low:high or low:high:log$"):
+        space.parse(f"x={values}")
+
+
 def test_an_end_of_a_range_with_many_digits_is_too_large() -> None:
     with pytest.raises(UsageError, match=r"^--sweep x=1:9{76}: expected .* and at most 1e\+18$"):
         space.parse("x=1:" + "9" * 5000)
