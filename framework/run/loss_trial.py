@@ -7,13 +7,12 @@ import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.framework import op_callbacks
 
-from tekso.framework import error_advice, loops, task_results
+from tekso.framework import error_advice, task_results
 from tekso.framework.collected import Pairs
 from tekso.framework.context import Form, Mode, StepContext
 from tekso.framework.draws import Repeats
@@ -21,6 +20,7 @@ from tekso.framework.execution.workarounds.call_counts import counted_alone
 from tekso.framework.foreign_variables import refused
 from tekso.framework.run.label_limits import LabelWatch
 from tekso.framework.run.repeated_softmax import RepeatedSoftmax
+from tekso.framework.run.trial_context import OpByOp, OpCount
 from tekso.framework.task import LossSums, Task
 
 Batch = Mapping[str, np.ndarray]
@@ -89,63 +89,6 @@ class _Tensors(NamedTuple):
 
 
 _OPS_OF_TRACE = 30  # so many ops run in about the time in which one is traced
-
-
-class _OpCount:
-    """Counts ops that run one by one.
-
-    Attributes:
-      run: number of ops.
-      traced: number of ops that a trace would have: those of loops count once.
-      kinds: types of the ops.
-    """
-
-    def __init__(self) -> None:
-        self.run, self._repeated = 0, 0.0
-        self.kinds = set[str]()
-
-    @property
-    def traced(self) -> float:
-        return self.run - self._repeated
-
-    @contextlib.contextmanager
-    def counting(self) -> Iterator[None]:
-        """Counts the ops of a block."""
-        op_callbacks.add_op_callback(self._observe)
-        try:
-            yield
-        finally:
-            op_callbacks.remove_op_callback(self._observe)
-
-    @contextlib.contextmanager
-    def loop(self, iterations: int) -> Iterator[None]:
-        """Counts the ops of a block that is a loop, which may have other loops inside."""
-        run, repeated = self.run, self._repeated
-        yield
-        inside = self._repeated - repeated
-        more = (self.run - run) * (1 - 1 / iterations)
-        self._repeated = repeated + more + inside / iterations
-
-    def _observe(self, kind: str | bytes, *args: Any, graph: Any = None, **rest: Any) -> None:
-        self.run += graph is None
-        self.kinds.add(kind.decode() if isinstance(kind, bytes) else kind)
-
-
-def _counted_scan(
-    ctx: StepContext, body: Any, theta: Any, state: Any, xs: Any, **options: Any
-) -> Any:
-    with cast(_OpByOp, ctx).count.loop(loops.iterations_of(xs)):
-        return loops.scan(ctx, body, theta, state, xs, **options)
-
-
-class _OpByOp(StepContext):
-    """A context for computing op by op, which counts the ops of loops."""
-
-    forms = MappingProxyType({"scan": _counted_scan})
-
-    def __init__(self, *, count: _OpCount, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.count = count  # also of copies of this
 
 
 @contextlib.contextmanager
@@ -242,9 +185,9 @@ class Trial:
                 found: _Tensors = run(*arguments, mode=mode, by=by, whole=whole)
             return found
         self.seen.add(kind)
-        count = _OpCount()
+        count = OpCount()
         with self._watching(batch, examples), count.counting():
-            context = functools.partial(_OpByOp, count=count)
+            context = functools.partial(OpByOp, count=count)
             found = self._run(*arguments, mode=mode, by=by, whole=whole, kind=context)
         self.kinds |= count.kinds
         if count.run > _OPS_OF_TRACE * count.traced:

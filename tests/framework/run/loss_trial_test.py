@@ -18,7 +18,7 @@ from tekso.framework.input.input import ExampleInput
 from tekso.framework.learner import Learner
 from tekso.framework.optimizers.sgd import SGD
 from tekso.framework.params import param
-from tekso.framework.run import loss_check, loss_trial
+from tekso.framework.run import loss_check
 from tekso.framework.run.loss_causes import LossError
 from tekso.framework.run.loss_trial import Trial, different_repetition
 from tekso.framework.schedules import Constant
@@ -182,20 +182,6 @@ def test_a_traced_loss_leaves_the_graph_optimizer_as_it_was() -> None:
             assert options.get_experimental_options()[name] == is_off
     finally:
         options.set_experimental_options({name: before})
-
-
-def test_a_trace_has_the_ops_of_a_loop_once() -> None:
-    count, x = loss_trial._OpCount(), tf.constant(1.0)
-    with count.counting():
-        x = tf.negative(x)
-        with count.loop(4):
-            for _ in range(4):
-                x = tf.negative(x)
-                with count.loop(3):
-                    for _ in range(3):
-                        x = tf.negative(x)
-    tf.negative(x)
-    assert count.run == 1 + 4 * (1 + 3) and count.traced == pytest.approx(1 + 1 + 1)
 
 
 def test_traces_for_batches_of_other_sizes_are_no_retracing_that_tensorflow_warns_of(
