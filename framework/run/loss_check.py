@@ -3,6 +3,7 @@
     loss of {0, 1, 2} = loss of {0} + loss of {1, 2}   else it is a mean, or couples examples;
                                                        of evaluation and of training, auxiliary
                                                        losses too
+    loss of {0, 1, 2} = that in a larger batch         else it is divided by ctx.num_examples
     metrics of {0, 1, 2} = sums / sums of weights      else they depend on how a batch is divided
     loss of {0, 1}  =  loss of {0, 1} by pieces()      else a pipeline trains another loss
     sums of {0, padding} = sums of {0}                 else they count padding examples

@@ -5,6 +5,9 @@ It compares the sums of a few examples with those of two parts of them:
     loss and loss weight                               else a mean, or the loss couples examples
     auxiliary losses, means of statistics              else they depend on the number of devices
     metrics: sums / sums of weights                    else they depend on how a batch is divided
+
+If the task reads `ctx.num_examples`, it also compares losses with those of the same examples in a
+global batch that is twice as large, because a sum / `ctx.num_examples` is a mean.
 """
 
 from __future__ import annotations
@@ -53,6 +56,8 @@ _PENALTY = (
     f"batch to the loss. {PENALTY}."
 )
 
+_NUMBER = f"It contains a number that does not depend on the examples. {PENALTY}"
+
 
 def check_is_sum(trial: Trial, batch: Batch, mode: Mode) -> list[str]:
     """Rejects losses and metrics that are no sums over the examples; returns warnings.
@@ -80,6 +85,8 @@ def check_is_sum(trial: Trial, batch: Batch, mode: Mode) -> list[str]:
     )
     _check_losses(division)
     _check_auxiliary_losses(division)
+    if trial.reads_size:
+        _check_size(division)
     _check_statistics(division)
     return _check_metrics(division)
 
@@ -169,7 +176,7 @@ def _cause(division: _Division, method: str, together: float, *, is_mean: bool, 
             "is loss_sum / loss_weight, both over the global batch"
         )
     if method == "loss" and is_penalty(division.trial, division.examples, division.mode, together):
-        return f"It contains a number that does not depend on the examples. {PENALTY}"
+        return _NUMBER
     found = combination(division.trial, division.examples, division.mode)
     if found is not None and found.is_draw:
         return (
@@ -203,6 +210,44 @@ def _check_auxiliary_losses(division: _Division) -> None:
                 f"them {apart[0]:g} and {apart[1]:g}. It would depend on the number of devices and "
                 f"micro-batches. {_PENALTY}"
             )
+
+
+def _check_size(division: _Division) -> None:
+    """Rejects a loss that depends on the number of examples of the global batch."""
+    trial, size = division.trial, division.size
+    larger = trial.sums(division.examples, mode=division.mode, whole=2 * size)
+    values = {"": _LOSSES["loss"], **{n: _auxiliary(n) for n in division.together.auxiliary}}
+    for name, value in values.items():
+        one, other = value(division.together), value(larger)
+        is_same, is_mean = (
+            bool(np.isclose(x, one, trial.tolerance, 0.0)) for x in (other, 2 * other)
+        )
+        if is_same or not (is_mean or trial.differ(one, other, scale=abs(one))):
+            continue
+        _check_repeats(division, f"auxiliary loss {name!r}" if name else "loss", value, other)
+        source = f"the auxiliary loss {name!r} of ctx.collect_loss"
+        if not name:
+            source = task_results.source_of_loss(trial.task)
+        when = " in training" if division.mode == "train" else ""
+        raise LossError(
+            f"{source} is not a sum over the examples of a batch{when}, because it depends on "
+            f"ctx.num_examples: for {size} examples it is {one:g} if they are the global batch, "
+            f"and {other:g} if that has {2 * size} examples. "
+            f"{_PENALTY if name else _cause_of_size(division, is_mean=is_mean)}"
+        )
+
+
+def _cause_of_size(division: _Division, *, is_mean: bool) -> str:
+    """Returns why a loss depends on the size of the global batch, and what to write instead."""
+    together = division.together.loss
+    if is_mean:
+        return (
+            "It is a mean. Return the sum, without dividing it by the number of examples: the "
+            "reported loss is loss_sum / loss_weight, both over the global batch"
+        )
+    if is_penalty(division.trial, division.examples, division.mode, together):
+        return _NUMBER
+    return "Return the sum of what each example adds, whatever the size of the global batch"
 
 
 def _check_statistics(division: _Division) -> None:

@@ -14,13 +14,18 @@ import tensorflow as tf
 
 from tekso.framework import error_advice, task_results
 from tekso.framework.collected import Pairs
-from tekso.framework.context import Form, Mode, StepContext
+from tekso.framework.context import Form, Mode
 from tekso.framework.draws import Repeats
 from tekso.framework.execution.workarounds.call_counts import counted_alone
 from tekso.framework.foreign_variables import refused
 from tekso.framework.run.label_limits import LabelWatch
 from tekso.framework.run.repeated_softmax import RepeatedSoftmax
-from tekso.framework.run.trial_context import OpByOp, OpCount
+from tekso.framework.run.trial_context import (
+    NUM_EXAMPLES,
+    OpByOp,
+    OpCount,
+    TrialContext,
+)
 from tekso.framework.task import LossSums, Task
 
 Batch = Mapping[str, np.ndarray]
@@ -138,6 +143,7 @@ class Trial:
         self._traced: dict[Any, Any] = {}  # {mode, sizes and how: its tf.function}
         self._long = set[Any]()  # kinds of batches that take less time if traced
         self.seen, self.kinds = set[Any](), set[str]()
+        self._read = set[str]()  # attributes of a context
 
     def _run(
         self,
@@ -148,10 +154,10 @@ class Trial:
         mode: Mode,
         by: _Loss = task_results.loss,
         whole: int | None = None,
-        kind: Callable[..., StepContext] = StepContext,
+        kind: Callable[..., TrialContext] = TrialContext,
     ) -> _Tensors:
         size = whole or next(iter(batch.values())).shape[0]
-        ctx = kind(mode=mode, num_examples=size, example_offset=offset)
+        ctx = kind(mode=mode, num_examples=size, example_offset=offset, read=self._read)
         ctx.forms = {**ctx.forms, **self._forms}
         ctx.collected.repeats = self.repeats
         sums = by(self.task, self.task.theta(weights), batch, ctx)
@@ -209,6 +215,11 @@ class Trial:
         if kind not in self._traced:
             self._traced[kind] = counted_alone(tf.function(self._run, autograph=False))
         return self._traced[kind]
+
+    @property
+    def reads_size(self) -> bool:
+        """Whether the task has read the number of examples of the global batch from its context."""
+        return NUM_EXAMPLES in self._read
 
     @property
     def tolerance(self) -> float:

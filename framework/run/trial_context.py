@@ -1,4 +1,4 @@
-"""The context in which a trial of a task computes op by op, and counts the ops."""
+"""The contexts of a trial of a task: they note what it reads, and count the ops of loops."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ from collections.abc import Iterator
 from types import MappingProxyType
 from typing import Any, cast
 
+import tensorflow as tf
 from tensorflow.python.framework import op_callbacks
 
 from tekso.framework import loops
 from tekso.framework.context import StepContext
+
+NUM_EXAMPLES = "num_examples"
 
 
 class OpCount:
@@ -53,6 +56,34 @@ class OpCount:
         self.kinds.add(kind.decode() if isinstance(kind, bytes) else kind)
 
 
+class TrialContext(StepContext):
+    """A context that notes whether a task or a layer reads `num_examples`.
+
+    Attributes:
+      read: takes the names of the attributes that were read.
+    """
+
+    def __init__(self, *, read: set[str], **kwargs: Any) -> None:
+        self.read = read  # also of copies of this
+        super().__init__(**kwargs)
+
+    @property
+    def num_examples(self) -> int | None:
+        """Number of examples of the global batch."""
+        self.read.add(NUM_EXAMPLES)
+        return self._num_examples
+
+    @num_examples.setter
+    def num_examples(self, value: int | None) -> None:
+        self._num_examples = value
+
+    def collect_loss(self, name: str, value: tf.Tensor) -> None:
+        """Adds an auxiliary loss; that this divides it by `num_examples` is not noted."""
+        before = set(self.read)
+        super().collect_loss(name, value)
+        self.read &= before
+
+
 def _counted_scan(
     ctx: StepContext, body: Any, theta: Any, state: Any, xs: Any, **options: Any
 ) -> Any:
@@ -60,7 +91,7 @@ def _counted_scan(
         return loops.scan(ctx, body, theta, state, xs, **options)
 
 
-class OpByOp(StepContext):
+class OpByOp(TrialContext):
     """A context for computing op by op, which counts the ops of loops."""
 
     forms = MappingProxyType({"scan": _counted_scan})
