@@ -258,6 +258,8 @@ def _check_statistics(division: _Division) -> None:
         scale, apart = (np.max(np.abs(np.nan_to_num(x))) for x in (together, together - added))
         if division.trial.differ(float(apart), 0.0, scale=float(scale)):
             place = int(np.argmax(np.nan_to_num(np.abs(together - added))))
+            expected = float(added.flat[place])
+            _check_repeats(division, f"statistic {name!r}", _statistic(name, place), expected)
             raise LossError(
                 f"the statistic {name!r} of ctx.collect_statistic depends on how a batch is "
                 f"divided: updated_statistics gets sum / weight over the global batch, which is "
@@ -317,7 +319,7 @@ def _check_repeats(division: _Division, what: str, value: _Value, expected: floa
 
     Args:
       division: the examples, and the mode in which it is computed.
-      what: the number: loss, loss_weight, an auxiliary loss or a metric.
+      what: the number: loss, loss_weight, an auxiliary loss, a statistic or a metric.
       value: returns it from sums.
       expected: what it should be.
     """
@@ -346,7 +348,7 @@ def check_repeats(
       trial: has the task.
       examples: two or more examples.
       mode: in which the number is computed.
-      what: the number: loss, loss_weight, an auxiliary loss or a metric.
+      what: the number: loss, loss_weight, an auxiliary loss, a statistic or a metric.
       compute: computes it again.
       one: what it was.
       expected: what it should be.
@@ -372,6 +374,14 @@ def check_repeats(
 
 def _auxiliary(name: str) -> _Value:
     return lambda sums: sums.auxiliary.get(name, 0.0)
+
+
+def _statistic(name: str, place: int) -> _Value:
+    def value(sums: TrialSums) -> float:
+        pair = sums.statistics.get(name)
+        return np.nan if pair is None else float(_mean(*pair).flat[place])
+
+    return value
 
 
 def _metric(metrics: _Metrics, name: str) -> _Value:

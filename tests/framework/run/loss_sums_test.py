@@ -310,7 +310,9 @@ class Collecting(Squares):
     def loss(self, theta: Any, batch: Any, ctx: StepContext) -> LossSums:
         if ctx.is_training:
             x = batch["x"][:, :2]
-            _, pair = STATISTICS[self.params.way]
+            if self.params.way == "of NumPy":
+                x *= np.random.default_rng().uniform(1.0, 9.0)
+            _, pair = STATISTICS.get(self.params.way, STATISTICS["mean"])
             total, weight = pair(x, float(x.shape[0]), float(ctx.num_examples), theta)
             ctx.collect_statistic(self, "sizes", total, weight * tf.ones_like(total))
         return LossSums(tf.reduce_sum(theta.w) ** 2 * tf.reduce_sum(batch["weights"]))
@@ -327,6 +329,11 @@ def test_the_mean_of_a_statistic_is_that_of_the_global_batch(way: str) -> None:
     what = r"^the statistic 'sizes' of ctx.collect_statistic .* for 3 examples together, and "
     with pytest.raises(LossError, match=what):
         check(way, Collecting)
+
+
+def test_a_statistic_that_differs_each_time_is_called_so() -> None:
+    with pytest.raises(LossError, match=r"^Collecting computes a different statistic 'sizes' each"):
+        check("of NumPy", Collecting)
 
 
 class Measuring(Squares):
