@@ -265,9 +265,9 @@ def _check_statistics(division: _Division) -> None:
                 f"divided: updated_statistics gets sum / weight over the global batch, which is "
                 f"{together.flat[place]:g} for {division.size} examples together, and "
                 f"{added.flat[place]:g} from the sums of two parts. Collect a sum over the "
-                "examples, and the number of its terms as the weight. For a sum over the batch "
-                "instead of a mean: (sum * ctx.num_examples, number of examples); for a value that "
-                "all parts share: (value, 1)"
+                "examples, and the number of its terms as the weight, which needs no guard: "
+                "0 / 0 is 0. For a sum over the batch instead of a mean: (sum * ctx.num_examples, "
+                "number of examples); for a value that all parts share: (value, 1)"
             )
 
 
@@ -302,7 +302,8 @@ def _check_metrics(division: _Division) -> list[str]:
                     f"how a batch is divided: for {division.size} examples together it is "
                     f"{together:g}, and from the sums of two parts {added:g}. Return it as (sum "
                     "over the examples, sum of their weights): the report divides them once, over "
-                    "the global batch"
+                    "the global batch, so a weight of 0 needs no guard. Task.summarize computes a "
+                    "root or a ratio of such metrics; a maximum cannot be reported"
                 )
             if metrics is of_task and total == 0 and not adds_up:
                 warnings.append(
