@@ -10,6 +10,8 @@ from collections.abc import Iterable, Sequence
 
 from tekso.framework.spelling import close_matches
 
+_FLAGS = re.compile(r"(\(\?[aiLmsux]+\))+")
+
 
 class PathPatterns:
     """A list of patterns; `path in patterns` if any pattern matches the whole path."""
@@ -58,7 +60,10 @@ def _whole(pattern: str, part: Sequence[re.Match[str]]) -> str:
     before = {found.string[: found.start()] for found in part}
     begin = re.escape(before.pop()) if len(before) == 1 else ".*"
     end = ".*" if any(found.end() < len(found.string) for found in part) else ""
-    return f"{begin}(?:{pattern}){end}" if "|" in pattern else f"{begin}{pattern}{end}"
+    found = _FLAGS.match(pattern)
+    flags = found[0] if found else ""  # only allowed at the beginning
+    inner = pattern.removeprefix(flags) + ("\n" if "x" in flags else "")  # ends a comment
+    return f"{flags}{begin}(?:{inner}){end}" if "|" in inner else f"{flags}{begin}{inner}{end}"
 
 
 def _hint(pattern: str, paths: Sequence[str]) -> str:

@@ -36,6 +36,9 @@ def test_miss_of_a_part_shows_the_pattern_that_would_match() -> None:
         ("scale", "norm/scale"),
         ("nor|scal", "(?:nor|scal).*"),
         ("bias|scale", ".*(?:bias|scale)"),
+        ("(?i)BIAS", "(?i).*BIAS"),
+        ("(?i)(?s)Bias|SCALE", "(?i)(?s).*(?:Bias|SCALE)"),
+        ("(?i:BIAS)", ".*(?i:BIAS)"),
     ],
 )
 def test_the_pattern_that_would_match_is_no_longer_than_necessary(pattern: str, whole: str) -> None:
