@@ -23,13 +23,15 @@ from tensorflow.python.framework import op_callbacks
 
 from tekso.framework import task_results
 from tekso.framework.context import Mode, StepContext
-from tekso.framework.run.divided_losses import loss_sum, without_zeros
+from tekso.framework.run.divided_losses import loss_tensor, without_zeros
 from tekso.framework.run.loss_sums import check_repeats
 from tekso.framework.run.loss_trial import Batch, Trial, rows_of
 
 _FEW = 8  # examples
 _EQUAL = 1e-5  # relative difference of sums that the same ops compute
 _TERMS = ("AddN", "AddV2", "Mean", "Sub", "Sum")
+_FUNCTIONS = ("__inference_", "__forward_", "PartitionedCall", "StatefulPartitionedCall")
+_HIDDEN = 1e3  # terms that a traced function may add, relative to the loss
 _MODES: tuple[Mode, ...] = ("train", "eval")  # batch statistics may hide that numbers differ
 _WEIGHTS = "weights"
 _QUOTIENTS = ("DivNoNan", "Mean", "RealDiv", "Reciprocal")
@@ -66,17 +68,19 @@ def _check_repeats(trial: Trial, few: Batch, mode: Mode) -> None:
     """Rejects a loss that differs each time.
 
     Without biases, a model of ReLUs before a normalization would hide another scale of its inputs.
-    Ops may sum in another order each time: the difference is compared with the largest terms, not
-    with the loss, which is small if they cancel.
+    Ops may sum in another order each time: the difference is compared with the largest terms of the
+    loss, not with the loss itself, which is small if they cancel.
     """
     for one in (*without_zeros(trial, biases=True), trial):
         compute = functools.partial(_loss, one, few, mode)
-        with _largest_terms() as terms:
-            first = compute()
-        second = compute()
+        terms = _Terms()
+        with terms.observing():
+            total = _loss_tensor(one, few, mode)
+        first, second = float(total), compute()
         if not np.isfinite([first, second]).all():
             continue
-        if abs(first - second) > _rounding(one) * max(abs(first), *terms):
+        scale = max(abs(first), terms.largest(total, hidden=_HIDDEN * abs(first)))
+        if abs(first - second) > _rounding(one) * scale:
             numbers = {"one": first, "expected": second}
             check_repeats(one, few, mode, what="loss", compute=compute, **numbers)
         return
@@ -88,30 +92,57 @@ def _rounding(trial: Trial) -> float:
     return trial.tolerance if has_16_bits else _EQUAL
 
 
-@contextlib.contextmanager
-def _largest_terms() -> Iterator[list[float]]:
-    """Yields [largest sum of the magnitudes that ops of a block add to a scalar], or [0]."""
-    largest = [0.0]
+class _Terms:
+    """The magnitudes that ops of a block add to scalars, and the tensors that depend on them."""
 
-    def observe(
+    def __init__(self) -> None:
+        self._made: dict[int, tuple[float | None, list[int]]] = {}  # {id: (terms, ids of inputs)}
+
+    @contextlib.contextmanager
+    def observing(self) -> Iterator[None]:
+        """Notes the ops of a block."""
+        op_callbacks.add_op_callback(self._observe)
+        try:
+            yield
+        finally:
+            op_callbacks.remove_op_callback(self._observe)
+
+    def largest(self, tensor: tf.Tensor, *, hidden: float) -> float:
+        """Returns the largest sum of magnitudes on which a tensor depends.
+
+        Args:
+          tensor: result of the ops.
+          hidden: what to assume of traced functions, whose ops are not seen.
+        """
+        largest, seen, left = 0.0, set[int](), [tensor._id]
+        while left:
+            if (one := left.pop()) in seen or one not in self._made:
+                continue
+            seen.add(one)
+            terms, inputs = self._made[one]
+            largest = max(largest, hidden if terms is None else terms)
+            left += inputs
+        return largest
+
+    def _observe(
+        self,
         kind: str | bytes,
         inputs: Any,
         attrs: Any,
         outputs: Any,
-        name: Any = None,
+        op_name: Any = None,
         graph: Any = None,
     ) -> None:
+        if graph is not None:
+            return
         kind = kind.decode() if isinstance(kind, bytes) else kind
-        if graph is None and kind in _TERMS and outputs[0].shape.rank == 0:
+        terms: float | None = None if kind.startswith(_FUNCTIONS) else 0.0
+        if kind in _TERMS and outputs[0].shape.rank == 0:
             floats = [x.numpy() for x in inputs if x.dtype.is_floating]
             total = sum(float(np.abs(x.astype(np.float64)).sum()) for x in floats)
-            largest[0] = max(largest[0], total if np.isfinite(total) else 0.0)
-
-    op_callbacks.add_op_callback(observe)
-    try:
-        yield largest
-    finally:
-        op_callbacks.remove_op_callback(observe)
+            terms = total if np.isfinite(total) else 0.0
+        for output in outputs or ():
+            self._made[output._id] = terms, [x._id for x in inputs]
 
 
 def _why_mean(trial: Trial, few: Batch) -> str:
@@ -163,8 +194,13 @@ def _is_weights(name: str, array: np.ndarray) -> bool:
 
 
 def _loss(trial: Trial, batch: Batch, mode: Mode) -> float:
+    return float(_loss_tensor(trial, batch, mode))
+
+
+def _loss_tensor(trial: Trial, batch: Batch, mode: Mode) -> tf.Tensor:
     size = len(next(iter(batch.values())))
-    return loss_sum(trial, batch, StepContext(mode=mode, num_examples=size, example_offset=0))
+    ctx = StepContext(mode=mode, num_examples=size, example_offset=0)
+    return loss_tensor(trial, batch, ctx)
 
 
 def _loss_weight(trial: Trial, batch: Batch) -> float:

@@ -291,11 +291,22 @@ def _text_of_parts(task: Task, size: int, together: float, apart: float) -> str:
 
 def loss_sum(trial: Trial, batch: Batch, ctx: StepContext) -> float:
     """Returns the loss sum of these examples, with the auxiliary losses of layers."""
+    return float(loss_tensor(trial, batch, ctx))
+
+
+def loss_tensor(trial: Trial, batch: Batch, ctx: StepContext) -> tf.Tensor:
+    """Returns the loss sum of these examples, with the auxiliary losses of layers.
+
+    Shapes:
+      returns: [] float64
+    """
     with tf.device("CPU:0"):
         examples = {name: tf.convert_to_tensor(array) for name, array in batch.items()}
         sums = task_results.loss(trial.task, trial.task.theta(trial.weights), examples, ctx)
-        means = sum(float(value) for value, _ in ctx.collected.sums["loss"].values())
-        return float(tf.reduce_sum(sums.loss_sum)) + means * (ctx.num_examples or 0)
+        total = tf.cast(tf.reduce_sum(sums.loss_sum), tf.float64)
+        for mean, _ in ctx.collected.sums["loss"].values():
+            total += tf.cast(mean, tf.float64) * float(ctx.num_examples or 0)
+        return total
 
 
 def _of_two_parts(trial: Trial, batch: Batch, mode: Mode, kind: type[ReplicaContext]) -> float:
