@@ -30,6 +30,8 @@ BEFORE_THAT = "before that, "
 """Beginning of a note of an error about a layer that returned before it."""
 IN_PIECE = "in the piece "
 """Beginning of a note of an error about a name that a piece does not have."""
+RESUMES = "the same command resumes from "
+"""Begins the note of an error that ends a training run."""
 _NAMES = re.compile(r"\{\{\w+ [^}]*\}\}\s*")
 
 

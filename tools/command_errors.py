@@ -68,33 +68,39 @@ def run(program: str, action: Callable[[], int], *, show_traceback: bool = False
         drop_output(sys.stdout)
         return FAILED
     except Exception as error:
-        of_graph, place = graph_errors.parts(error)
-        of_ids = error_advice.advice_for_ids(of_graph or str(error))
         if show_traceback:
             traceback.print_exc()
-        elif (text := out_of_memory.explained(error)) is not None:
-            cause = error.__cause__ or error  # of an OutOfMemoryError
-            _report(program, f"{text}{graph_errors.parts(cause)[1] or _places(cause)}")
-        elif of_graph:
-            text = f"{of_graph}; {of_ids}" if of_ids else of_graph
-            _report(program, f"{type(error).__name__}: {text}{place}\n{_MORE}")
-        elif is_meant(error):
-            hint = of_ids and f"; {of_ids}"
-            _report(program, f"{_text(error)}{hint}{_places(error)}")
-        elif isinstance(error, SyntaxError) and os.path.exists(error.filename or ""):
-            file, line = str(error.filename), error.lineno or 0
-            place = f"\n  (at {file}:{line}){graph_errors.code(file, line)}"
-            _report(program, f"{type(error).__name__}: {error.msg}{place}\n{_MORE}")
-        elif _is_of_wrong_use(error):
-            text = f"{type(error).__name__}: {error_advice.text_of(error)}"
-            _report(program, f"{text}{_places(error)}\n{_MORE}")
-        elif of_ids:  # of a function on a mesh, whose error has no line of code
-            text = error_advice.text_of(error).partition("\n")[0]
-            hint = "" if of_ids in text else f"; {of_ids}"
-            _report(program, f"{type(error).__name__}: {text}{hint}\n{_MORE}")
         else:
-            _report(program, f"{type(error).__name__}: {error}{_unexpected(error)}")
+            text, more, _ = _message(error).partition(f"\n{_MORE}")
+            _report(program, text + _notes(error, (graph_errors.RESUMES,)) + more)
         return exit_code_of(error)
+
+
+def _message(error: Exception) -> str:
+    """Returns the message of an error, with the place in the code of users."""
+    of_graph, place = graph_errors.parts(error)
+    of_ids = error_advice.advice_for_ids(of_graph or str(error))
+    if (text := out_of_memory.explained(error)) is not None:
+        cause = error.__cause__ or error  # of an OutOfMemoryError
+        return f"{text}{graph_errors.parts(cause)[1] or _places(cause)}"
+    if of_graph:
+        text = f"{of_graph}; {of_ids}" if of_ids else of_graph
+        return f"{type(error).__name__}: {text}{place}\n{_MORE}"
+    if is_meant(error):
+        hint = of_ids and f"; {of_ids}"
+        return f"{_text(error)}{hint}{_places(error)}"
+    if isinstance(error, SyntaxError) and os.path.exists(error.filename or ""):
+        file, line = str(error.filename), error.lineno or 0
+        place = f"\n  (at {file}:{line}){graph_errors.code(file, line)}"
+        return f"{type(error).__name__}: {error.msg}{place}\n{_MORE}"
+    if _is_of_wrong_use(error):
+        text = f"{type(error).__name__}: {error_advice.text_of(error)}"
+        return f"{text}{_places(error)}\n{_MORE}"
+    if of_ids:  # of a function on a mesh, whose error has no line of code
+        text = error_advice.text_of(error).partition("\n")[0]
+        hint = "" if of_ids in text else f"; {of_ids}"
+        return f"{type(error).__name__}: {text}{hint}\n{_MORE}"
+    return f"{type(error).__name__}: {error}{_unexpected(error)}"
 
 
 def is_meant(error: BaseException) -> bool:
@@ -165,8 +171,13 @@ def _places(error: BaseException) -> str:
         path = _layer_path(frame)
         if path:
             layer = f"\n  (in the layer {path})"
-    notes = [note for note in getattr(error, "__notes__", ()) if note.startswith(_NOTES)]
-    return users + layer + "".join(f"\n  ({note})" for note in dict.fromkeys(notes))
+    return users + layer + _notes(error, _NOTES)
+
+
+def _notes(error: BaseException, beginnings: tuple[str, ...]) -> str:
+    """Returns the notes of an error that begin in one of these ways, a line each."""
+    notes = [note for note in getattr(error, "__notes__", ()) if note.startswith(beginnings)]
+    return "".join(f"\n  ({note})" for note in dict.fromkeys(notes))
 
 
 def _unexpected(error: BaseException) -> str:

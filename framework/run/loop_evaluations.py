@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from tekso.framework.execution.base import ExecutionProgram
-from tekso.framework.run import time_use
+from tekso.framework.run import evaluation_faults, time_use
 from tekso.framework.run.batch_groups import Batches
 from tekso.framework.run.checkpoints import Checkpoints
 from tekso.framework.run.evaluation import Stopped, StoppedError, evaluate_and_score, flat
@@ -23,6 +23,8 @@ Score = Callable[[str, bool, Stopped], Scored | None]
 """Decodes an evaluation input: `score(name, is_last, stopped)`; see `Task.score`."""
 Evaluations = dict[str, dict[str, float]]
 """{evaluation: {metric: value}}."""
+Save = Callable[[Evaluations], None]
+"""Saves the state with the figures of the evaluations so far, and waits until it is written."""
 
 
 class LoopEvaluations:
@@ -66,7 +68,13 @@ class LoopEvaluations:
         return self.run_if_due(step, stop, check, done=done)
 
     def run_if_due(
-        self, step: int, stop: AgreedStop, check: BatchCheck, *, done: Evaluations | None = None
+        self,
+        step: int,
+        stop: AgreedStop,
+        check: BatchCheck,
+        *,
+        done: Evaluations | None = None,
+        save: Save | None = None,
     ) -> Evaluations:
         """Returns the figures of all evaluations; {} if none is due or a signal was received.
 
@@ -75,6 +83,7 @@ class LoopEvaluations:
           stop: receives signals.
           check: checks each batch.
           done: figures that the report already has.
+          save: called before an error of an evaluation ends the run; None: nothing is saved.
         """
         done = dict(done or {})
         left = {n: b for n, b in self._batches.items() if n not in done}
@@ -82,7 +91,12 @@ class LoopEvaluations:
             return done
         if stop.poll():
             return {}
-        with self._pace.paused(time_use.EVALUATION):
+        saving = evaluation_faults.saving(
+            functools.partial(save, done) if save is not None else None,
+            self._checkpoints,
+            name=f"step {step}",
+        )
+        with saving, self._pace.paused(time_use.EVALUATION):
             for name, batches in left.items():
                 self._report.progress(step, f"evaluating {name}")
                 begin = time.perf_counter()

@@ -4,7 +4,8 @@
                                  └── when due ──┘
 
 An evaluation is reported before the checkpoint of its step is saved, so the log contains everything
-that a checkpoint covers. When a run resumes from a checkpoint, later reports are removed.
+that a checkpoint covers. When a run resumes from a checkpoint, later reports are removed. An error
+of an evaluation ends the run after the state is saved; the resumed run evaluates what is missing.
 """
 
 from __future__ import annotations
@@ -249,7 +250,8 @@ class TrainingLoop:
                     self._finish_step(step, batch, metrics, is_first=is_first, is_last=is_last)
                     if step == min(first_step + _WARM_UP_STEPS, self._timetable.steps):
                         self._show()
-                evaluations = self._evaluations.run_if_due(step, stop, check)
+                save = self._save_for(step, metrics)
+                evaluations = self._evaluations.run_if_due(step, stop, check, save=save)
                 if evaluations:
                     ended_early = self._reason_to_end(step, evaluations)
                 if self._is_save_due(step, evaluations):
@@ -283,14 +285,14 @@ class TrainingLoop:
         self._report.warn(rollback.text(SkippedBatches.of(self._description.input), first, step))
         return step
 
-    def _save_for(self, step: int, metrics: Mapping[str, Any]) -> Callable[[], None] | None:
-        """Returns what saves the state when the input stalls; other processes would have to."""
+    def _save_for(self, step: int, metrics: Mapping[str, Any]) -> Callable[..., None] | None:
+        """Returns what saves the state before an error; None: other processes would have to."""
         if self._group.size > 1 or not self._calls.has_run:
             return None
 
-        def save() -> None:
+        def save(evaluations: Evaluations | None = None) -> None:
             self._check(step, metrics)
-            self._save(step, {})
+            self._save(step, evaluations or {})
             self._checkpoints.wait()
 
         return save

@@ -376,3 +376,28 @@ def test_shapes_of_parts_of_a_batch_are_explained(
         for function in (names[name], tf.function(names[name], autograph=False)):
             lines = shown(function, capsys)
             assert "because a step computes a batch in parts" in "".join(lines[:2]), lines
+
+
+@pytest.mark.parametrize(
+    ("module", "code", "last"),
+    [
+        ("tekso.framework.some", "raise ValueError('no')", None),
+        ("users", "raise ValueError('no')", "  --traceback prints the whole traceback"),
+        ("users", "tf.gather([1, 2], 7)", "  --traceback prints the whole traceback"),
+    ],
+)
+def test_every_error_says_from_which_step_a_run_resumes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], module: str, code: str, last: str | None
+) -> None:
+    source = f"""
+def f():
+    try:
+        {code}
+    except Exception as error:
+        error.add_note("the same command resumes from step 3")
+        error.add_note("of a library")
+        raise
+"""
+    lines = shown(written(tmp_path, module, source)["f"], capsys)
+    wanted = ["  (the same command resumes from step 3)", *([last] if last is not None else [])]
+    assert lines[-len(wanted) :] == wanted and "of a library" not in str(lines)
