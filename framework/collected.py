@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import tensorflow as tf
 
-from tekso.framework.draws import RandomDraw, Repeats
+from tekso.framework.draws import RandomDraw, Repeats, noted
 
 Kind = Literal["loss", "metric", "statistic"]
 KINDS: tuple[Kind, ...] = ("loss", "metric", "statistic")
@@ -37,14 +37,15 @@ class Collected:
 
     Attributes:
       sums: the sums.
-      repeats: takes draws of the same random numbers on one line; None: these are not noted.
+      repeats: takes draws of the same random numbers on one line; None: these are not noted,
+        unless in a block of `draws.warning_of_repeats`.
       draws: the random numbers that layers have drawn so far; see draws.py.
       requests_attention: whether attention layers are to add their attention weights; see
         `collecting_attention` in context.py.
     """
 
     def __init__(self, *, repeats: Repeats | None = None) -> None:
-        self.repeats = repeats
+        self.repeats = noted() if repeats is None else repeats
         self.sums: dict[Kind, dict[str, tuple[tf.Tensor, tf.Tensor]]] = {k: {} for k in KINDS}
         self.draws: dict[Hashable, RandomDraw] = {}
         self.requests_attention = False

@@ -2,15 +2,19 @@
 
 Numbers depend on the layer, the name of the draw and the context. Two draws on different lines of a
 layer are an error. A line that runs several times may be a loop, a layer that is computed twice, or
-layers of a list: a trial of the task counts these for a warning.
+layers of a list: a trial of the loss, decoding and predictions count these for a warning.
 """
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import sys
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Iterator
 from types import CodeType, FrameType
 from typing import NamedTuple, Protocol
+
+from absl import logging
 
 from tekso.framework.graph_errors import place_in
 from tekso.framework.user_mistakes import MistakeError
@@ -71,21 +75,55 @@ class Repeats:
         """Adds two draws with the same numbers."""
         self._found.setdefault((first.layer.pattern, first.name), (first, second))
 
-    def warnings(self) -> list[str]:
-        """Returns a warning for each layer, or list of layers, with such draws."""
-        return [_warning(*draws) for draws in self._found.values()]
+    def warnings(self, where: str = "in a step") -> list[str]:
+        """Returns a warning for each layer, or list of layers, with such draws.
+
+        Args:
+          where: what drew them, for the message.
+        """
+        return [_warning(*draws, where) for draws in self._found.values()]
 
 
-def _warning(first: RandomDraw, second: RandomDraw) -> str:
+_NOTED: contextvars.ContextVar[Repeats | None] = contextvars.ContextVar("noted", default=None)
+
+
+def _log(line: str) -> None:
+    logging.warning("%s", line)
+
+
+@contextlib.contextmanager
+def warning_of_repeats(where: str, warn: Callable[[str], object] = _log) -> Iterator[None]:
+    """Warns of draws that repeat while functions are traced in the block, at its end.
+
+    Args:
+      where: what draws, for the messages: "in decode".
+      warn: takes a warning.
+    """
+    repeats = Repeats()
+    token = _NOTED.set(repeats)
+    try:
+        yield
+    finally:
+        _NOTED.reset(token)
+        for line in repeats.warnings(where):
+            warn(line)
+
+
+def noted() -> Repeats | None:
+    """Returns what takes draws that repeat, in a block of `warning_of_repeats`."""
+    return _NOTED.get()
+
+
+def _warning(first: RandomDraw, second: RandomDraw, where: str) -> str:
     if first.layer is not second.layer:
         return (
-            f"{first.owner} and {second.owner} draw the same random numbers in a step, as all "
+            f"{first.owner} and {second.owner} draw the same random numbers {where}, as all "
             f"layers of a list do with the same context. Compute layer i with {FOLD}: "
             f"layer.fprop(theta.layers[i], x, {FOLD}), in fprop and in pieces"
             f"{place_in(second.frames)}"
         )
     return (
-        f"{first.owner} draws the same random numbers several times in a step: in a loop, or "
+        f"{first.owner} draws the same random numbers several times {where}: in a loop, or "
         f"because it is computed several times. Give call i its own context, {FOLD}, or each draw "
         f"its own name, as in ctx.uniform(self, shape, name=…){place_in(second.frames)}"
     )

@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tekso.framework import files, task_results
+from tekso.framework import draws, files, task_results
 from tekso.framework.run import comparable, training_data
 from tekso.framework.run.assembly import Assembly
 from tekso.framework.run.checkpoint_description import describe
@@ -69,7 +69,9 @@ def decode(job: Job, checkpoint: Checkpoint) -> Any:
         _restore(job, parts, checkpoint)
         if reads_data:
             job.warn_of_data(parts, checkpoint.description, trains=False)
-        decoded = task_results.decode(parts.task, parts.program, parts.input)
+        warn = functools.partial(job.console.line, style="warning")
+        with draws.warning_of_repeats("in decode", warn):
+            decoded = task_results.decode(parts.task, parts.program, parts.input)
     if decoded is None:
         raise ValueError(f"{job.model} has nothing to decode: {parts.task.why_nothing_decoded()}")
     return decoded

@@ -5,8 +5,9 @@
       Decoded(text, records)    its type is checked, its values are not used
 
 An error before the first result, in a traced function, or of the type that `decode` returns ends
-the run. Later code may fail only for zeros, so its errors are warnings. The program keeps the
-traces, so that decoding at the end does not trace these functions again.
+the run. Later code may fail only for zeros, so its errors are warnings. So are random numbers that
+are the same in each iteration of a loop. The program keeps the traces, so that decoding at the end
+does not trace these functions again.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tekso.framework import error_advice, out_of_memory, task_results
+from tekso.framework import draws, error_advice, out_of_memory, task_results
 from tekso.framework.execution import ExecutionProgram
 from tekso.framework.input.input import Input
 from tekso.framework.run import loss_retrace
@@ -48,10 +49,12 @@ def check(task: Task, program: ExecutionProgram, input: Input, *, setting: str) 
     if type(task).decode is Task.decode:
         return []
     trial = _Trial(program)
+    warnings: list[str] = []
     try:
-        task_results.decode(task, trial, input)
+        with draws.warning_of_repeats("in decode", warnings.append):
+            task_results.decode(task, trial, input)
     except _EndOfTrial:
-        return []
+        return warnings
     except TaskError:
         raise
     except Exception as error:  # in the code of the task
@@ -65,9 +68,10 @@ def check(task: Task, program: ExecutionProgram, input: Input, *, setting: str) 
         what = f"{type(error).__name__}: {error_advice.text_of(error).rstrip('.')}"
         if trial.has_results:
             return [
+                *warnings,
                 f"{method} fails if all results of program.call are zeros: {what}{_place(error)}. "
                 "The run calls it after its last step; unless only zeros are a problem, it fails "
-                "then, too"
+                "then, too",
             ]
         now = "it is True by default" if setting == "default" else f"True was set in {setting}"
         text = (
@@ -76,7 +80,7 @@ def check(task: Task, program: ExecutionProgram, input: Input, *, setting: str) 
         )
         # With the traceback of the error, so that the line and the layer are reported.
         raise DecodingError(text).with_traceback(error.__traceback__) from error
-    return []
+    return warnings
 
 
 class _EndOfTrial(BaseException):

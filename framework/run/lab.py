@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tekso.framework import notebook, task_results
+from tekso.framework import draws, notebook, task_results
 from tekso.framework.counting import counted
 from tekso.framework.experiment import Experiment
 from tekso.framework.params.origins import hide_from_origins
@@ -210,7 +210,9 @@ class Lab:
         Raises:
           SessionError: the task decodes nothing.
         """
-        decoded = task_results.decode(self.session.task, self.session.program, self.session.input)
+        of = self.session
+        with draws.warning_of_repeats("in decode"):
+            decoded = task_results.decode(of.task, of.program, of.input)
         if decoded is None:
             raise SessionError(self.session.task.why_nothing_decoded())
         return Shown(decoded.text, f"<pre>{escape(decoded.text)}</pre>")

@@ -22,7 +22,7 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from tekso.framework import error_advice, files, registry, task_results
+from tekso.framework import draws, error_advice, files, registry, task_results
 from tekso.framework.context import Mode, StepContext
 from tekso.framework.execution.base import signature_of
 from tekso.framework.experiment import Experiment
@@ -259,7 +259,8 @@ class Session:
         if type(self.task).predict is Task.predict:
             self.task.predict(self.theta(), given, StepContext())  # raises NotImplementedError
         try:
-            with session_batches.explaining(given, self._signature):
+            repeats = draws.warning_of_repeats("in predict")
+            with repeats, session_batches.explaining(given, self._signature):
                 found = self.program.call(self._predict, given)
         except KeyError as error:
             if not (

@@ -74,6 +74,10 @@ class Decoding(Classification):
             x = x @ tf.ones([3, 2])
         if self.params.mistake == "if" and tf.reduce_sum(x) > 0:
             x = -x
+        for i in range(2):
+            one = ctx.fold(i) if self.params.mistake == "folded" else ctx
+            if self.params.mistake in ("repeated", "folded"):
+                x += 0.0 * one.normal(self, x.shape, name="fresh")
         logits = self.model.fprop(theta.model, x, ctx)
         return {"classes": 1 + tf.argmax(logits, 1), "more": tf.where(logits > 0), "none": None}
 
@@ -154,6 +158,18 @@ def test_tasks_that_decode_are_traced_once_with_zeros_as_results(
     if mistake != "early":
         assert len(TRACES) == 1
         assert [bool(one.any()) for one in VALUES] == [False, True]
+
+
+@pytest.mark.parametrize("mistake", ["repeated", "folded"])
+def test_random_numbers_that_are_equal_in_each_iteration_of_a_sampler_are_a_warning(
+    mistake: str, tmp_path: Path
+) -> None:
+    output = io.StringIO()
+    assert modes.train(job_of(mistake, tmp_path, output)) == 0
+    before, after = output.getvalue().partition("step 2")[::2]
+    said = "Decoding draws the same random numbers several times in decode: in a loop, or"
+    assert (said in before) == (mistake == "repeated")
+    assert said not in after
 
 
 @pytest.mark.parametrize("mistake", ["before", "traced", "after"])

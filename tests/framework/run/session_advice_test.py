@@ -93,6 +93,31 @@ def test_an_id_without_a_row_is_an_error_of_the_batch_and_of_the_line_that_looks
         session.task.predict(session.theta(), batch, StepContext(mode="eval"))
 
 
+class Noisy(Classification):
+    """Adds noise three times."""
+
+    def predict(self, theta: Any, batch: Any, ctx: Any) -> Any:
+        x = tf.cast(batch["x"], tf.float32)
+        for _ in range(3):
+            x += ctx.normal(self, x.shape)
+        return {"x": x}
+
+
+def test_a_prediction_with_the_same_random_numbers_in_each_iteration_warns_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Sampled(Classes):
+        def task(self) -> Any:
+            return Noisy.Params(model=Scores.Params())
+
+    session = Session(Sampled)
+    for _ in range(2):
+        session.predict({"x": np.array([1, 2])})
+    (line,) = [one for one in caplog.messages if "random numbers" in one]
+    assert line.startswith("Noisy draws the same random numbers several times in predict: in a lo")
+    assert "session_advice_test.py" in line and "ctx.fold(i)" in line
+
+
 class Unknown(Ids):
     def load(self, split: str) -> dict[str, Any]:
         return {"x": np.arange(8) + 1, "labels": np.arange(8) % 3}
