@@ -26,7 +26,7 @@ from tekso.framework import draws, error_advice, files, registry, task_results
 from tekso.framework.context import Mode, StepContext
 from tekso.framework.execution.base import signature_of
 from tekso.framework.experiment import Experiment
-from tekso.framework.learning_step import APPLIED, EMA
+from tekso.framework.learning_step import APPLIED
 from tekso.framework.run import (
     evaluation,
     initial_weights,
@@ -40,16 +40,16 @@ from tekso.framework.run.foreign_calls import answering, arrays_hint, attribute_
 from tekso.framework.run.job import checkpoints_of
 from tekso.framework.run.label_limits import BatchCheck
 from tekso.framework.run.logdir import Logdir
-from tekso.framework.run.session_arrays import as_type, narrowed, not_named, problem_of_weight
+from tekso.framework.run.session_arrays import as_type, narrowed, not_named
 from tekso.framework.run.session_batches import Batch, SessionError
 from tekso.framework.run.session_records import SessionRecords
 from tekso.framework.run.stop_signals import uninterrupted
 from tekso.framework.run.time_use import EVALUATION, INPUT, START
 from tekso.framework.run.weights import Use, check_use, weight_key
 from tekso.framework.signature import Signature
-from tekso.framework.state import LEARNER, WEIGHTS
+from tekso.framework.state import LEARNER
 from tekso.framework.task import Scored, Task
-from tekso.framework.theta import SEPARATOR, Theta, flatten
+from tekso.framework.theta import Theta, flatten
 
 
 class Session:
@@ -322,30 +322,23 @@ class Session:
         flat = {path: tf.constant(state.pop(key)) for path, key in wanted.items()}
         return self.task.theta(flat)
 
-    def assign(self, theta: Mapping[str, Any], *, path: str = "") -> None:
+    def assign(self, theta: Mapping[str, Any], *, path: str = "", strict: bool = False) -> None:
         """Sets weights of the task or of a layer; also sets their moving averages to these values.
 
         Args:
           theta: weights by name, nested, as `theta()` and `load_weights` return them.
           path: path of the layer, such as `session.task.model.stack.path`; "" for the task.
+          strict: whether theta must have all weights; otherwise those that it lacks stay as is.
 
         Raises:
-          SessionError: a weight is unknown, has another shape, or is complex or not finite. No
-            weight is changed.
+          SessionError: a weight is unknown or missing, has another shape, or is complex or not
+            finite. No weight is changed.
         """
         _refuse(not_named(theta, "session.theta()"))
-        specs, problems = self.program.specs(), []
-        arrays: dict[str, np.ndarray] = {}  # those of the caller, without a copy
-        for name, value in flatten(theta, path).items():
-            key = WEIGHTS + name
-            if key not in specs:
-                problems.append(f"unknown {name}")
-            elif problem := problem_of_weight(value, specs[key]):
-                problems.append(f"{name} {problem}")
-            else:
-                average = f"{LEARNER}{name}{SEPARATOR}{EMA}"
-                arrays |= {k: np.asarray(value) for k in (key, average) if k in specs}
-        if problems:
+        specs = self.program.specs()
+        missing = session_arrays.missing_weights(theta, self.task.specs(), path) if strict else []
+        arrays, problems = session_arrays.assigned(flatten(theta, path), specs)
+        if problems := missing + problems:
             raise SessionError(f"the weights do not fit the task: {'; '.join(problems[:8])}")
         self.program.assign(
             lambda key, where: as_type(arrays[key][where], specs[key].dtype), arrays.keys()

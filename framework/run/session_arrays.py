@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tekso.framework.input.loaded import RAGGED, is_ragged
+from tekso.framework.learning_step import EMA
 from tekso.framework.params.types import type_name
-from tekso.framework.theta import flatten
+from tekso.framework.state import LEARNER, WEIGHTS
+from tekso.framework.theta import SEPARATOR, flatten
 from tekso.framework.weight_spec import WeightSpec
 
 
@@ -61,6 +63,19 @@ def problems_of_theta(theta: Any, specs: Mapping[str, WeightSpec]) -> list[str]:
     return problems
 
 
+def missing_weights(theta: Mapping[str, Any], paths: Iterable[str], path: str) -> list[str]:
+    """Returns which weights of a layer are missing, or [].
+
+    Args:
+      theta: weights of the layer, by name.
+      paths: paths of the weights of the task.
+      path: path of the layer; "" for the task.
+    """
+    begin = f"{path}{SEPARATOR}" if path else ""
+    given = flatten(theta, path)
+    return [f"{one} is missing" for one in paths if one.startswith(begin) and one not in given]
+
+
 def tensors_of(theta: Mapping[str, Any], specs: Mapping[str, WeightSpec]) -> dict[str, tf.Tensor]:
     """Returns weights by path; arrays get the dtype of the weight."""
     flat = flatten(theta)
@@ -70,7 +85,30 @@ def tensors_of(theta: Mapping[str, Any], specs: Mapping[str, WeightSpec]) -> dic
     }
 
 
-def problem_of_weight(value: Any, spec: WeightSpec) -> str:
+def assigned(
+    flat: Mapping[str, Any], specs: Mapping[str, WeightSpec]
+) -> tuple[dict[str, np.ndarray], list[str]]:
+    """Returns the arrays that weights and their moving averages get, and what is wrong.
+
+    Args:
+      flat: values by path of the weight; they are not copied.
+      specs: specs of the state of a program.
+    """
+    arrays: dict[str, np.ndarray] = {}
+    problems: list[str] = []
+    for name, value in flat.items():
+        key = WEIGHTS + name
+        if key not in specs:
+            problems.append(f"unknown {name}")
+        elif problem := _problem_of_weight(value, specs[key]):
+            problems.append(f"{name} {problem}")
+        else:
+            average = f"{LEARNER}{name}{SEPARATOR}{EMA}"
+            arrays |= {k: np.asarray(value) for k in (key, average) if k in specs}
+    return arrays, problems
+
+
+def _problem_of_weight(value: Any, spec: WeightSpec) -> str:
     """Returns why a value cannot be that of a weight, or ""."""
     if is_ragged(value):
         return RAGGED

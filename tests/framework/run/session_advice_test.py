@@ -93,6 +93,20 @@ def test_an_id_without_a_row_is_an_error_of_the_batch_and_of_the_line_that_looks
         session.task.predict(session.theta(), batch, StepContext(mode="eval"))
 
 
+def test_strict_assignment_names_the_weights_that_are_missing() -> None:
+    session = Session(Classes)
+    table = "model/table/table"
+    value = np.ones(session.task.specs()[table].shape, np.float32)
+    for path, given in (("", {}), ("model", {}), ("model", {"other": value})):
+        session.assign({} if "other" in given else given, path=path)  # a part of the weights
+        with pytest.raises(SessionError, match=f"do not fit the task: .*{table} is missing"):
+            session.assign(given, path=path, strict=True)
+    session.assign({table: value}, strict=True)
+    session.assign({"table/table": value}, path="model", strict=True)
+    session.assign({}, path="mod", strict=True)  # no weight is of this layer
+    assert (np.asarray(session.theta().model.table.table) == 1).all()
+
+
 class Noisy(Classification):
     """Adds noise three times."""
 
