@@ -196,11 +196,19 @@ class LearnerBase(Configurable):
         It includes `counters()`.
 
         Raises:
-          ValueError: a pattern of the learner or of its optimizer matches no weight.
+          ValueError: a pattern of the learner matches no weight, or that of an optimizer no weight
+            of any learner.
         """
         declared = {}
-        for learner, own in self.groups(specs).values():
-            learner.optimizer.check([*own, *filter(self.is_frozen, specs)])
+        groups = self.groups(specs)
+        # The optimizers of several learners may exclude the same weights, of which one has none.
+        learned = {path for _, own in groups.values() for path in own}
+        paths = [path for path in specs if path in learned or self.is_frozen(path)]
+        for name, (learner, own) in groups.items():
+            try:
+                learner.optimizer.check(paths)
+            except ValueError as error:
+                raise ValueError(f"learners.{name}: {error}" if name else str(error)) from error
             for spec in own.values():
                 for made in learner.slots_of(spec).values():
                     declared[made.path] = made

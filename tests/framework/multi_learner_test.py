@@ -52,6 +52,21 @@ def test_each_learner_updates_its_own_weights() -> None:
     assert "stack/w/ema" in both.slots and "embedding/w/ema" not in both.slots
 
 
+def test_an_optimizer_may_exclude_weights_that_only_another_learner_has() -> None:
+    def decayed(excluded: str) -> Learner.Params:
+        adam = optimizers.AdamW.Params(weight_decay_exclude=[excluded])
+        return Learner.Params(optimizer=adam, schedule=constant(0.1))
+
+    biases = [path for path in TRAINABLE if path.endswith("/bias")]
+    assert biases and not any(path.startswith("embedding/") for path in biases)
+    shared = decayed(".*/bias")
+    assert make_multi(learners={"embedding": shared, "rest": shared}).slots(SPECS)
+    both = make_multi(learners={"embedding": decayed(".*/bais"), "rest": shared})
+    said = r"^learners.embedding: AdamW.weight_decay_exclude: '\.\*/bais' matches no weight"
+    with pytest.raises(ValueError, match=said):
+        both.slots(SPECS)
+
+
 def test_metrics_are_given_for_each_learner_and_for_all() -> None:
     gradients = random_tensors(1)
     metrics = run(make_multi(), [gradients])[0].metrics
