@@ -11,12 +11,13 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tekso.framework import closures, outer_tensors
 from tekso.framework.context import StepContext, isolated
 from tekso.framework.late_gradients import LateGradients, without_late_gradients
-from tekso.framework.nests import filled, has_gradient, stacked, tensors
+from tekso.framework.nests import as_tensors, filled, has_gradient, is_plain, stacked, tensors
 from tekso.framework.primitives.custom_gradient import custom_gradient
 from tekso.framework.primitives.fusion import XlaFusion
 from tekso.framework.primitives.precision import widen
@@ -35,6 +36,7 @@ def scan(
     first: int = 0,
 ) -> tuple[Any, Any]:
     """See `ops.scan`."""
+    state, xs = as_tensors((state, xs))
     num_iterations = iterations_of(xs)
     late = LateGradients(ctx, theta)
     # The loop sums the gradients of theta over iterations in the dtype of what its body captures.
@@ -47,7 +49,7 @@ def scan(
         own = tf.nest.map_structure(
             lambda w, t: tf.cast(w, t.dtype) if _is_16_bits(t) else w, wide, theta
         )
-        after, y = body(own, state, x, inner)
+        after, y = as_tensors(body(own, state, x, inner))
         tf.nest.map_structure(check_same, state, after)
         sums = inner.collected.sums
         statistics = {"statistic": sums["statistic"]}
@@ -96,7 +98,8 @@ def iterations_of(xs: Any) -> int:
     flat_xs = tf.nest.flatten(xs)
     if not flat_xs:
         raise ValueError("scan: xs has no tensors, so the number of iterations is unknown")
-    sizes = [x.shape[0] if x.shape.rank else "scalar" for x in flat_xs]
+    shapes = [tf.TensorShape(np.shape(x) if is_plain(x) else x.shape) for x in flat_xs]
+    sizes = [shape[0] if shape.rank else "scalar" for shape in shapes]
     num_iterations = sizes[0]
     if (
         not isinstance(num_iterations, int)
@@ -214,7 +217,7 @@ def rematerialize(
     """See `ops.rematerialize`; eagerly, nothing is recomputed."""
     if tf.executing_eagerly():
         inner = isolated(ctx)
-        output = function(theta, *inputs, inner)
+        output = function(theta, *as_tensors(inputs), inner)
         ctx.collected.merge(inner.collected.sums)
         return output
     everything = (theta, inputs)

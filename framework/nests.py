@@ -5,7 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
+
+_PLAIN = (np.ndarray, np.generic, bool, int, float, complex)
+
+
+def is_plain(leaf: Any) -> bool:
+    """Returns whether a leaf is an array of NumPy or a number, not a tensor."""
+    return isinstance(leaf, _PLAIN)
+
+
+def as_tensors(nest: Any) -> Any:
+    """Returns a nest with a tensor in place of each array of NumPy and each number."""
+    if not any(map(is_plain, tf.nest.flatten(nest))):
+        return nest
+    return tf.nest.map_structure(
+        lambda leaf: tf.convert_to_tensor(leaf) if is_plain(leaf) else leaf, nest
+    )
 
 
 def tensors(nest: Any) -> list[Any]:

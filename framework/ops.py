@@ -324,8 +324,8 @@ def scan(
     the number of the first iteration, if earlier iterations run elsewhere.
 
     Shapes:
-      state: nest of tensors, with the same shapes after every iteration
-      xs: nest of [iterations, …]
+      state: nest of tensors, arrays or numbers, with the same shapes after every iteration
+      xs: nest of [iterations, …], tensors or arrays
       returns: last state, nest of stacked ys [iterations, …] (None where the body returns None)
     """
     return loops.scan(ctx, body, theta, state, xs, first=first)

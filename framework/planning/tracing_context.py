@@ -18,6 +18,7 @@ import tensorflow as tf
 from tekso.framework import primitive
 from tekso.framework.context import StepContext, isolated
 from tekso.framework.draws import HasStream
+from tekso.framework.nests import as_tensors
 from tekso.framework.planning.dim_names import joined_dims, sizes_of
 from tekso.framework.planning.step_work import (
     Dims,
@@ -116,6 +117,7 @@ class TracingContext(StepContext):
         first: int = 0,
     ) -> tuple[Any, Any]:
         """See `ops.scan`."""
+        state, xs = as_tensors((state, xs))
         iterations = tf.nest.flatten(xs)[0].shape[0]
         names = self._recorder.names
 
