@@ -34,10 +34,12 @@ class Copy(NamedTuple):
     Attributes:
       bytes: of the tensor.
       turns: whether another dim comes last.
+      input: number of the input that is copied; None: the result is.
     """
 
     bytes: float
     turns: bool
+    input: int | None
 
 
 def copies(op: Any) -> list[Copy]:
@@ -51,15 +53,15 @@ def copies(op: Any) -> list[Copy]:
         return "".join(sorted(letters, key=lambda x: (order.index(kinds[x]), first_at[x])))
 
     found = [
-        Copy(graph_work.size_bytes(tensor), turns=not in_order(term).endswith(term[-1:]))
-        for term, tensor in zip(terms, op.inputs, strict=True)
+        Copy(graph_work.size_bytes(tensor), not in_order(term).endswith(term[-1:]), number)
+        for number, (term, tensor) in enumerate(zip(terms, op.inputs, strict=True))
         if term not in (in_order(term), in_order(term, _READ_AS_TRANSPOSE))
     ]
     result = in_order(x for x in kinds if kinds[x] == _BATCH)
     result += "".join(in_order(x for x in term if kinds[x] == _FREE) for term in terms)
     if output != result:
         size = graph_work.size_bytes(op.outputs[0])
-        found.append(Copy(size, turns=not result.endswith(output[-1:])))
+        found.append(Copy(size, not result.endswith(output[-1:]), None))
     return found
 
 

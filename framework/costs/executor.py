@@ -1,15 +1,18 @@
 """Simulates the order in which threads run the ops of graphs, as TensorFlow's executor does.
 
 An op that others wait for makes several of them ready at once, such as the gradients of the input
-and of the filter of a convolution:
+and of the matrix of a product:
 
 short ops   run next, on the same thread
 long ops    the thread continues with one of them, and puts the others on top of its own stack
 
 A thread without an op takes the upper one of its stack, or else the lowest one of another thread.
-So if each thread is busy with a graph of its own, the gradients of all inputs come first, and then
-those of the filters, the latest first; until then, they hold saved activations and gradients. An
-idle thread computes the gradients of the filters meanwhile, the earliest first.
+So if each thread is busy with a graph of its own, the order depends on what it continues with:
+
+a product       the gradient of the input: those of all inputs come first, and then those of the
+                matrices, the latest first; until then, they hold saved activations and gradients.
+                An idle thread computes those of the matrices meanwhile, the earliest first
+a convolution   the gradient of the filter, so that of the input comes right after it
 
 Source:
   ExecutorState::ScheduleReady of TensorFlow, and RunQueue of Eigen's thread pool.
@@ -190,9 +193,11 @@ class _Executor:
     def _place_followers(self, thread: int | None, graph: int, op: Any) -> bool:
         """Queues the ops that waited for this one; returns whether another thread may take any.
 
-        TensorFlow optimizes the graph, which turns the order of the ops around.
+        TensorFlow optimizes the graph, which turns the order of the ops around. For oneDNN, it then
+        replaces the gradients of convolutions by new ops, of which those of filters come last.
         """
         made_ready = self._waiting[graph].made_ready(op)[::-1]
+        made_ready.sort(key=lambda one: one.type in op_kinds.FILTER_GRADIENTS)
         if thread is None:
             stack = self._chance.choice(self._stacks)
             stack.extendleft((graph, one) for one in made_ready)

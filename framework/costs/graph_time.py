@@ -3,7 +3,8 @@
 The speeds are those of one core, or of all cores if one op at a time uses them.
 
     product                 operations / rate at its operations per byte, plus its tensors, and
-                            the copies that an Einsum makes of them
+                            the copies that an Einsum makes of them: bytes / bandwidth at the
+                            distance, which is small for the copy itself
     convolution             operations / rate at its operations per byte, or its tensors, whichever
                             is longer; the operations are those for whole vectors of channels
     depthwise convolution   operations / rate at its operations per byte
@@ -257,11 +258,12 @@ def _plain_seconds(op: Any, machine: MachineSpeed, uses: Uses) -> float:
     if op.type in op_kinds.MATRIX_PRODUCTS:
         is_of_batch = op.type in op_kinds.BATCH_PRODUCTS
         points = machine.batch_products if is_of_batch else machine.products
+        copying, uses = _copying(op, machine, uses)
         return (
             machine.product_s
             + _moving_seconds(uses, machine.streams)
             + graph_work.op_flops(op) / rate(points, _intensity(op))
-            + _copying_seconds(op, machine)
+            + copying
         )
     if op.type in op_kinds.CONVOLUTIONS | op_kinds.FILTER_GRADIENTS:
         return machine.convolution_s + _convolving_seconds(op, machine, uses)
@@ -304,15 +306,23 @@ def _transformed(op: Any) -> float:
     return graph_work.size(longer) * math.log2(max(length, 2))
 
 
-def _copying_seconds(op: Any, machine: MachineSpeed) -> float:
-    """Returns the time of the copies around the product of an Einsum."""
+def _copying(op: Any, machine: MachineSpeed, uses: Uses) -> tuple[float, Uses]:
+    """Returns the time of the copies around a product, and the tensors that the product uses.
+
+    The product of an Einsum reads the copy of an input that was just made. It writes a result that
+    is copied next.
+    """
     if op.type != "Einsum":
-        return 0.0
-    far = machine.copy_streams[-1][1]
-    return math.fsum(
-        2.0 * copy.bytes / (machine.turned_bytes_per_s if copy.turns else far)
-        for copy in einsum_copies.copies(op)
-    )
+        return 0.0, uses
+    seconds, of_product = 0.0, list(uses)
+    for copy in einsum_copies.copies(op):
+        points = machine.turned_streams if copy.turns else machine.copy_streams
+        # A loop of a cluster reads a tensor once that is both inputs.
+        at = -1 if copy.input is None else min(copy.input, len(uses) - 2)
+        near = 2.0 * copy.bytes
+        seconds += copy.bytes / rate(points, uses[at][1]) + copy.bytes / rate(points, near)
+        of_product[at] = copy.bytes, near
+    return seconds, of_product
 
 
 def _convolving_seconds(op: Any, machine: MachineSpeed, uses: Uses) -> float:

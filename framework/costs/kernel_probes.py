@@ -54,19 +54,21 @@ def speeds(probes: ProbeRuns) -> dict[str, Any]:
     def rate(elements: int, function: Any, x: Any, **how: Any) -> Any:
         return elements / probes.of_each(function, small, x, **how)
 
-    # What was just written is in a cache, where a copy takes a fifth of the time.
-    moved = 8 * math.prod(_IMAGES)
-    both = probes.of_series(lambda a, b: move(None, a) - b, array(*_IMAGES))
-    near = rest(both, probes.of_series(tf.subtract, array(*_IMAGES)), least=0.1)
+    def streams(copy: Any, *shape: int) -> list[tuple[float, Any]]:
+        """Returns [(distance, bytes per second)] of a copy of an array just written, and of others.
+
+        What was just written is in a cache, where a copy takes a fifth to a half of the time.
+        """
+        x, moved = array(*shape), 8 * math.prod(shape)
+        both = probes.of_series(lambda a, b: copy(None, a) - b, x)
+        near = rest(both, probes.of_series(tf.subtract, x), least=0.1)
+        return [(float(moved), moved / near), (float(TIMES * moved), rate(moved, copy, x))]
 
     return {
         "functions_per_s": _ELEMENTS / probes.of_chain(tf.tanh, array(_ELEMENTS)),
         "broadcasts_per_s": 2 * _SCALED / probes.of_chain(lambda x: x * scale + scale, scaled),
-        "copy_streams": [
-            (float(moved), moved / near),
-            (float(TIMES * moved), rate(moved, move, array(*_IMAGES))),
-        ],
-        "turned_bytes_per_s": rate(8 * math.prod(_TURNED), turn, array(*_TURNED)),
+        "copy_streams": streams(move, *_IMAGES),
+        "turned_streams": streams(turn, *_TURNED),
         "slice_gradients": [
             (float(len(shape)), rate(math.prod(shape), slice_gradient, array(*shape), **_SHORT))
             for shape in ((first - 1, *others) for first, *others in _SLICED)

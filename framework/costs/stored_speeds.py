@@ -38,7 +38,7 @@ from tekso.framework.execution.errors import ExecutionError
 Run = Callable[..., Any]
 """Returns what `printed_by` returns for the same arguments."""
 
-_VERSION = 26
+_VERSION = 27
 _CPUINFO = Path("/proc/cpuinfo")
 _ENVIRONMENT = re.compile(r"(TF_)?XLA_.*|ONEDNN_.*|DNNL_.*|OMP_.*|KMP_.*|TF_\w*(ONEDNN|THREADS).*")
 """Variables that set how TensorFlow computes."""

@@ -47,7 +47,7 @@ class MachineSpeed:
       broadcasts_per_s: elements of an elementwise op of tensors of different shapes, such as images
         times a scale for each channel.
       copy_streams: `streams` of transpositions and copies.
-      turned_bytes_per_s: bytes that copies of an Einsum read and write, if another dim comes last.
+      turned_streams: `streams` of copies of an Einsum in which another dim comes last.
       slice_gradients: [(dims, elements of a slice per second)] of gradients of slices.
       cross_entropies_per_s: logits of softmax cross-entropies.
       running_sums_per_s: elements of running sums and products.
@@ -85,7 +85,7 @@ class MachineSpeed:
     functions: Mapping[str, float]
     broadcasts_per_s: float
     copy_streams: Sequence[tuple[float, float]]
-    turned_bytes_per_s: float
+    turned_streams: Sequence[tuple[float, float]]
     slice_gradients: Sequence[tuple[float, float]]
     cross_entropies_per_s: float
     running_sums_per_s: float
@@ -110,8 +110,9 @@ class MachineSpeed:
 
 POINTS = (
     "products", "batch_products", "convolutions", "filter_gradients", "depthwise",
-    "depthwise_filter_gradients", "streams", "copy_streams", "cluster_streams",
-    "loop_products_left", "loop_products_right", "loop_matrices", "slice_gradients",
+    "depthwise_filter_gradients", "streams", "copy_streams", "turned_streams",
+    "cluster_streams", "loop_products_left", "loop_products_right", "loop_matrices",
+    "slice_gradients",
 )  # fmt: skip
 """Fields of `MachineSpeed` that are a speed at several points."""
 

@@ -26,11 +26,11 @@ def _op(equation: str) -> Any:
     return op
 
 
-def _copy(letters: str, *, turns: bool) -> Copy:
+def _copy(letters: str, of: int | None, *, turns: bool) -> Copy:
     size = 4.0
     for letter in letters:
         size *= _SIZES[letter]
-    return Copy(size, turns)
+    return Copy(size, turns, of)
 
 
 @pytest.mark.parametrize(
@@ -42,25 +42,25 @@ def _copy(letters: str, *, turns: bool) -> Copy:
         ("ebtd,edh->ebth", []),  # experts
         ("ebtd,ebth->edh", []),
         # Heads move before rows; the last dim stays.
-        ("btgh,bsgh->bgts", [_copy("btgh", turns=False), _copy("bsgh", turns=False)]),
+        ("btgh,bsgh->bgts", [_copy("btgh", 0, turns=False), _copy("bsgh", 1, turns=False)]),
         (
             "btgh,bsgh->btgs",
             [
-                *(_copy("btgh", turns=False), _copy("bsgh", turns=False)),
-                _copy("btgs", turns=False),
+                *(_copy("btgh", 0, turns=False), _copy("bsgh", 1, turns=False)),
+                _copy("btgs", None, turns=False),
             ],
         ),
         # The values have the summed dim last.
-        ("bgts,bsgh->btgh", [_copy("bsgh", turns=True), _copy("btgh", turns=False)]),
+        ("bgts,bsgh->btgh", [_copy("bsgh", 1, turns=True), _copy("btgh", None, turns=False)]),
         (
             "btgrh,bgrts->bsgh",
             [
-                *(_copy("btgrh", turns=True), _copy("bgrts", turns=True)),
-                _copy("bsgh", turns=True),
+                *(_copy("btgrh", 0, turns=True), _copy("bgrts", 1, turns=True)),
+                _copy("bsgh", None, turns=True),
             ],
         ),
-        ("td,de->et", [_copy("et", turns=True)]),
-        ("td->dt", [_copy("td", turns=True)]),
+        ("td,de->et", [_copy("et", None, turns=True)]),
+        ("td->dt", [_copy("td", None, turns=True)]),
         ("td->td", []),
     ],
 )
@@ -72,18 +72,36 @@ def test_an_einsum_copies_what_has_another_order_than_its_product(
 
 def test_copies_take_time_by_whether_another_dim_comes_last() -> None:
     equation = "bgts,bsgh->btgh"
-    turned, moved = (_copy(letters, turns=False).bytes for letters in ("bsgh", "btgh"))
+    turned, moved = (_copy(letters, 0, turns=False).bytes for letters in ("bsgh", "btgh"))
     alone = graph_time.seconds(_graph(equation), SPEED)
-    slow = dataclasses.replace(
-        SPEED, turned_bytes_per_s=10.0, copy_streams=[(1.0, 1e6), (2.0, 100.0)]
-    )
+    slow = dataclasses.replace(SPEED, turned_streams=[(1.0, 10.0)], copy_streams=[(1.0, 100.0)])
     found = graph_time.seconds(_graph(equation), slow)
     assert found - alone == pytest.approx(2 * turned / 10.0 + 2 * moved / 100.0)
 
 
+def test_a_copy_is_near_and_what_is_copied_as_far_as_its_other_use() -> None:
+    op = _op("bgts,bsgh->btgh")
+    turned, moved = (_copy(letters, 0, turns=False).bytes for letters in ("bsgh", "btgh"))
+    speed = dataclasses.replace(
+        SPEED,
+        turned_streams=[(2 * turned, 10.0), (2 * turned + 1, 1.0)],
+        copy_streams=[(2 * moved, 10.0), (2 * moved + 1, 1.0)],
+    )
+
+    far = [(3.0, 7.0), (turned, 9e9), (moved, 8e9)]
+    seconds, of_product = graph_time._copying(op, speed, far)
+    assert seconds == pytest.approx((turned + moved) * (1 / 10.0 + 1 / 1.0))
+    near = [(3.0, 7.0), (turned, 2 * turned), (moved, 2 * moved)]
+    assert of_product == near
+
+    seconds, of_product = graph_time._copying(op, speed, near)
+    assert seconds == pytest.approx((turned + moved) * 2 / 10.0)
+    assert of_product == near
+
+
 def test_copies_are_held_beside_the_inputs_and_the_output() -> None:
     equation = "btgh,bsgh->btgs"
-    copied = [_copy(letters, turns=False).bytes for letters in ("btgh", "bsgh", "btgs")]
+    copied = [_copy(letters, 0, turns=False).bytes for letters in ("btgh", "bsgh", "btgs")]
     made = copied[-1]
     assert graph_memory.peak_bytes(_graph(equation)) == sum(copied) + made
 

@@ -100,6 +100,27 @@ def test_threads_that_are_busy_with_other_graphs_run_no_readers() -> None:
     assert results("product", graphs=2, threads=4, of_reader=0.9) == 2
 
 
+def test_a_busy_thread_runs_the_gradient_of_a_filter_before_that_of_the_input() -> None:
+    """So a saved activation is free before the gradient of the next one exists."""
+
+    def function(x: tf.Tensor, *filters: tf.Tensor) -> list[tf.Tensor]:
+        with tf.GradientTape() as tape:
+            tape.watch((x, *filters))
+            y = x
+            for w in filters:
+                y = tf.nn.conv2d(y, w, 1, "SAME")
+        return tape.gradient(y, [x, *filters])
+
+    specs = [tf.TensorSpec(shape) for shape in ([1, 8, 8, 4], *[[3, 3, 4, 4]] * COUNT)]
+    graph = tf.function(function, autograph=False).get_concrete_function(*specs).graph
+    tensors = graph_memory.tensors_of(graph)
+    times = {op.name: float("Conv2D" in op.type) for op in tensors.ops}
+    ops = TimedOps(tensors.ops, tensors.merged, times)
+    events = executor.events([ops], threads=1, chance=random.Random(0))
+    kinds = [op.type for _, op, ends in events if ends and "Backprop" in op.type]
+    assert kinds == ["Conv2DBackpropFilter", "Conv2DBackpropInput"] * COUNT
+
+
 def test_an_idle_thread_takes_what_has_waited_longest() -> None:
     tensors = graph_memory.tensors_of(of_chain("product"), least=1000)
     ops = [timed(tensors, of_reader=1.7)]
