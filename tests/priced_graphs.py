@@ -14,7 +14,7 @@ STREAMS = [(20000.0, 1e8), (40000.0, 5e7)]  # from a cache, and from memory
 LOOPS = [(1.0, 4e9)]  # products in a compiled loop
 SPEED = MachineSpeed(
     POINTS, SLOWER, POINTS, POINTS, POINTS, POINTS, STREAMS, 1e6, {}, 2e6,
-    [(1.0, 1e7)], 1e6, [(1.0, 1e5)], 1e5, 1e5, 1e5,
+    [(1.0, 1e7)], [(1.0, 1e6)], [(1.0, 1e5)], 1e5, 1e5, 1e5,
     STREAMS, 1e9, 1e6, {}, 1e7,
     1e5, LOOPS, LOOPS, POINTS, 1.0, 0.25, 0.5, 2.0, 3.0, 0.0, 0.0,
 )  # fmt: skip

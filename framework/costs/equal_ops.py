@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tekso.framework.costs import graph_work
+from tekso.framework.costs import graph_walks, graph_work
 
 Same = Mapping[str, tf.Tensor]
 """{name of a tensor: the first tensor of the graph in the same memory}."""
@@ -15,7 +15,7 @@ Same = Mapping[str, tf.Tensor]
 
 def same_memory(graph: Any) -> Same:
     """Returns the tensors of a graph by the names of all that share their memory."""
-    return _found(graph)[0]
+    return _found(graph.get_operations())[0]
 
 
 class Merged(NamedTuple):
@@ -38,11 +38,14 @@ class Merged(NamedTuple):
 
 
 def merged(graph: Any) -> Merged:
-    """Returns the ops of a graph that are equal to an earlier one."""
-    return Merged(_found(graph)[1])
+    """Returns the ops of a graph that are equal to an earlier one, of those that its outputs need.
+
+    TensorFlow removes all others first.
+    """
+    return Merged(_found(graph_walks.needed(graph))[1])
 
 
-def _found(graph: Any) -> tuple[Same, Mapping[str, tf.Operation]]:
+def _found(graph_ops: Sequence[Any]) -> tuple[Same, Mapping[str, tf.Operation]]:
     """Returns {tensor: first one in the same memory} and {op: earlier one that is equal}.
 
     What reads a tensor behind a control input, such as the sigmoid that the gradient of
@@ -52,7 +55,7 @@ def _found(graph: Any) -> tuple[Same, Mapping[str, tf.Operation]]:
     equal: dict[str, tf.Tensor] = {}  # the first one of the same value that waits for no other op
     first: dict[Any, tf.Operation] = {}
     ops: dict[str, tf.Operation] = {}
-    for op in graph.get_operations():
+    for op in graph_ops:
         given = [equal.get(tensor.name, tensor) for tensor in op.inputs]
         if shared := graph_work.shared_inputs(op):
             inputs = [op.inputs[number] for number in shared]

@@ -338,6 +338,22 @@ def test_equal_ops_are_one_tensor_as_tensorflow_measures() -> None:
     assert statistics.median(found["measured"]) == pytest.approx(found["planned"], rel=0.01)
 
 
+def test_an_op_that_equals_one_that_no_output_needs_runs() -> None:
+    """TensorFlow removes the latter before it merges equal ops."""
+
+    def function(x: tf.Tensor) -> tf.Tensor:
+        tf.exp(x)
+        return tf.cumsum(tf.exp(x)) + tf.where(x > 0.0, x, tf.zeros([1000]))
+
+    def with_another(x: tf.Tensor) -> tf.Tensor:
+        tf.zeros([2000])  # its 0 is the first one
+        return function(x)
+
+    found = tensors_of(graph(with_another, [1000]))
+    assert "Exp" in [op.type for op in found.ops]
+    assert BYTES in found.constants
+
+
 def test_a_sigmoid_that_waits_for_the_gradient_is_not_the_saved_one() -> None:
     def function(x: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
         with tf.GradientTape() as tape:
