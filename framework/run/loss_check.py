@@ -13,6 +13,7 @@
     loss of rows = loss of the same rows, padded to the next bucket
                                                        else the model does not mask padding (a
                                                        warning)
+    the states of np.random and random stay            else numbers would be the same in each step
     losses are finite                                  else steps would be skipped (a warning)
     loss of parts = loss of a whole batch              else devices do not gather what they compare,
                                                        or accumulation steps couple examples; see
@@ -52,6 +53,7 @@ from tekso.framework.path_patterns import listed
 from tekso.framework.pieces import RowsError
 from tekso.framework.run import bucket_check, coupled_sums, divided_losses, padding_check
 from tekso.framework.run.divided_losses import UNDIVIDED, Division
+from tekso.framework.run.global_draws import DrawingTrial
 from tekso.framework.run.label_limits import LabelLimit
 from tekso.framework.run.loss_causes import LossError
 from tekso.framework.run.loss_sums import check_draws, check_is_sum
@@ -150,7 +152,7 @@ def check(
             "Use them in fprop, or name them in learner.frozen",
         ]
 
-    return _try(task, program, inputs, tried, division, trains=True)
+    return _try(task, program, inputs, tried, division, trains=True, kind=DrawingTrial)
 
 
 def _not_finite(task: Task, loss: float, arrays: list[str]) -> str:
@@ -222,6 +224,7 @@ def _try(
     division: Division,
     *,
     trains: bool,
+    kind: type[Trial] = Trial,
 ) -> Findings:
     """Keeps what a function of a trial finds until it fails; compares parts of a batch anyway."""
     warnings: list[str] = []
@@ -234,7 +237,7 @@ def _try(
             is_large = not program.serialize_calls
             division = division if trains else Division(division.devices)
             return Findings(warnings=divided_losses.unchecked(task, division, is_large=is_large))
-        trial = Trial(task, weights)
+        trial = kind(task, weights)
         with _noting(failures):
             warnings = function(trial)
         if failures:

@@ -1,0 +1,125 @@
+"""Rejects draws from the global random numbers of NumPy and of Python in a loss.
+
+A step is traced once, so such numbers are constants of its graph: they are the same in every step.
+A comparison of two losses does not find small ones, or a choice that was the same twice.
+
+    states ─► loss, op by op ─► other states? ─► loss, line by line ─► other states? ─► the line
+
+The states must change each time: a library may draw numbers when it is imported, and a function
+that sets the seed draws the same numbers each time. Generators of their own, such as
+`np.random.default_rng()`, have other states, which are not compared.
+"""
+
+from __future__ import annotations
+
+import pickle
+import random
+import sys
+from collections.abc import Callable, Mapping
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tekso.framework import graph_errors, task_results
+from tekso.framework.context import RANDOM_NUMBERS, Mode
+from tekso.framework.foreign_variables import ForeignVariableError
+from tekso.framework.run.loss_trial import Trial
+from tekso.framework.task import Task
+from tekso.framework.user_mistakes import MistakeError
+
+_States = tuple[object, object]
+_NAMES = ("NumPy (np.random)", "Python (random)")
+
+
+class DrawingTrial(Trial):
+    """A trial that raises a ForeignVariableError if the task draws such random numbers."""
+
+    def _run(
+        self, weights: Any, batch: Mapping[str, tf.Tensor], offset: Any, **settings: Any
+    ) -> Any:
+        def compute() -> Any:
+            return super(DrawingTrial, self)._run(weights, batch, offset, **settings)
+
+        if not tf.executing_eagerly():  # the first computation of each kind is op by op
+            return compute()
+        before = _states()
+        found = compute()
+        if _states() != before and (lines := _drawing(compute)) is not None:
+            self._refuse_others(batch, settings["mode"])
+            raise ForeignVariableError(_message(self.task, lines))
+        return found
+
+    def _refuse_others(self, batch: Mapping[str, tf.Tensor], mode: Mode) -> None:
+        """Raises an error about a layer of Keras, which draws seeds when it is made."""
+        try:
+            self.ops({name: tensor.numpy() for name, tensor in batch.items()}, mode)
+        except MistakeError:
+            raise
+        except Exception:  # it cannot be traced
+            return
+
+
+def _states() -> _States:
+    """Returns the states of the generators of NumPy and of Python."""
+    return pickle.dumps(np.random.get_state(legacy=False)), random.getstate()
+
+
+def _drawing(compute: Callable[[], object]) -> _Lines | None:
+    """Returns the line of a computation that changes the states again; None: none does."""
+    lines, before, tracing = _Lines(), _states(), sys.gettrace()
+    sys.settrace(lines)
+    try:
+        compute()
+    except Exception:  # it did not fail before: the error of a later computation says why
+        return None
+    finally:
+        sys.settrace(tracing)
+    return lines if lines.drawn and _states() != before else None
+
+
+def _message(task: Task, lines: _Lines) -> str:
+    return (
+        f"{task_results.source_of_loss(task)} draws random numbers of {lines.drawn}: a step is "
+        "traced once, so they would be the same numbers in every step. Take them from "
+        f"{RANDOM_NUMBERS}; choose with tf.where(ctx.uniform(self, [1], shared=True) < 0.5, a, b) "
+        "instead of if; draw constants in __init__, with np.random.default_rng(0)"
+        f"{graph_errors.place_in([lines.place])}"
+    )
+
+
+class _Lines:
+    """A trace function that notes the first line of the user after which the states differ.
+
+    Attributes:
+      drawn: whose numbers were drawn; "": none.
+      place: file, line and function.
+    """
+
+    def __init__(self) -> None:
+        self.drawn, self.place = "", ("", 0, "")
+        self._states = _states()
+        self._last: dict[FrameType, int] = {}  # the line that each frame runs
+
+    def __call__(self, frame: FrameType, event: str, value: object) -> Any:
+        """Compares the states after each line of a file that is no library."""
+        del value
+        if self.drawn or graph_errors.is_library_file(frame.f_code.co_filename):
+            return None
+        if (now := _states()) != self._states:
+            changed = [one != other for one, other in zip(now, self._states, strict=True)]
+            self.drawn = _NAMES[changed.index(True)]
+            self.place = self._before(frame, event)
+            return None
+        self._last[frame] = frame.f_lineno
+        return self
+
+    def _before(self, frame: FrameType, event: str) -> tuple[str, int, str]:
+        """Returns the line that ran before an event: of the frame, or of what called it."""
+        line, caller = self._last.get(frame, frame.f_lineno), frame.f_back
+        if event == "call":
+            while caller is not None and graph_errors.is_library_file(caller.f_code.co_filename):
+                caller = caller.f_back
+            frame, line = caller or frame, (caller or frame).f_lineno
+        return frame.f_code.co_filename, line, frame.f_code.co_name

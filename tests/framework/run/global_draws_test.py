@@ -1,0 +1,81 @@
+"""A loss that draws from the global random numbers of NumPy or of Python is refused."""
+
+from __future__ import annotations
+
+import random
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from wrong_losses import OnHost, Points, Squares, check
+
+from tekso.framework.context import StepContext
+from tekso.framework.foreign_variables import ForeignVariableError
+from tekso.framework.run import loss_check
+from tekso.framework.task import LossSums
+
+IMPORTED: list[str] = []
+
+
+def scaled(way: str, squares: tf.Tensor) -> tf.Tensor:
+    if way == "tiny noise":
+        return squares * (1 + 1e-9 * np.random.normal())
+    if way == "layer drop":
+        keep = random.random() < 2
+        return squares if keep else -squares
+    if way == "draws at import" and not IMPORTED:
+        IMPORTED.append(str(np.random.normal() + random.random()))
+    if way == "sets the seed":
+        np.random.seed(0)
+        return squares * np.square(np.random.normal(size=3)).sum()
+    if way == "own generator":
+        return squares * (1 + np.square(np.random.default_rng(0).normal()))
+    return squares
+
+
+class Drawing(Squares):
+    """Draws in training, or in evaluations too."""
+
+    def loss(self, theta: Any, batch: Any, ctx: StepContext) -> LossSums:
+        found = super().loss(theta, batch, ctx)
+        way, _, mode = self.params.way.partition(", ")
+        if mode != "train" or ctx.is_training:
+            return LossSums(scaled(way, found.loss_sum))
+        return found
+
+
+@pytest.mark.parametrize("mode", ["train", "always"])
+@pytest.mark.parametrize(
+    ("way", "whose", "line"),
+    [
+        ("tiny noise", r"NumPy \(np.random\)", r"return squares \* \(1 \+ 1e-9"),
+        ("layer drop", r"Python \(random\)", r"keep = random.random\(\) < 2"),
+    ],
+)
+def test_draws_that_a_comparison_of_losses_does_not_find_are_refused_with_their_line(
+    way: str, whose: str, line: str, mode: str
+) -> None:
+    tracing = sys.gettrace()
+    said = (
+        rf"^Drawing.loss \(.*\) draws random numbers of {whose}: .* ctx.uniform\(self, shape\).*"
+        rf"\n  \(at .*global_draws_test.py:\d+, in scaled\)\n    {line}"
+    )
+    with pytest.raises(ForeignVariableError, match=said):
+        check(f"{way}, {mode}", Drawing)
+    assert sys.gettrace() is tracing
+
+
+@pytest.mark.parametrize("way", ["draws at import", "sets the seed", "own generator"])
+def test_numbers_that_are_not_drawn_each_time_are_allowed(way: str) -> None:
+    IMPORTED.clear()
+    assert check(f"{way}, train", Drawing) == check("nothing", Drawing)
+    assert bool(IMPORTED) == (way == "draws at import")
+
+
+def test_a_run_that_began_before_this_check_can_be_resumed() -> None:
+    task = Drawing.Params(way="tiny noise, always").instantiate()
+    inputs = {"input": Points.Params(batch_size=4).instantiate()}
+    found = loss_check.check_restored(task, OnHost(task), inputs)
+    assert not found.warnings and not found.unchecked
