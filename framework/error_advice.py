@@ -147,7 +147,7 @@ def id_error(error: BaseException, batches: Mapping[str, Mapping[str, Any]]) -> 
     if found is None:
         return None
     for of_batch, batch in batches.items():
-        if names := _arrays_with(int(found[1]), batch, of_batch, _label_values(error)):
+        if names := arrays_with(int(found[1]), batch, of_batch, _label_values(error)):
             of = f"{' and '.join(names)} {'have' if names[1:] else 'has'} the"
             return IdError(advice_for_ids(text, of) + place)
     return IdError(advice_for_ids(text) + place)
@@ -159,7 +159,7 @@ def _label_values(error: BaseException) -> np.ndarray | None:
     return None if found is None else np.array(found[1].split(), np.int64)
 
 
-def _arrays_with(
+def arrays_with(
     number: int, batch: Mapping[str, Any], of: str, values: np.ndarray | None = None
 ) -> list[str]:
     """Returns the names of the arrays of whole numbers that have a number, with the first place.
@@ -221,9 +221,7 @@ def naming_labels(batch: Mapping[str, Any], of: str = "") -> Iterator[None]:
         if found is None:
             raise
         own = {n: a for n, a in batch.items() if known is None or n in known}
-        names = _arrays_with(
-            int(found[1]), own, of, _label_values(cause) if known is None else None
-        )
+        names = arrays_with(int(found[1]), own, of, _label_values(cause) if known is None else None)
         says = f"{' and '.join(names)} {'have' if names[1:] else 'has'} the" if names else COMPUTED
         stack = traceback.walk_tb(cause.__traceback__)
         frames = [(f.f_code.co_filename, line, f.f_code.co_name) for f, line in stack]

@@ -22,7 +22,7 @@ from typing import Any, cast
 
 import tensorflow as tf
 
-from tekso.framework import error_advice, task_results
+from tekso.framework import task_results
 from tekso.framework.context import Mode, StepContext
 from tekso.framework.counting import counted
 from tekso.framework.coupling import by_statistics, coupling, named
@@ -33,6 +33,7 @@ from tekso.framework.execution.replica_context import ReplicaContext
 from tekso.framework.input.input import Input
 from tekso.framework.layer import Layer
 from tekso.framework.params import Params
+from tekso.framework.run import wrong_ids
 from tekso.framework.run.loss_causes import LossError
 from tekso.framework.run.loss_trial import (
     Batch,
@@ -165,7 +166,7 @@ def check(trial: Trial, inputs: Mapping[str, Input], *, division: Division, trai
         if (mode == "train" and not trains) or input.num_batches == 0:
             continue
         for step in input.steps_of_each_kind():
-            with error_advice.naming_labels(batch := input.batch(step), f"{path}.batch({step})"):
+            with wrong_ids.naming(batch := input.batch(step), f"{path}.batch({step})"):
                 if text := problem(trials, batch, division=division, mode=mode):
                     raise LossError(text)
 

@@ -51,7 +51,7 @@ from tekso.framework.input.input import Input
 from tekso.framework.learning_step import LearnerBase
 from tekso.framework.path_patterns import listed
 from tekso.framework.pieces import RowsError
-from tekso.framework.run import bucket_check, coupled_sums, divided_losses, padding_check
+from tekso.framework.run import bucket_check, coupled_sums, divided_losses, padding_check, wrong_ids
 from tekso.framework.run.divided_losses import UNDIVIDED, Division
 from tekso.framework.run.global_draws import DrawingTrial
 from tekso.framework.run.label_limits import LabelLimit
@@ -66,13 +66,14 @@ from tekso.framework.run.loss_trial import (
     repeated,
     rows_of,
 )
+from tekso.framework.run.wrong_ids import DataIdError
 from tekso.framework.task import Program, Task, TaskError
 from tekso.framework.theta import flatten
 from tekso.framework.user_mistakes import MistakeError
 
 MOST_BYTES = 512 * 1024**2
 """Larger models are not checked, because their weights would be copied to the host."""
-_MISTAKES = (LossError, InputError, TaskError, LabelError, MistakeError)
+_MISTAKES = (LossError, InputError, TaskError, LabelError, DataIdError, MistakeError)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,6 +119,7 @@ def check(
       ForeignVariableError: the task computes other sums each time, because it creates variables,
         as a Keras layer does, or draws random numbers that are not those of the context.
       LabelError: a label of the examples is no class.
+      DataIdError: an example has an id for which a table has no row.
       DrawError: a layer draws the same random numbers twice.
     """
 
@@ -127,7 +129,7 @@ def check(
         unused = list(learner.trainable(task.specs()))
         for step in train.steps_of_each_kind():
             batch = train.batch(step)
-            with error_advice.naming_labels(batch, f"input.batch({step})"):
+            with wrong_ids.naming(batch, f"input.batch({step})"):
                 warnings += _check_sums(trial, batch)
                 _check_equal(trial, rows_of(batch, [fullest(batch)]))
                 _check_pieces(trial, rows_of(batch, [0, -1]))
@@ -190,6 +192,7 @@ def check_restored(
     Raises:
       LossError: the parts of a batch have another loss.
       InputError: the loss or a metric counts padding examples.
+      DataIdError: an example has an id for which a table has no row.
     """
     tried = functools.partial(_padding_and_labels, inputs=inputs)
     return _try(task, program, inputs, tried, division, trains=trains)
@@ -203,7 +206,7 @@ def _padding_and_labels(trial: Trial, inputs: Mapping[str, Input]) -> list[str]:
 
 def _find_labels(trial: Trial, inputs: Mapping[str, Input]) -> None:
     """Computes an example of each kind of batch that the trial has not seen, to find its labels."""
-    for input in inputs.values():
+    for path, input in inputs.items():
         if input.num_batches == 0:
             continue
         for step in input.steps_of_each_kind():
@@ -211,7 +214,10 @@ def _find_labels(trial: Trial, inputs: Mapping[str, Input]) -> None:
             if kind_of(batch) in trial.seen:
                 continue
             try:
-                trial.sums(batch)
+                with wrong_ids.naming(batch, f"{path}.batch({step})"):
+                    trial.sums(batch)
+            except DataIdError:
+                raise
             except Exception:  # in user code, which may need a full batch: as far as it came
                 continue
 

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
-from tekso.framework import error_advice, task_results
+from tekso.framework import task_results
 from tekso.framework.input.errors import InputError
 from tekso.framework.input.input import Input
+from tekso.framework.run import wrong_ids
 from tekso.framework.run.input_checks import counted, padding
 from tekso.framework.run.loss_trial import (
     REPETITIONS,
@@ -29,6 +30,8 @@ def check_examples(trial: Trial, inputs: Mapping[str, Input]) -> list[str]:
 
     Raises:
       InputError: the loss or a metric counts padding examples.
+      DataIdError: an example has an id for which a table has no row.
+      LabelError: a label of the examples is no class.
     """
     warnings = []
     for path, input in inputs.items():
@@ -37,7 +40,7 @@ def check_examples(trial: Trial, inputs: Mapping[str, Input]) -> list[str]:
             continue
         step, is_padding = found
         real, padded = _with_padding(trial, input, step, is_padding)
-        with error_advice.naming_labels(input.batch(0), f"{path}.batch(0)"):
+        with wrong_ids.naming(input.batch(0), f"{path}.batch(0)"):
             alone, together = trial.sums(real), trial.sums(padded)
         again = functools.partial(trial.sums, real)
         for what, how in _counted(trial, alone, again, together, TrialSums.named):
