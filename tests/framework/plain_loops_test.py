@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tekso.framework import ops
 from tekso.framework.context import StepContext
-from tekso.framework.run.loss_trial import _OpByOp, _OpCount
+from tekso.framework.run.trial_context import OpByOp, OpCount
 from tekso.framework.theta import Theta
 
 
@@ -36,7 +36,7 @@ def graph(run: Callable[[], Any]) -> Any:
 
 CONTEXTS = {
     "plain": lambda: StepContext(mode="eval"),
-    "trial": lambda: _OpByOp(mode="eval", count=_OpCount()),
+    "trial": lambda: OpByOp(mode="eval", count=OpCount(), read=set()),
 }
 
 
