@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from tekso.framework import foreign_methods, graph_errors
-from tekso.framework.batch_part import example_of
+from tekso.framework.batch_part import BatchPart, example_of
 from tekso.framework.error_answers import ANSWERS, TYPES_OF_ARRAYS
 from tekso.framework.label_advice import COMPUTED, OF_DATA, label_advice
 from tekso.framework.params.origins import hide_from_origins
@@ -115,17 +115,23 @@ def advice_for_ids(text: str, of: str = OF_DATA) -> str:
 
     Args:
       text: message of the error.
-      of: what has the id or the label: "'x' has the".
+      of: what has the id or the label: "'x' has the", or `COMPUTED`.
     """
     if (found := graph_errors.NO_CLASS.search(text)) is not None:
         return label_advice(int(found[1]), int(found[2]), of)
     if (found := graph_errors.NO_ROW.search(text)) is None:
         return ""
     given, rows = found.groups()
+    own = ", which no array of whole numbers in the batch has" if of == COMPUTED else ""
+    cure = (
+        "correct the computation, or give the table more rows"
+        if of == COMPUTED
+        else "set its size (vocab_size) to the largest id of all splits + 1, or replace unknown "
+        "ids in the input"
+    )
     return (
-        f"{of} id {given}, but the table, such as that of an Embedding, has the rows 0 "
-        f"to {int(rows) - 1:,}: set its size (vocab_size) to the largest id of all splits + 1, or "
-        "replace unknown ids in the input"
+        f"{of} id {given}{own}, but the table, such as that of an Embedding, has the rows 0 to "
+        f"{int(rows) - 1:,}: {cure}"
     )
 
 
@@ -150,7 +156,9 @@ def id_error(error: BaseException, batches: Mapping[str, Mapping[str, Any]]) -> 
         if names := arrays_with(int(found[1]), batch, of_batch, _label_values(error)):
             of = f"{' and '.join(names)} {'have' if names[1:] else 'has'} the"
             return IdError(advice_for_ids(text, of) + place)
-    return IdError(advice_for_ids(text) + place)
+    is_row = graph_errors.NO_CLASS.search(text) is None
+    whole = any(batches) and not any(isinstance(one, BatchPart) for one in batches.values())
+    return IdError(advice_for_ids(text, COMPUTED if is_row and whole else OF_DATA) + place)
 
 
 def _label_values(error: BaseException) -> np.ndarray | None:

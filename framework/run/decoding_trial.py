@@ -66,6 +66,13 @@ def check(task: Task, program: ExecutionProgram, input: Input, *, setting: str) 
                 raise of_loss from None
         method = task_results.method_of(task, "decode")
         what = f"{type(error).__name__}: {error_advice.text_of(error).rstrip('.')}"
+        if trial.has_results and isinstance(error, _OF_TYPES):
+            return [
+                *warnings,
+                f"{method} fails in its trial with the results of program.call, whose types are "
+                f"those of the run: {what}{_place(error)}. The run calls it after its last step, "
+                "and it would fail then, too",
+            ]
         if trial.has_results:
             return [
                 *warnings,
@@ -81,6 +88,9 @@ def check(task: Task, program: ExecutionProgram, input: Input, *, setting: str) 
         # With the traceback of the error, so that the line and the layer are reported.
         raise DecodingError(text).with_traceback(error.__traceback__) from error
     return warnings
+
+
+_OF_TYPES = (TypeError, AttributeError, NameError)  # hardly ever about values
 
 
 class _EndOfTrial(BaseException):

@@ -114,6 +114,9 @@ def undeclared(tree: Any, metric: str, what: str, setting: str) -> str:
     goals = ", ".join(f"{metric} ({goal})" for metric, goal in sorted(known.items()))
     longer = [one for one in known if one.endswith(f"_{metric}") or one.startswith(f"{metric}_")]
     close = close_matches(metric, known, count=1) or longer
+    digits = "0123456789"
+    same = [one for one in known if one.rstrip(digits) == metric.rstrip(digits) != ""]
+    close = close or same  # "r3" for "r2"
     hint = f"did you mean {close[0]}? Otherwise " if close else ""
     return (
         f"{what} {name} does not declare whether larger or smaller values are better: {hint}"

@@ -68,7 +68,12 @@ class StepChecks:
             is_same = done - int(newest[_IN_A_ROW]) == step - 1  # no later step was applied
             program = self._program if is_same and self._group.size == 1 else None
             self._incidents.record(step - 1, figures, description, program)
-        self._learner.check(figures)
+        try:
+            self._learner.check(figures)
+        except NonFiniteStepsError as error:
+            if int(figures[_IN_A_ROW]) < step:
+                raise
+            raise _none_was_finite(step, "so far") from error  # not by a learning rate
 
     def check_end(self, steps: int) -> None:
         """Checks after the last step of a run that at least one step changed the weights.
@@ -83,12 +88,7 @@ class StepChecks:
         consecutive = int(figures.get(_IN_A_ROW, 0))
         if steps < 1 or int(figures.get(_COUNTED, consecutive)) < steps:
             return
-        all_steps = "the only step" if steps == 1 else f"all {steps} steps"
-        raise NonFiniteStepsError(
-            f"{all_steps} of the run had a loss or gradients that were not finite, so no step "
-            "changed the weights: they are the initial ones. Look for a logarithm or a root of a "
-            "number that is not above 0, a division by 0, an overflow, or NaN in the data."
-        )
+        raise _none_was_finite(steps, "of the run")
 
     def series(self) -> tuple[int, int]:
         """Returns the first step of the series that was checked last, and the step after it."""
@@ -101,3 +101,12 @@ class StepChecks:
         text = "" if found is None else replay.explanation(found.last, found.imports)
         cause: str = self._group.from_first(text)
         return cause
+
+
+def _none_was_finite(steps: int, which: str) -> NonFiniteStepsError:
+    all_steps = "the only step" if steps == 1 else f"all {steps} steps"
+    return NonFiniteStepsError(
+        f"{all_steps} {which} had a loss or gradients that were not finite, so no step changed the "
+        "weights: they are the initial ones. Look for a logarithm or a root of a number that is "
+        "not above 0, a division by 0, an overflow, or NaN in the data."
+    )

@@ -61,6 +61,8 @@ class Decoding(Classification):
             found = program.call(self.classes, batch["x"])
         if mistake == "after":
             found["scores"]
+        if mistake == "indexed":
+            found["classes"]["y"]
         if mistake == "type":
             return str(found)
         if mistake == "zeros":
@@ -146,6 +148,17 @@ def test_an_error_after_invented_results_is_a_warning(tmp_path: Path) -> None:
     warning, end = output.getvalue().partition("step 2")[::2]
     assert "fails if all results of program.call are zeros: KeyError: 'scores'" in warning
     assert "trial" not in end
+
+
+def test_an_error_about_the_type_of_a_result_is_not_said_to_be_about_zeros(tmp_path: Path) -> None:
+    output = io.StringIO()
+    with pytest.raises(TypeError):  # at the end
+        modes.train(job_of("indexed", tmp_path, output))
+    warning = " ".join(output.getvalue().partition("step 2")[0].split())
+    assert (
+        "with the results of program.call, whose types are those of the run: TypeError" in warning
+    )
+    assert "zeros" not in warning
 
 
 @pytest.mark.parametrize("mistake", ["", "zeros", "endless", "early"])

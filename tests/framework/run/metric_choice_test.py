@@ -96,6 +96,15 @@ def test_what_is_set_decides() -> None:
     assert goal(Mine.Params(), "unheard_of", goal="max") == "max"
 
 
+def test_a_metric_that_differs_in_a_number_is_suggested() -> None:
+    class Fit(Mine):
+        goals = {"r2": "max", "top5": "max"}  # noqa: RUF012
+
+    for metric, meant in (("r3", "r2"), ("top1", "top5")):
+        with pytest.raises(ValueError, match=rf"did you mean {meant}\?"):
+            goal(Fit.Params(), metric)
+
+
 def test_a_metric_of_which_nothing_is_known_is_refused_with_the_setting() -> None:
     known = (
         r"in Mine, with goals = \{'recall': …\}, .*; the declared ones are accuracy \(max\), "

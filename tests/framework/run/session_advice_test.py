@@ -137,6 +137,28 @@ class Unknown(Ids):
         return {"x": np.arange(8) + 1, "labels": np.arange(8) % 3}
 
 
+class Shifted(Scores):
+    def fprop(self, theta: Any, x: tf.Tensor, ctx: Any) -> tf.Tensor:
+        return super().fprop(theta, x + 40, ctx)
+
+
+def test_an_id_that_no_array_of_the_batch_has_is_said_to_be_computed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Computed(Classes):
+        def task(self) -> Any:
+            return Classification.Params(model=Shifted.Params())
+
+    session = Session(Computed)
+    monkeypatch.setattr(session, "_check_task", lambda: BatchCheck(session.task))
+    said = (
+        r"^the task computes the id 4[0-3], which no array of whole numbers in the batch has, but "
+        r"the table, .* has the rows 0 to 3: correct the computation"
+    )
+    with pytest.raises(IdError, match=said):
+        session.train(1)
+
+
 class Unchecked(Classes):
     def input(self) -> Any:
         return Unknown.Params(batch_size=8)

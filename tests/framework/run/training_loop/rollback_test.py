@@ -99,6 +99,15 @@ def test_a_run_is_rolled_back_and_skips_the_batches_of_a_series(tmp_path: Path, 
     assert f"rolled back to step 8 (rollback 1); from step {first + 1} on" in run.output.getvalue()
 
 
+def test_a_run_whose_first_steps_are_all_skipped_is_not_told_to_change_the_learning_rate(
+    tmp_path: Path,
+) -> None:
+    run = Run(tmp_path)
+    said = r"all 3 steps so far had a loss .* they are the initial ones\. Look for a logarithm"
+    with pytest.raises(NonFiniteStepsError, match=said):
+        rolled_back(run, range(20))
+
+
 @pytest.mark.parametrize("steps", [1, 2])
 def test_a_run_of_which_no_step_was_finite_fails_and_saves_nothing_at_its_end(
     tmp_path: Path, steps: int
