@@ -353,8 +353,10 @@ def run_figure(code: str, folder: Path) -> None:
     names: dict[str, Any] = {"tf": tf}
     exec(code, names)
     ctx = StepContext(mode="train")
-    names["fprop"](None, Theta(w=tf.constant([[1.0, -1.0, 1.0]])), tf.ones([2, 1]), ctx)
-    assert [float(v) for v in ctx.collected.sums["metric"]["active_units"]] == [4.0, 6.0]
+    theta, weights = Theta(w=tf.constant([[1.0, -1.0, 1.0]])), tf.constant([1.0, 1.0, 0.0])
+    names["fprop"](None, theta, tf.constant([[1.0], [-1.0], [1.0]]), ctx, weights)
+    sums = [float(v) for v in ctx.collected.sums["metric"]["active_units"]]
+    assert sums == pytest.approx([1.0, 2.0])  # without the padding
 
 
 def run_penalty(code: str, folder: Path) -> None:
