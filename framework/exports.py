@@ -95,8 +95,8 @@ class ExportedFunction:
         tensors with static shapes; dim 0 is the example.
       inputs: by name, in the order of the arguments.
       outputs: by name; further results of the function are not exported.
-      lengths: ascending lengths that rows are padded to; the last one is the maximum. If no input
-        has a length: [1], which has no effect.
+      lengths: ascending lengths that rows are padded to; the last one is the maximum. Without an
+        input that has a length, they are not needed.
       is_random: whether it draws random numbers; the exported function then takes a seed too.
       for_litert: whether it is also exported as a LiteRT file, for small devices.
       quantization: how an int8 LiteRT file is calibrated; None: only its weights are int8.
@@ -106,7 +106,7 @@ class ExportedFunction:
     function: Callable[..., Mapping[str, tf.Tensor]]
     inputs: Mapping[str, ExportedInput]
     outputs: Mapping[str, ExportedOutput]
-    lengths: Sequence[int]
+    lengths: Sequence[int] = ()
     is_random: bool = False
     for_litert: bool = False
     quantization: Quantization | None = None
@@ -116,7 +116,15 @@ class ExportedFunction:
 
         Raises:
           TypeError: it cannot be called with theta, the inputs and ctx.
+          ValueError: an input has a length, and `lengths` is not given.
         """
+        if not self.lengths:
+            if having := [name for name, one in self.inputs.items() if one.has_length]:
+                raise ValueError(
+                    f"ExportedFunction: the input {having[0]!r} has a length: give lengths, the "
+                    "lengths that rows are padded to, such as lengths_up_to(200)"
+                )
+            object.__setattr__(self, "lengths", (1,))
         arguments = ["theta", *self.inputs, "ctx"]
         if not accepts(self.function, arguments, []):
             name = getattr(self.function, "__name__", "function")

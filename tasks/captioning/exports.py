@@ -63,7 +63,6 @@ def caption_exports(
             function=_searching(model, params, known, forbidden_ids),
             inputs=inputs,
             outputs=_CAPTIONS,
-            lengths=[1],
             for_litert=params.beam_size == 1,
         )
         for name, params in (("caption", search), ("greedy", greedy))
@@ -119,7 +118,6 @@ def embedding_exports(images: Embed, texts: Embed, known: Any) -> dict[str, Expo
             function=of_images,
             inputs={"images": _pixels(known.params)},
             outputs=_EMBEDDINGS,
-            lengths=[1],
             for_litert=True,
         ),
         "embed_texts": ExportedFunction(

@@ -222,7 +222,6 @@ class ImageTask(AnswersFiles, Task):
                 function=function,
                 inputs={"images": pixels},
                 outputs=dict(self.export.outputs),
-                lengths=[1],
                 for_litert=self.export.for_litert,
                 quantization=self._quantization(),
             )

@@ -190,7 +190,6 @@ class Regression(Task):
             function=self.predictions,
             inputs={X: x},
             outputs={Y: y},
-            lengths=[1],
             for_litert=True,
         )
         return {PREDICT: function}

@@ -125,7 +125,6 @@ class VolumeSegmentation(Segmentation):
                 function=function,
                 inputs={"volumes": values},
                 outputs=dict(self.export.outputs),
-                lengths=[1],
                 for_litert=False,
             )
         }

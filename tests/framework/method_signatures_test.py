@@ -64,13 +64,12 @@ def test_other_names_defaults_and_stars_are_no_errors() -> None:
     assert Own.Params().instantiate().own() is None
 
 
-def exported(function: Any) -> ExportedFunction:
+def exported(function: Any, *, has_length: bool = False) -> ExportedFunction:
     return ExportedFunction(
         doc="Doubles.",
         function=function,
-        inputs={"x": ExportedInput("x", tf.float32)},
+        inputs={"x": ExportedInput("x", tf.float32, has_length=has_length)},
         outputs={"y": ExportedOutput("y")},
-        lengths=[1],
     )
 
 
@@ -81,4 +80,9 @@ def test_an_exported_function_without_its_input_is_rejected() -> None:
     message = rf"^the exported function double{HERE} is called .* def double\(theta, x, ctx\)$"
     with pytest.raises(TypeError, match=message):
         exported(double)
-    assert exported(lambda theta, x, ctx: {"y": 2 * x}).lengths == [1]
+    assert exported(lambda theta, x, ctx: {"y": 2 * x}).lengths == (1,)
+
+
+def test_an_exported_function_with_rows_needs_their_lengths() -> None:
+    with pytest.raises(ValueError, match=r"the input 'x' has a length: give lengths"):
+        exported(lambda theta, x, ctx: {"y": 2 * x}, has_length=True)
