@@ -121,7 +121,10 @@ class Decay(Schedule):
 
         initial_value: float = param("Value at the end of the warm-up.", default=REQUIRED)
         final_value: float = param("Value from total_steps on.", default=0.0)
-        total_steps: int = param("Steps of the whole run, the warm-up included.", default=REQUIRED)
+        total_steps: int = param(
+            "Steps of the whole run, the warm-up included. A run sets it to run.steps.",
+            default=REQUIRED,
+        )
 
     def __init__(self, params: Schedule.Params) -> None:
         """Checks the Params."""
