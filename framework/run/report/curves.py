@@ -25,7 +25,7 @@ _PANEL_INCHES, _LABEL_INCHES, _AXES_INCHES = 6.0, 0.9, 4.95  # widths; a label i
 _MAX_POINTS = 2000
 _SMOOTHED_POINTS = 20
 _HEADROOM = 0.05
-_CUT_OFF = 0.05  # share of the largest training losses that may be cut off
+_CUT_OFF = 0.05  # share of the training values that may be cut off, on the side of the first
 
 
 def draw(
@@ -118,8 +118,7 @@ def _draw_quality(
         else:
             axes.plot(steps, values, color="tab:gray", alpha=0.35, linewidth=0.8)
             axes.plot(steps, smooth, color="tab:gray", label="train, smoothed")
-        ranked = sorted(values)
-        shown += (ranked[0], ranked[-1 - int(_CUT_OFF * len(ranked))])
+        shown += _range(values)
     for name, value in (references or {}).items():
         axes.axhline(value, linestyle="--", linewidth=1, color="tab:red")
         axes.annotate(
@@ -131,6 +130,13 @@ def _draw_quality(
         room = _HEADROOM * (high - low)
         axes.set_ylim(low - room, high + room)
     axes.legend()
+
+
+def _range(values: Sequence[float]) -> tuple[float, float]:
+    """Returns the range to show: a loss begins far above its later values, an R² far below."""
+    ranked, cut = sorted(values), int(_CUT_OFF * len(values))
+    rises = values[0] < ranked[len(ranked) // 2]
+    return (ranked[cut], ranked[-1]) if rises else (ranked[0], ranked[-1 - cut])
 
 
 def smoothed(values: Sequence[float]) -> list[float]:

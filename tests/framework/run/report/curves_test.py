@@ -32,6 +32,14 @@ def test_the_first_metrics_of_evaluations_have_panels_beside_loss_and_rate() -> 
     assert curves.draw(records(train, dev), title="") is not None
 
 
+def test_the_first_values_of_a_run_do_not_set_the_scale() -> None:
+    falling = [100.0, *np.linspace(3.0, 2.0, 39)]
+    assert curves._range(falling) == (2.0, 3.0 - 1 / 38)
+    rising = [-0.7, *np.linspace(0.9, 0.925, 39)]
+    np.testing.assert_allclose(curves._range(rising), (0.9 + 0.025 / 38, 0.925))
+    assert curves._range([1.0, 1.0]) == (1.0, 1.0)
+
+
 def test_smoothing_keeps_length_mean_level_and_a_straight_line() -> None:
     line = [float(i) for i in range(200)]
     np.testing.assert_allclose(curves.smoothed(line), line)
