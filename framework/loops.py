@@ -237,7 +237,7 @@ def rematerialize(
         return found, outer_tensors.Reads.of(graph.get_operations()[before:], args)
 
     def recompute(args: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        outputs, later = run(kept, args)
+        outputs, later = run(closures.frozen(kept), args)
         reads.refuse_other(later, f"ops.rematerialize: the function{place_of(function)}")
         return outputs
 

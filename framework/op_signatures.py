@@ -6,14 +6,18 @@ another weight, another constant such as the number of a draw, and another op.
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, MutableMapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-_NOTHING = ("Identity", "IdentityN", "NoOp", "Placeholder")
-_NAMES = ("container", "shared_name", "token")
+_IGNORED_OPS = ("Identity", "IdentityN", "NoOp", "Placeholder")
+_IGNORED_ATTRIBUTES = ("container", "message", "shared_name", "summarize", "tag", "token")
+
+# TensorFlow adds ops to the graph of a function when it makes its gradient.
+_at_first: MutableMapping[Any, Hashable] = weakref.WeakKeyDictionary()
 
 
 def signatures(ops: Sequence[tf.Operation], arguments: Iterable[Any]) -> list[Hashable]:
@@ -57,7 +61,7 @@ def _only_fetches(op: tf.Operation, fetched: set[int]) -> bool:
 
 
 def _signature(op: tf.Operation, places: Sequence[int | None]) -> Hashable:
-    if op.type in _NOTHING:
+    if op.type in _IGNORED_OPS:
         return None
     attributes = sorted(op.node_def.attr.items())
     called = [f.name for _, value in attributes for f in (value.func, *value.list.func) if f.name]
@@ -66,14 +70,22 @@ def _signature(op: tf.Operation, places: Sequence[int | None]) -> Hashable:
     own = (
         (name, hash(value.SerializeToString(deterministic=True)))
         for name, value in attributes
-        if not name.startswith("_") and name not in _NAMES
+        if not name.startswith("_") and name not in _IGNORED_ATTRIBUTES
     )
     return (op.type, *places, *own)
 
 
 def _of_function(op: tf.Operation, name: str) -> Hashable:
     """Returns what the ops of a function compute; None: it was not traced here."""
-    graph = getattr(op.graph._get_function(name), "graph", None)
+    graph = function_graph(op, name)
     if graph is None:
         return None
-    return frozenset(Counter(signatures(graph.get_operations(), graph.inputs)).items())
+    if graph not in _at_first:
+        computed = signatures(graph.get_operations(), graph.inputs)
+        _at_first[graph] = frozenset(Counter(computed).items())
+    return _at_first[graph]
+
+
+def function_graph(op: tf.Operation, name: str) -> Any:
+    """Returns the graph of a function that an op calls; None: it was not traced here."""
+    return getattr(op.graph._get_function(name), "graph", None)

@@ -96,12 +96,13 @@ class Reads(NamedTuple):
     def refuse_other_ops(self, later: Reads, what: str) -> None:
         """Raises a MistakeError if a body computes something else when it runs again.
 
-        What it computed the first time may be missing: it was kept.
+        What it computed the first time may be missing: it was kept. So may arrays that it had from
+        other ops of its graph.
         """
         known = Counter(self.computed)
         for op, computed in zip(later.ops, later.computed, strict=True):
             known[computed] -= 1
-            if computed is not None and known[computed] < 0:
+            if computed is not None and known[computed] < 0 and not self._has_array(op, computed):
                 frames = ((f.filename, f.lineno or 0, f.name) for f in op.traceback or ())
                 raise MistakeError(
                     f"{what} is called again for the backward pass, and computes something else "
@@ -110,6 +111,14 @@ class Reads(NamedTuple):
                     "computed: read it before, into a variable of the function around it"
                     + graph_errors.place_in(frames)
                 )
+
+    def _has_array(self, op: tf.Operation, computed: Hashable) -> bool:
+        """Returns whether an op is a constant array that the graph of the first run has."""
+        if op.type != "Const" or not op.outputs[0].shape.rank:
+            return False
+        graph = self.ops[0].graph if self.ops else tf.Graph()
+        constants = [one for one in graph.get_operations() if one.type == "Const"]
+        return computed in op_signatures.signatures(constants, ())
 
     def _is_computed(self, tensor: Any) -> bool:
         """Returns False for a tensor that the first run made of constants, and kept for later."""

@@ -13,6 +13,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tekso.framework.op_signatures import function_graph
+
 _SUMS = ("Add", "AddV2", "AddN")
 _CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 _UNCHANGED = (
@@ -65,8 +67,8 @@ def _sums_after(op: tf.Operation, place: int) -> int:
     if op.type in _UNCHANGED:
         same = op.outputs[place : place + 1]
     elif op.type in _CALLS:
-        graph = op.graph._get_function(op.get_attr("f").name).graph
-        same = graph.inputs[place : place + 1]
+        graph = function_graph(op, op.get_attr("f").name)
+        same = [] if graph is None else graph.inputs[place : place + 1]
     else:
         return 0
     return sum(_sums_after(*read) for tensor in same for read in _reads(tensor))

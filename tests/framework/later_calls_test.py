@@ -161,6 +161,28 @@ def a_loop_has_constants(form: Any, ctx: StepContext, theta: Theta, x: tf.Tensor
 
 
 @case
+def a_function_is_called_twice(
+    form: Any, ctx: StepContext, theta: Theta, x: tf.Tensor
+) -> tf.Tensor:
+    def branches(x: tf.Tensor) -> Any:
+        return tf.map_fn(tf.sin, tf.cond(x[0, 0] > 0, lambda: tf.tanh(x), lambda: x / 2))
+
+    shared, cache = tf.function(branches, autograph=False), dict[Any, tf.Tensor]()
+
+    def one(t: Theta, h: tf.Tensor, ctx: StepContext) -> Any:
+        graph = tf.compat.v1.get_default_graph()
+        table = cache.setdefault(graph, tf.constant([0.5, 0.6, 0.7]))
+        return tf.debugging.check_numerics(shared(h @ t.w), f"table {len(cache)}") + table
+
+    def body(t: Theta, h: tf.Tensor, z: tf.Tensor, ctx: StepContext) -> Any:
+        y = one(t, h, ctx) + form.rematerialize(ctx, one, t, h)
+        return form.rematerialize(ctx, one, t, y + z), y @ t.v
+
+    x = form.rematerialize(ctx, one, theta, form.rematerialize(ctx, one, theta, x[0])) + x
+    return form.scan(ctx, body, theta, form.scan(ctx, body, theta, x[0], x)[0], x)[1]
+
+
+@case
 def a_function_reads_it(form: Any, ctx: StepContext, theta: Theta, x: tf.Tensor) -> tf.Tensor:
     k, times = tf.exp(x[0, 0]), tf.function(lambda x, k: x * k, autograph=False)
 
@@ -172,7 +194,7 @@ def a_function_reads_it(form: Any, ctx: StepContext, theta: Theta, x: tf.Tensor)
     return form.scan(ctx, body, theta, x[0], x)[1]
 
 
-@case
+@case  # the graph optimizer has to be on: it has the defect
 def a_bias_is_added_twice(form: Any, ctx: StepContext, theta: Theta, x: tf.Tensor) -> tf.Tensor:
     outer, sum_ = tf.exp(x[0, 0]), tf.function(lambda x, w, b: x @ w + b, autograph=False)
     theta = Theta(**theta, b=tf.reduce_sum(theta.w, 0), s=tf.reduce_sum(theta.v))

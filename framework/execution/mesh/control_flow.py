@@ -96,8 +96,8 @@ class Loop:
     ) -> None:
         self._ctx, self._iteration, self._num_iterations = ctx, iteration, num_iterations
         self._theta_axes, self._what = theta_axes, what
-        self._reads: outer_tensors.Reads  # of the first trace
-        self._outer: Flat = []  # those of them that learn
+        self._reads: outer_tensors.Reads  # of the first trace, which `_outputs` makes
+        self._outer: Flat = []  # tensors from outside that learn
 
     def run(self, theta: Flat, state: Flat, xs: Flat) -> tuple[Flat, Flat, Flat]:
         """Returns the final state, the stacked outputs and the summed outputs."""
