@@ -18,7 +18,14 @@ import tensorflow as tf
 from sampling import sample
 from tensorflow.python.eager import context
 
-from tekso.framework.costs import graph_work, machine_probes, op_kinds, probe_runs, this_machine
+from tekso.framework.costs import (
+    graph_work,
+    kernel_probes,
+    machine_probes,
+    op_kinds,
+    probe_runs,
+    this_machine,
+)
 from tekso.framework.costs.machine_probes import Probes
 from tekso.framework.run import convolution_probes, step_probes
 from tekso.framework.run.convolution_probes import STACKS
@@ -255,6 +262,20 @@ def test_all_speeds_are_measured_on_any_number_of_cores(
     assert fields == side_by_side | set(this_machine.STARTS)
     of_steps = convolution_probes.speeds_of([2.0] * len(STACKS), [1.0] * len(STACKS))
     assert fields == alone | set(this_machine.STARTS) | of_steps.keys()
+
+
+def test_a_copy_of_what_was_just_written_is_at_least_as_fast(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("of_chain", "of_each"):
+        monkeypatch.setattr(Probes, name, lambda *_, **__: np.ones(2))
+    monkeypatch.setattr(
+        Probes, "of_series", lambda self, f, x: (1.0 if f is tf.subtract else 9.0) * np.ones(2)
+    )
+    found = kernel_probes.speeds(Probes(1))
+    for name in ("copy_streams", "turned_streams"):
+        (_, near), (_, far) = found[name]
+        assert list(near) == list(far)
 
 
 def test_the_speeds_of_a_machine_follow_from_the_times_of_its_ops(
