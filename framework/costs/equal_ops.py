@@ -37,12 +37,17 @@ class Merged(NamedTuple):
         return str(tensor.name if op is None else op.outputs[tensor.value_index].name)
 
 
-def merged(graph: Any) -> Merged:
-    """Returns the ops of a graph that are equal to an earlier one, of those that its outputs need.
+def merged(graph: Any, ops: Sequence[Any]) -> Merged:
+    """Returns the ops of a graph that are equal to an earlier one, of those that run.
 
     TensorFlow removes all others first.
+
+    Args:
+      graph: the graph.
+      ops: ops that run, besides those that the outputs of the graph need.
     """
-    return Merged(_found(graph_walks.needed(graph))[1])
+    names = {op.name for op in (*graph_walks.needed(graph), *ops)}
+    return Merged(_found([op for op in graph.get_operations() if op.name in names])[1])
 
 
 def _found(graph_ops: Sequence[Any]) -> tuple[Same, Mapping[str, tf.Operation]]:

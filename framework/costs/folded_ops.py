@@ -39,7 +39,7 @@ def without_constants(graph: Any, ops: Sequence[Any], outputs: Sequence[Any]) ->
       ops: ops of it that its outputs need.
       outputs: tensors that something reads after the graph.
     """
-    merged = equal_ops.merged(graph)
+    merged = equal_ops.merged(graph, ops)
     ops = [op for op in ops if op.name not in merged.ops]
     constant = folded(ops, merged)
     names = {op.name for op in constant.values()}

@@ -139,7 +139,7 @@ class Tensors:
         given: Mapping[str, float] | None = None,
     ) -> None:
         self.constants: Sequence[float] = ()
-        self.merged = Merged({}) if graph is None else equal_ops.merged(graph)
+        self.merged = Merged({}) if graph is None else equal_ops.merged(graph, ops)
         self.ops = [op for op in ops if op.name not in self.merged.ops]
         self.reads, live = tensor_reads.reads(self.ops, outputs, self.merged)
         self.root, self.sizes, self.lengths = _roots(self.ops, self.merged, least, live)
@@ -243,7 +243,7 @@ def memory_of(graph: Any, ops: Sequence[Any], tensors: Sequence[Any]) -> list[st
       ops: the ops that run.
       tensors: the tensors.
     """
-    merged = equal_ops.merged(graph)
+    merged = equal_ops.merged(graph, ops)
     root, *_ = _roots([op for op in ops if op.name not in merged.ops], merged, 0.0, {})
     found = []
     for tensor in tensors:

@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 from priced_graphs import graph
 
-from tekso.framework.costs.graph_memory import peak_bytes, tensors_of
+from tekso.framework.costs.graph_memory import changes_of, peak_bytes, peak_of, tensors_of
 from tekso.framework.weight_update import select
 
 BYTES = 4000  # of a tensor of 1,000 numbers
@@ -352,6 +352,15 @@ def test_an_op_that_equals_one_that_no_output_needs_runs() -> None:
     found = tensors_of(graph(with_another, [1000]))
     assert "Exp" in [op.type for op in found.ops]
     assert BYTES in found.constants
+
+
+def test_equal_ops_of_a_graph_without_outputs_are_one_tensor() -> None:
+    with tf.Graph().as_default() as made:
+        x = tf.compat.v1.placeholder(tf.float32, [1000])
+        y = tf.cumsum(tf.exp(x)) * tf.exp(x)
+    made.outputs = []  # as of a part of a graph, whose outputs are given with its ops
+    found = peak_of(changes_of(made, made.get_operations(), [y]))
+    assert found == 2 * BYTES
 
 
 def test_a_sigmoid_that_waits_for_the_gradient_is_not_the_saved_one() -> None:
