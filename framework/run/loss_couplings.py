@@ -11,6 +11,7 @@ examples if the rows of its inputs are the same in both cases, and those of its 
 from __future__ import annotations
 
 import dataclasses
+import re
 import sys
 from collections.abc import Sequence
 from types import FrameType
@@ -25,6 +26,7 @@ from tekso.framework.layer import Layer
 from tekso.framework.run.loss_trial import Batch, Trial, rows_of
 
 _DEEPEST = 200  # frames of a stack that are read
+_NUMBER_OF_TRACE = re.compile(r"(?<=_)\d+$")
 
 
 class Combination(NamedTuple):
@@ -66,13 +68,22 @@ class _Recorder:
     layer: str = ""
 
     def __call__(
-        self, kind: str | bytes, inputs: Any, attrs: Any, outputs: Any, *args: Any, **kwargs: Any
+        self,
+        kind: str | bytes,
+        inputs: Any,
+        attrs: Any,
+        outputs: Any,
+        op_name: Any = None,
+        graph: Any = None,
     ) -> None:
-        del attrs, args, kwargs
+        del attrs, op_name
+        if graph is not None:  # an op of a function that is traced has no values
+            return
         if len(self.ops) == self.stack_of:
             self._read_stack()
         name = kind.decode() if isinstance(kind, bytes) else kind
-        self.ops.append(_Op(name, tuple(inputs), tuple(outputs)))
+        name = _NUMBER_OF_TRACE.sub("", name)  # each trace of a function has another number
+        self.ops.append(_Op(name, tuple(inputs), tuple(outputs or ())))
 
     def _read_stack(self) -> None:
         frame: FrameType | None = sys._getframe(2)  # of TensorFlow, called by the layer
@@ -88,11 +99,20 @@ class _Recorder:
 def combination(trial: Trial, examples: Batch, mode: Mode) -> Combination | None:
     """Returns where a task combines the examples of a batch; None: it is not found.
 
+    An error of this search is no error of the task: it returns None.
+
     Args:
       trial: computes the task.
       examples: two or more examples.
       mode: in which the task is computed.
     """
+    try:
+        return _combination(trial, examples, mode)
+    except Exception:  # the caller has found that the loss is wrong, and says that
+        return None
+
+
+def _combination(trial: Trial, examples: Batch, mode: Mode) -> Combination | None:
     size = len(next(iter(examples.values())))
     whole = _recorded(trial, examples, mode)
     parts = (

@@ -15,6 +15,7 @@ from tekso.framework.context import StepContext
 from tekso.framework.foreign_variables import ForeignVariableError
 from tekso.framework.initializers import Zeros
 from tekso.framework.layer import Layer
+from tekso.framework.run import loss_couplings
 from tekso.framework.run.loss_causes import LossError, changed_attributes
 from tekso.framework.run.loss_sums import check_is_sum
 from tekso.framework.run.loss_trial import Trial, TrialSums
@@ -59,6 +60,11 @@ class Wrong(Squares):
             error += tf.random.stateless_uniform(tf.shape(error), [1, 2])
         if self.params.way == "centered":
             error -= tf.reduce_mean(error)
+        if self.params.way == "vectorized":
+            error = tf.vectorized_map(lambda one: 2.0 * one, error)
+            error -= tf.reduce_mean(error)
+        if self.params.way == "traced":
+            error = tf.function(lambda x: x - tf.reduce_mean(x), autograph=False)(error)
         if self.params.way == "sorted":
             error += tf.sort(error, 0)
         if self.params.way == "shared noise":
@@ -113,7 +119,15 @@ def test_a_loss_that_couples_examples_is_told_how_to_say_so() -> None:
 
 @pytest.mark.parametrize(
     ("way", "line"),
-    [("centered", "error -= tf.reduce_mean(error)"), ("sorted", "error += tf.sort(error, 0)")],
+    [
+        ("centered", "error -= tf.reduce_mean(error)"),
+        ("sorted", "error += tf.sort(error, 0)"),
+        ("vectorized", "error -= tf.reduce_mean(error)"),
+        (
+            "traced",
+            "error = tf.function(lambda x: x - tf.reduce_mean(x), autograph=False)(error)",
+        ),
+    ],
 )
 def test_the_line_that_combines_examples_is_named(way: str, line: str) -> None:
     with pytest.raises(LossError) as error:
@@ -124,6 +138,17 @@ def test_the_line_that_combines_examples_is_named(way: str, line: str) -> None:
     )
     place = rf"\n  \(at {__file__}:\d+, in loss\)\n    {re.escape(line)}"
     assert re.search(rf"{what}{place}$", str(error.value))
+
+
+def test_an_error_of_the_search_for_this_line_does_not_replace_the_error_of_the_loss(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def failing(*args: Any, **kwargs: Any) -> Any:
+        raise ValueError("no line")
+
+    monkeypatch.setattr(loss_couplings, "_recorded", failing)
+    with pytest.raises(LossError, match="What one example adds depends on the other examples"):
+        check("centered", Wrong)
 
 
 def test_random_numbers_without_a_batch_dimension_are_told_to_be_shared() -> None:
