@@ -166,7 +166,8 @@ def check(trial: Trial, inputs: Mapping[str, Input], *, division: Division, trai
         if (mode == "train" and not trains) or input.num_batches == 0:
             continue
         for step in input.steps_of_each_kind():
-            with wrong_ids.naming(batch := input.batch(step), f"{path}.batch({step})"):
+            batch = input.batch(step)
+            with wrong_ids.naming(trial, batch, f"{path}.batch({step})"):
                 if text := problem(trials, batch, division=division, mode=mode):
                     raise LossError(text)
 

@@ -129,7 +129,7 @@ def check(
         unused = list(learner.trainable(task.specs()))
         for step in train.steps_of_each_kind():
             batch = train.batch(step)
-            with wrong_ids.naming(batch, f"input.batch({step})"):
+            with wrong_ids.naming(trial, batch, f"input.batch({step})"):
                 warnings += _check_sums(trial, batch)
                 _check_equal(trial, rows_of(batch, [fullest(batch)]))
                 _check_pieces(trial, rows_of(batch, [0, -1]))
@@ -214,7 +214,7 @@ def _find_labels(trial: Trial, inputs: Mapping[str, Input]) -> None:
             if kind_of(batch) in trial.seen:
                 continue
             try:
-                with wrong_ids.naming(batch, f"{path}.batch({step})"):
+                with wrong_ids.naming(trial, batch, f"{path}.batch({step})"):
                     trial.sums(batch)
             except DataIdError:
                 raise

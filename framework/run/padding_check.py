@@ -40,7 +40,7 @@ def check_examples(trial: Trial, inputs: Mapping[str, Input]) -> list[str]:
             continue
         step, is_padding = found
         real, padded = _with_padding(trial, input, step, is_padding)
-        with wrong_ids.naming(input.batch(0), f"{path}.batch(0)"):
+        with wrong_ids.naming(trial, input.batch(0), f"{path}.batch(0)"):
             alone, together = trial.sums(real), trial.sums(padded)
         again = functools.partial(trial.sums, real)
         for what, how in _counted(trial, alone, again, together, TrialSums.named):

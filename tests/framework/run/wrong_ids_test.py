@@ -44,6 +44,11 @@ class Looking(Squares):
         way, ids = self.params.way, batch["brand"]
         if way == "computed":
             ids += 100
+        if way.startswith("whole batches"):
+            rows = ids if way == "whole batches, ids" else tf.constant([1, 2, 3, 0])
+            error = tf.linalg.matvec(batch["x"], theta.w)
+            error -= tf.gather(error, rows)
+            return LossSums(tf.reduce_sum(batch["weights"] * error**2))
         if way == "layer":
             x = self.brand.fprop(theta.brand, ids, ctx)
         else:
@@ -89,4 +94,11 @@ def test_a_wrong_id_of_the_first_training_examples_is_an_error(way: str) -> None
 
 def test_an_id_that_is_not_in_the_data_is_no_error_of_the_data() -> None:
     (line,) = check("computed", inputs_of()).unchecked
+    assert "could not be checked on a few examples" in line
+
+
+@pytest.mark.parametrize("way", ["whole batches", "whole batches, ids"])
+def test_a_loss_that_gathers_examples_of_whole_batches_is_no_error_of_the_data(way: str) -> None:
+    """The data has the number 3, too, but the table has a row for each of three examples."""
+    (line,) = check(way, inputs_of()).unchecked
     assert "could not be checked on a few examples" in line
