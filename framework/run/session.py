@@ -332,11 +332,11 @@ class Session:
 
         Raises:
           SessionError: a weight is unknown or missing, has another shape, or is complex or not
-            finite. No weight is changed.
+            finite; or with `strict`, the task has no such layer. No weight is changed.
         """
         _refuse(not_named(theta, "session.theta()"))
         specs = self.program.specs()
-        missing = session_arrays.missing_weights(theta, self.task.specs(), path) if strict else []
+        missing = session_arrays.missing_weights(theta, self.task, path) if strict else []
         arrays, problems = session_arrays.assigned(flatten(theta, path), specs)
         if problems := missing + problems:
             raise SessionError(f"the weights do not fit the task: {'; '.join(problems[:8])}")

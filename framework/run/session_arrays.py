@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tekso.framework.input.loaded import RAGGED, is_ragged
+from tekso.framework.layer import Layer
 from tekso.framework.learning_step import EMA
 from tekso.framework.params.types import type_name
 from tekso.framework.state import LEARNER, WEIGHTS
@@ -63,17 +64,20 @@ def problems_of_theta(theta: Any, specs: Mapping[str, WeightSpec]) -> list[str]:
     return problems
 
 
-def missing_weights(theta: Mapping[str, Any], paths: Iterable[str], path: str) -> list[str]:
-    """Returns which weights of a layer are missing, or [].
+def missing_weights(theta: Mapping[str, Any], task: Layer, path: str) -> list[str]:
+    """Returns which weights of a layer are missing, or that there is no such layer, or [].
 
     Args:
       theta: weights of the layer, by name.
-      paths: paths of the weights of the task.
+      task: the task.
       path: path of the layer; "" for the task.
     """
     begin = f"{path}{SEPARATOR}" if path else ""
     given = flatten(theta, path)
-    return [f"{one} is missing" for one in paths if one.startswith(begin) and one not in given]
+    needed = [one for one in task.specs() if one.startswith(begin)]
+    if not needed and path not in (layer.path for layer in task.walk()):
+        return [f"it has no layer {path!r}"]
+    return [f"{one} is missing" for one in needed if one not in given]
 
 
 def tensors_of(theta: Mapping[str, Any], specs: Mapping[str, WeightSpec]) -> dict[str, tf.Tensor]:

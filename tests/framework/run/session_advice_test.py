@@ -26,6 +26,7 @@ from tekso.framework.run.session import Session
 from tekso.framework.run.session_batches import SessionError
 from tekso.framework.schedules import Constant, Schedule
 from tekso.framework.task import LossSums, Task
+from tekso.models.layers.dropout import Dropout
 from tekso.models.layers.embedding import Embedding
 from tekso.tasks.classification.task import Classification
 
@@ -44,6 +45,7 @@ class Scores(Layer):
     def __init__(self, params: Any) -> None:
         super().__init__(params)
         self.child("table", Embedding.Params(vocab_size=4, dim=self.params.output_dim))
+        self.child("dropout", Dropout.Params())
 
     def fprop(self, theta: Any, x: tf.Tensor, ctx: Any) -> tf.Tensor:
         return self.table.fprop(theta.table, tf.cast(x, tf.int32), ctx)
@@ -103,7 +105,11 @@ def test_strict_assignment_names_the_weights_that_are_missing() -> None:
             session.assign(given, path=path, strict=True)
     session.assign({table: value}, strict=True)
     session.assign({"table/table": value}, path="model", strict=True)
-    session.assign({}, path="mod", strict=True)  # no weight is of this layer
+    session.assign({}, path="model/dropout", strict=True)  # a layer without weights
+    for path in ("mod", "model/table/table", "model/"):
+        session.assign({}, path=path)
+        with pytest.raises(SessionError, match=f"do not fit the task: it has no layer '{path}'"):
+            session.assign({}, path=path, strict=True)
     assert (np.asarray(session.theta().model.table.table) == 1).all()
 
 
