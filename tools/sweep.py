@@ -173,8 +173,9 @@ def _show_best(
 def _check_search(*, is_grid: bool) -> None:
     """Checks the flags that only a search by Optuna uses."""
     if is_grid:
-        if FLAGS.trials is not None:
-            raise UsageError("--trials requires --search=random, tpe or halving")
+        for name in ("trials", "goal"):
+            if FLAGS[name].value is not None:
+                raise UsageError(f"--{name} requires --search=random, tpe or halving")
         return
     search.check_installed()
     for name in ("trials", "metric"):

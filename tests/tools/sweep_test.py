@@ -160,6 +160,7 @@ def test_a_damaged_description_is_named(
             "--set run.log_every_steps=1 and --set run.log_every_steps=2 set the same field",
         ),
         (["--trials=4"], "--trials requires --search="),
+        (["--metric=dev/loss", "--goal=min"], "--goal requires --search=random, tpe or halving"),
         (["more"], "'more' is not a flag"),
         (["--metric=valid/loss"], "--metric=valid/loss: expected evaluation/metric, as in dev/l"),
         (["--metric=loss"], "the evaluations are dev, and train"),
