@@ -129,7 +129,7 @@ class Lab:
 
     @property
     def records(self) -> list[dict[str, Any]]:
-        """The figures of all steps and evaluations so far, as in `metrics.jsonl`, in one list."""
+        """A list of the figures of all steps and evaluations so far, as in `metrics.jsonl`."""
         history = self.session.history
         for end, evaluation in (*self._evaluations, (len(history), None)):
             steps = enumerate(history[self._num_recorded : end], start=self._num_recorded + 1)
@@ -137,7 +137,7 @@ class Lab:
             self._records += [evaluation] if evaluation is not None else []
             self._num_recorded = end
         self._evaluations.clear()
-        return self._records
+        return list(self._records)  # a caller may change the list
 
     @property
     def params(self) -> Shown:

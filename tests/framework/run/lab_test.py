@@ -211,6 +211,8 @@ def test_records_are_in_the_order_of_the_steps_and_made_once() -> None:
         (0, "dev"), (1, "train"), (2, "train"), (2, "dev"), (3, "train"), (4, "train"), (4, "dev")
     ]  # fmt: skip
     assert all(one is same for one, same in zip(before, lab.records, strict=False))
+    lab.records.clear()  # a list of the caller
+    assert len(lab.records) == 7
 
 
 def test_only_a_result_without_content_has_no_output_in_a_notebook() -> None:
