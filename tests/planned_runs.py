@@ -26,7 +26,11 @@ MODEL = "lm.python_source.Tiny"
 
 
 class Block(FeedForward):
-    """x + feed_forward(x), without attention, which takes most of the time of a trace."""
+    """x + feed_forward(x), without attention, which takes most of the time of a trace.
+
+    Steps with attention are planned in forward_flops_test.py, by the test that counts the forward
+    pass by part of the model, and in mesh_stages_plan_test.py.
+    """
 
     class Params(FeedForward.Params):
         """Params of Block."""
