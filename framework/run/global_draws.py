@@ -3,11 +3,15 @@
 A step is traced once, so such numbers are constants of its graph: they are the same in every step.
 A comparison of two losses does not find small ones, or a choice that was the same twice.
 
-    states ─► loss, op by op ─► other states? ─► loss, line by line ─► other states? ─► the line
+    loss, op by op      other states than before?  ─► compute it again from these states
+    loss, line by line  three times the same line and the same new states?  ─► wait
+    nothing             the same states?  ─► an error
 
 The states must change each time: a library may draw numbers when it is imported, and a function
-that sets the seed draws the same numbers each time. Generators of their own, such as
-`np.random.default_rng()`, have other states, which are not compared.
+that sets the seed draws the same numbers each time. They must change at the same line and in the
+same way, and stay as they are while nothing is computed, because another thread may draw numbers.
+Generators of their own, such as `np.random.default_rng()`, have other states, which are not
+compared.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ from __future__ import annotations
 import pickle
 import random
 import sys
+import time
 from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any
@@ -29,7 +34,9 @@ from tekso.framework.run.loss_trial import Trial
 from tekso.framework.task import Task
 from tekso.framework.user_mistakes import MistakeError
 
-_States = tuple[object, object]
+_States = tuple[bytes, tuple[Any, ...]]
+_REPETITIONS = 3
+_SHORTEST_WAIT, _LONGEST_WAIT = 0.05, 1.0  # seconds
 _NAMES = ("NumPy (np.random)", "Python (random)")
 
 
@@ -66,17 +73,38 @@ def _states() -> _States:
     return pickle.dumps(np.random.get_state(legacy=False)), random.getstate()
 
 
+def _restore(states: _States) -> None:
+    of_numpy, of_python = states
+    np.random.set_state(pickle.loads(of_numpy))
+    random.setstate(of_python)
+
+
 def _drawing(compute: Callable[[], object]) -> _Lines | None:
-    """Returns the line of a computation that changes the states again; None: none does."""
-    lines, before, tracing = _Lines(), _states(), sys.gettrace()
+    """Returns the line of a computation that changes the states; None: none does each time."""
+    before, found, start = _states(), set[object](), time.monotonic()
+    for _ in range(_REPETITIONS):
+        try:
+            _restore(before)
+            lines = _traced(compute)
+        except Exception:  # it did not fail before: the error of a later computation says why
+            return None
+        found.add((lines.drawn, lines.place, after := _states()))
+        if not lines.drawn or after == before or len(found) > 1:
+            return None
+    seconds = time.monotonic() - start
+    time.sleep(min(max(seconds, _SHORTEST_WAIT), _LONGEST_WAIT))
+    return lines if _states() == after else None  # else another thread draws, also now
+
+
+def _traced(compute: Callable[[], object]) -> _Lines:
+    """Returns the first line of a computation that changes the states."""
+    lines, tracing = _Lines(), sys.gettrace()
     sys.settrace(lines)
     try:
         compute()
-    except Exception:  # it did not fail before: the error of a later computation says why
-        return None
     finally:
         sys.settrace(tracing)
-    return lines if lines.drawn and _states() != before else None
+    return lines
 
 
 def _message(task: Task, lines: _Lines) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 import sys
+import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,7 @@ from tekso.framework.run import loss_check
 from tekso.framework.task import LossSums
 
 IMPORTED: list[str] = []
+OTHERS: list[float] = []  # numbers that another thread draws
 
 
 def scaled(way: str, squares: tf.Tensor) -> tf.Tensor:
@@ -30,9 +33,17 @@ def scaled(way: str, squares: tf.Tensor) -> tf.Tensor:
     if way == "sets the seed":
         np.random.seed(0)
         return squares * np.square(np.random.normal(size=3)).sum()
+    if way == "another thread draws":
+        another = threading.Thread(target=draw_as_another)
+        another.start()
+        another.join()
     if way == "own generator":
         return squares * (1 + np.square(np.random.default_rng(0).normal()))
     return squares
+
+
+def draw_as_another() -> None:
+    OTHERS.append(np.random.normal(size=len(OTHERS) + 1).sum())
 
 
 class Drawing(Squares):
@@ -72,6 +83,27 @@ def test_numbers_that_are_not_drawn_each_time_are_allowed(way: str) -> None:
     IMPORTED.clear()
     assert check(f"{way}, train", Drawing) == check("nothing", Drawing)
     assert bool(IMPORTED) == (way == "draws at import")
+
+
+def test_numbers_that_another_thread_draws_meanwhile_are_allowed() -> None:
+    """A thread draws as many numbers as its time allows: here, more in each computation."""
+    OTHERS.clear()
+    assert check("another thread draws, always", Drawing) == check("nothing", Drawing)
+    assert OTHERS
+
+
+def test_numbers_that_another_thread_also_draws_while_nothing_is_computed_are_allowed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Such a thread may by chance have drawn one number at the same line each time."""
+    waits: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        waits.append(seconds + np.random.normal())
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    assert check("tiny noise, always", Drawing) == check("nothing", Drawing)
+    assert waits
 
 
 def test_a_run_that_began_before_this_check_can_be_resumed() -> None:
