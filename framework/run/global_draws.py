@@ -11,13 +11,16 @@ The states must change each time: a library may draw numbers when it is imported
 that sets the seed draws the same numbers each time. They must change at the same line and in the
 same way, and stay as they are while nothing is computed, because another thread may draw numbers.
 Generators of their own, such as `np.random.default_rng()`, have other states, which are not
-compared.
+compared. A loss with long loops is computed op by op only for an evaluation, so what it draws only
+in training is not found.
 """
 
 from __future__ import annotations
 
+import os
 import pickle
 import random
+import re
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -35,6 +38,8 @@ from tekso.framework.task import Task
 from tekso.framework.user_mistakes import MistakeError
 
 _States = tuple[bytes, tuple[Any, ...]]
+_CALLBACK = re.compile(r"\b(numpy_function|py_function|py_func)\b")
+_FILE_OF_CALLBACKS = f"{os.sep}tensorflow{os.sep}python{os.sep}ops{os.sep}script_ops.py"
 _REPETITIONS = 3
 _SHORTEST_WAIT, _LONGEST_WAIT = 0.05, 1.0  # seconds
 _NAMES = ("NumPy (np.random)", "Python (random)")
@@ -108,13 +113,29 @@ def _traced(compute: Callable[[], object]) -> _Lines:
 
 
 def _message(task: Task, lines: _Lines) -> str:
+    draws = f"{task_results.source_of_loss(task)} draws random numbers of {lines.drawn}"
+    place = graph_errors.place_in([lines.place])
+    if lines.is_called_back or _CALLBACK.search(place):
+        return (
+            f"{draws} in tf.numpy_function or tf.py_function: each step draws others, but their "
+            "state is in no checkpoint, so a run could not be repeated. Take them from "
+            f"{RANDOM_NUMBERS}, and pass them to the function{place}"
+        )
     return (
-        f"{task_results.source_of_loss(task)} draws random numbers of {lines.drawn}: a step is "
-        "traced once, so they would be the same numbers in every step. Take them from "
-        f"{RANDOM_NUMBERS}; choose with tf.where(ctx.uniform(self, [1], shared=True) < 0.5, a, b) "
-        "instead of if; draw constants in __init__, with np.random.default_rng(0)"
-        f"{graph_errors.place_in([lines.place])}"
+        f"{draws}: a step is traced once, so they would be the same numbers in every step. Take "
+        f"them from {RANDOM_NUMBERS}; choose with "
+        "tf.where(ctx.uniform(self, [1], shared=True) < 0.5, a, b) instead of if; draw constants "
+        f"in __init__, with np.random.default_rng(0){place}"
     )
+
+
+def _is_called_back(frame: FrameType | None) -> bool:
+    """Whether tf.numpy_function or tf.py_function has called a function."""
+    while frame is not None:
+        if frame.f_code.co_filename.endswith(_FILE_OF_CALLBACKS):
+            return True
+        frame = frame.f_back
+    return False
 
 
 class _Lines:
@@ -123,10 +144,11 @@ class _Lines:
     Attributes:
       drawn: whose numbers were drawn; "": none.
       place: file, line and function.
+      is_called_back: whether TensorFlow called the function of this line, as tf.numpy_function.
     """
 
     def __init__(self) -> None:
-        self.drawn, self.place = "", ("", 0, "")
+        self.drawn, self.place, self.is_called_back = "", ("", 0, ""), False
         self._states = _states()
         self._last: dict[FrameType, int] = {}  # the line that each frame runs
 
@@ -139,6 +161,7 @@ class _Lines:
             changed = [one != other for one, other in zip(now, self._states, strict=True)]
             self.drawn = _NAMES[changed.index(True)]
             self.place = self._before(frame, event)
+            self.is_called_back = _is_called_back(frame)
             return None
         self._last[frame] = frame.f_lineno
         return self

@@ -33,6 +33,13 @@ def scaled(way: str, squares: tf.Tensor) -> tf.Tensor:
     if way == "sets the seed":
         np.random.seed(0)
         return squares * np.square(np.random.normal(size=3)).sum()
+    if way == "numpy_function":
+        return squares * tf.numpy_function(tiny_noise, [], tf.float32, stateful=True)
+    if way == "py_function":
+        return squares * tf.py_function(tiny_noise, [], tf.float32)
+    if way == "direct":
+        normal = tf.numpy_function(np.random.standard_normal, [], tf.float64)
+        return squares * (1 + 1e-9 * tf.cast(normal, tf.float32))
     if way == "another thread draws":
         another = threading.Thread(target=draw_as_another)
         another.start()
@@ -40,6 +47,10 @@ def scaled(way: str, squares: tf.Tensor) -> tf.Tensor:
     if way == "own generator":
         return squares * (1 + np.square(np.random.default_rng(0).normal()))
     return squares
+
+
+def tiny_noise() -> np.float32:
+    return np.float32(1 + 1e-9 * np.random.normal())
 
 
 def draw_as_another() -> None:
@@ -76,6 +87,16 @@ def test_draws_that_a_comparison_of_losses_does_not_find_are_refused_with_their_
     with pytest.raises(ForeignVariableError, match=said):
         check(f"{way}, {mode}", Drawing)
     assert sys.gettrace() is tracing
+
+
+@pytest.mark.parametrize("way", ["numpy_function", "py_function", "direct"])
+def test_draws_of_a_function_that_each_step_calls_are_refused_with_another_cause(way: str) -> None:
+    said = (
+        r"draws random numbers of NumPy \(np.random\) in tf.numpy_function or tf.py_function: .*, "
+        r"and pass them to the function\n  \(at .*global_draws_test.py"
+    )
+    with pytest.raises(ForeignVariableError, match=said):
+        check(f"{way}, always", Drawing)
 
 
 @pytest.mark.parametrize("way", ["draws at import", "sets the seed", "own generator"])
