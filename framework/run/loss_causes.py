@@ -46,7 +46,8 @@ class Ops:
         two, three = (
             {op.name: op for op in trial.ops(rows_of(batch, [0] * size), mode)} for size in (2, 3)
         )
-        self._pairs = [(op, three[name]) for name, op in two.items() if name in three]
+        pairs = ((op, three.get(name)) for name, op in two.items())
+        self._pairs = [(op, other) for op, other in pairs if other and other.type == op.type]
 
     def broadcast(self) -> str:
         """Returns the shapes and the line of a [batch, 1] with a [batch]; "": there is none."""

@@ -58,6 +58,10 @@ class Wrong(Squares):
             return LossSums(tf.reduce_sum(batch["weights"] * y**2))
         if self.params.way == "stateless noise":
             error += tf.random.stateless_uniform(tf.shape(error), [1, 2])
+        if self.params.way == "centered, by size":
+            is_two = error.shape[0] == 2
+            error -= tf.reduce_mean(error)
+            error = tf.multiply(error, 1.0, "same") if is_two else tf.identity(error, "same")
         if self.params.way == "centered":
             error -= tf.reduce_mean(error)
         if self.params.way == "vectorized":
@@ -138,6 +142,11 @@ def test_the_line_that_combines_examples_is_named(way: str, line: str) -> None:
     )
     place = rf"\n  \(at {__file__}:\d+, in loss\)\n    {re.escape(line)}"
     assert re.search(rf"{what}{place}$", str(error.value))
+
+
+def test_a_wrong_loss_may_have_other_ops_for_other_numbers_of_examples() -> None:
+    with pytest.raises(LossError, match="What one example adds depends on the other examples"):
+        check("centered, by size", Wrong)
 
 
 def test_an_error_of_the_search_for_this_line_does_not_replace_the_error_of_the_loss(
