@@ -22,6 +22,7 @@ from tekso.framework.execution.workarounds.unsupported_ops import refuse_unsuppo
 
 _OF_DTENSOR = ("dtensor", DUPLICATE_NAME)
 _OF_COMPILER = re.compile(r"(?:(\S+:\d+):\d+: )?error: (?!'builtin.module')(.*)")
+_MADE_OUTSIDE = re.compile(r"got a regular tensor for input \d+ \(shape (\[[^\]]*\])\)")
 _SURPLUS = re.compile(r"^loc\(.*\)\): |\. Please file a feature request to .*")
 Traced = Sequence[weakref.ref[tf.Graph]]
 """Graphs that were traced; only their functions keep them."""
@@ -121,6 +122,12 @@ def explained(
             tf.errors.UnknownError,
         ) as error:
             message = str(error)
+            if found := _MADE_OUTSIDE.search(message):
+                raise ExecutionError(
+                    f"a layer reads a tensor of shape {found[1]} that was made outside of the "
+                    "step, such as self.scale = tf.constant(…) in __init__; a mesh cannot read it: "
+                    "keep an array of NumPy instead, self.scale = np.array(…, np.float32)"
+                ) from None
             if not any(word in message for word in _OF_DTENSOR):
                 raise
             raise _not_compiled(where, _reason(message, traced, advice)) from None

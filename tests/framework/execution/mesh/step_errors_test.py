@@ -48,6 +48,17 @@ def test_a_line_of_a_layer_that_does_not_compile_is_named() -> None:
         failing(text)()
 
 
+def test_a_tensor_that_was_made_outside_of_the_step_is_replaced_by_an_array() -> None:
+    text = (
+        "The op/function __inference__train_graph_1346 got a regular tensor for input 6 (shape "
+        "[64]) but was expecting a DTensor. Currently only scalars and small integer/string tensors"
+    )
+    with pytest.raises(
+        ExecutionError, match=r"^a layer reads a tensor of shape \[64\] .*np\.array"
+    ):
+        failing(text)()
+
+
 def nearest(x: tf.Tensor, table: tf.Tensor) -> Any:
     apart = tf.einsum("ad,cd->ac", x, table)
     with tf.GradientTape() as tape:
