@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -318,6 +319,24 @@ def test_nothing_is_asserted_outside_tests() -> None:
         if line.lstrip().startswith(("assert ", "assert("))
     ]
     assert not found, found
+
+
+PLAIN_LOOPS = {  # their bodies call no layer
+    "framework/costs/machine_probes.py",
+    "framework/primitives/recurrence.py",
+    "framework/run/step_probes.py",
+    "framework/while_loops.py",
+    "models/decoding/paths.py",
+    "models/detection/suppression.py",
+}
+
+
+def test_loops_that_call_layers_are_those_of_while_loops() -> None:
+    # In the body of a plain tf.while_loop, a layer must not add one weight twice to one result.
+    paths = [path for path in sources() if path.parts[0] in PACKAGES]
+    call = re.compile(r"(=|return) tf\.while_loop\(")  # not in texts
+    found = {str(path) for path in paths if call.search((ROOT / path).read_text())}
+    assert found == PLAIN_LOOPS, "call tekso.framework.while_loops.while_loop"
 
 
 def test_no_test_waits_for_a_process_for_ever() -> None:
