@@ -19,13 +19,13 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.framework import op_callbacks
 
 from tekso.framework import task_results
 from tekso.framework.context import Mode, StepContext
 from tekso.framework.run.divided_losses import loss_tensor, without_zeros
 from tekso.framework.run.loss_sums import check_repeats
 from tekso.framework.run.loss_trial import Batch, Trial, rows_of
+from tekso.framework.run.ran_ops import RanOp, observing
 
 _FEW = 8  # examples
 _EQUAL = 1e-5  # relative difference of sums that the same ops compute
@@ -101,11 +101,8 @@ class _Terms:
     @contextlib.contextmanager
     def observing(self) -> Iterator[None]:
         """Notes the ops of a block."""
-        op_callbacks.add_op_callback(self._observe)
-        try:
+        with observing(self._observe):
             yield
-        finally:
-            op_callbacks.remove_op_callback(self._observe)
 
     def largest(self, tensor: tf.Tensor, *, hidden: float) -> float:
         """Returns the largest sum of magnitudes on which a tensor depends.
@@ -124,25 +121,14 @@ class _Terms:
             left += inputs
         return largest
 
-    def _observe(
-        self,
-        kind: str | bytes,
-        inputs: Any,
-        attrs: Any,
-        outputs: Any,
-        op_name: Any = None,
-        graph: Any = None,
-    ) -> None:
-        if graph is not None:
-            return
-        kind = kind.decode() if isinstance(kind, bytes) else kind
-        terms: float | None = None if kind.startswith(_FUNCTIONS) else 0.0
-        if kind in _TERMS and outputs[0].shape.rank == 0:
-            floats = [x.numpy() for x in inputs if x.dtype.is_floating]
+    def _observe(self, op: RanOp) -> None:
+        terms: float | None = None if op.kind.startswith(_FUNCTIONS) else 0.0
+        if op.kind in _TERMS and op.outputs[0].shape.rank == 0:
+            floats = [x.numpy() for x in op.inputs if x.dtype.is_floating]
             total = sum(float(np.abs(x.astype(np.float64)).sum()) for x in floats)
             terms = total if np.isfinite(total) else 0.0
-        for output in outputs or ():
-            self._made[output._id] = terms, [x._id for x in inputs]
+        for output in op.outputs:
+            self._made[output._id] = terms, [x._id for x in op.inputs]
 
 
 def _why_mean(trial: Trial, few: Batch) -> str:

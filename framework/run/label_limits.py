@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.framework import op_callbacks
 
 from tekso.framework.batch_part import example_of
 from tekso.framework.label_advice import EXCLUDED_LABELS
+from tekso.framework.run.ran_ops import RanOp, observing
 from tekso.framework.task import Task
 from tekso.framework.theta import SEPARATOR
 
@@ -215,27 +215,16 @@ class LabelWatch:
                 self._shapes[name] = tuple(x.shape)
                 index = np.arange(x.shape.num_elements()).reshape(x.shape)
                 self._followed[id(x)] = _Followed(name, index, x)
-        op_callbacks.add_op_callback(self._observe)
         try:
-            yield
+            with observing(self._observe):
+                yield
         finally:
-            op_callbacks.remove_op_callback(self._observe)
             self._followed = {}
 
-    def _observe(
-        self,
-        kind: str | bytes,
-        inputs: Any,
-        attrs: Any,
-        outputs: Any,
-        op_name: Any = None,
-        graph: Any = None,
-    ) -> None:
-        del op_name
-        if graph is not None or not inputs:
+    def _observe(self, op: RanOp) -> None:
+        kind, inputs, attrs, outputs = op
+        if not inputs:
             return
-        if isinstance(kind, bytes):  # of ops that TensorFlow runs in another way, such as Reshape
-            kind = kind.decode()
         known = self._followed.get(id(inputs[1 if kind in (_SPARSE, "Split") else 0]))
         if known is None:
             return

@@ -18,12 +18,12 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 import numpy as np
-from tensorflow.python.framework import op_callbacks
 
 from tekso.framework.context import Mode
 from tekso.framework.graph_errors import is_own_file, place_in
 from tekso.framework.layer import Layer
 from tekso.framework.run.loss_trial import Batch, Trial, rows_of
+from tekso.framework.run.ran_ops import RanOp, observing
 
 _DEEPEST = 200  # frames of a stack that are read
 _NUMBER_OF_TRACE = re.compile(r"(?<=_)\d+$")
@@ -43,50 +43,30 @@ class Combination(NamedTuple):
     is_draw: bool
 
 
-class _Op(NamedTuple):
-    """An op that ran: its type, and its tensors, which are kept, so that their ids are unique."""
-
-    kind: str
-    inputs: Sequence[Any]
-    outputs: Sequence[Any]
-
-
 @dataclasses.dataclass
 class _Recorder:
     """Records the ops of a call, and the stack of one of them.
 
     Attributes:
       stack_of: index of the op whose stack is recorded; None: of none.
-      ops: the ops.
+      ops: the ops; their tensors are kept, so that their ids are unique.
       frames: (file, line, function) of the stack, the innermost last.
       layer: the class of the layer or task that has the line.
     """
 
     stack_of: int | None = None
-    ops: list[_Op] = dataclasses.field(default_factory=list)
+    ops: list[RanOp] = dataclasses.field(default_factory=list)
     frames: list[tuple[str, int, str]] = dataclasses.field(default_factory=list)
     layer: str = ""
 
-    def __call__(
-        self,
-        kind: str | bytes,
-        inputs: Any,
-        attrs: Any,
-        outputs: Any,
-        op_name: Any = None,
-        graph: Any = None,
-    ) -> None:
-        del attrs, op_name
-        if graph is not None:  # an op of a function that is traced has no values
-            return
+    def __call__(self, op: RanOp) -> None:
         if len(self.ops) == self.stack_of:
             self._read_stack()
-        name = kind.decode() if isinstance(kind, bytes) else kind
-        name = _NUMBER_OF_TRACE.sub("", name)  # each trace of a function has another number
-        self.ops.append(_Op(name, tuple(inputs), tuple(outputs or ())))
+        name = _NUMBER_OF_TRACE.sub("", op.kind)  # each trace of a function has another number
+        self.ops.append(op._replace(kind=name))
 
     def _read_stack(self) -> None:
-        frame: FrameType | None = sys._getframe(2)  # of TensorFlow, called by the layer
+        frame: FrameType | None = sys._getframe(3)  # of TensorFlow, called by the layer
         while frame is not None and len(self.frames) < _DEEPEST:
             code = frame.f_code
             self.frames.insert(0, (code.co_filename, frame.f_lineno, code.co_name))
@@ -141,11 +121,8 @@ def _recorded(
 ) -> _Recorder:
     """Returns the ops of a task for some examples."""
     recorder = _Recorder(stack_of)
-    op_callbacks.add_op_callback(recorder)
-    try:
+    with observing(recorder):
         trial.sums(examples, mode=mode, offset=offset, whole=whole)
-    finally:
-        op_callbacks.remove_op_callback(recorder)
     return recorder
 
 
@@ -170,7 +147,7 @@ def _axis(whole: Any, first: Any, second: Any) -> int | None:
 
 
 def _is_draw(
-    trial: Trial, whole: _Recorder, parts: Sequence[_Recorder], ops: Sequence[_Op]
+    trial: Trial, whole: _Recorder, parts: Sequence[_Recorder], ops: Sequence[RanOp]
 ) -> bool:
     """Whether an input of an op has other values in the parts, and depends on no example."""
     made: dict[int, int] = {}

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
-from tensorflow.python.framework import op_callbacks
+
+from tekso.framework.run.ran_ops import RanOp, observing
 
 _LOSSES = ("SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits")
 _TOLERANCE = 2**-8  # of the sum of probabilities: bfloat16 rounds each by up to 2**-8 of it
@@ -31,15 +31,12 @@ class RepeatedSoftmax:
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         """Watches the ops of a block; ops inside of compiled functions are not seen."""
-        op_callbacks.add_op_callback(self._observe)
-        try:
+        with observing(self._observe):
             yield
-        finally:
-            op_callbacks.remove_op_callback(self._observe)
 
-    def _observe(self, kind: str, inputs: Any, *args: Any, graph: Any = None, **rest: Any) -> None:
-        if graph is None and kind in _LOSSES:
-            self.found = self.found or _are_probabilities(np.asarray(inputs[0]))
+    def _observe(self, op: RanOp) -> None:
+        if op.kind in _LOSSES:
+            self.found = self.found or _are_probabilities(np.asarray(op.inputs[0]))
 
 
 def _are_probabilities(scores: np.ndarray) -> bool:
